@@ -1,10 +1,7 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-RocketMQ's ``ConfigManager`` writes such a file without a sync, in several steps. This module first
-writes the previous document to ``.bak``, which RocketMQ reads too. Then it syncs the new document
-and renames it into place. So after any power cut one of the two files is readable.
-
-:func:`keep_settings` records the settings of a store in ``.logquarry/``.
+Unlike RocketMQ's ``ConfigManager``, this module syncs each write, and keeps the previous document
+in ``.bak``. So after a power cut, one of the two files is readable.
 """
 
 from __future__ import annotations
@@ -35,13 +32,7 @@ BACKUP = ".bak"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[T]):
-    """A document read from ``config/``.
-
-    Attributes:
-        value: the document; None if there is no readable one.
-        path: the file that was read; None if there is no readable one.
-        problems: one text for each unreadable file: its path and the error.
-    """
+    """A document read from ``config/``; ``value`` and ``path`` are None if no file is readable."""
 
     value: T | None
     path: Path | None
@@ -49,14 +40,13 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file in ``config/``; only this object may write it. Any thread may call :meth:`save`.
+    """One file in ``config/``, with no other writer. Any thread may call :meth:`save`.
 
     Args:
-        path: the file; the first save creates its folder.
-        decode: decodes the document; raises ValueError if it is invalid.
-        aside: quarantine folder; the first save moves unreadable files there before it writes.
-        member: the one member of the document that ``encode`` writes. All other members of the file
-            stay: RocketMQ 5 keeps a version and more tables there.
+        decode: raises ValueError if the document is invalid.
+        aside: quarantine folder for unreadable files. The first save moves these files.
+        member: the only member of the document that a save replaces, because RocketMQ 5 keeps more
+            tables in the file. With None, a save replaces the whole document.
     """
 
     def __init__(
@@ -72,14 +62,13 @@ class ConfigFile(Generic[T]):
         self.path = path
         self._member = member
         self._document: str | None = None
-        """The document that was read or saved last; a save changes only its ``member``."""
         self._disk = disk
         self._decode = decode
         self._encode = encode
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """The file's bytes, if they are a valid document."""
+        """The bytes of the file if they are a valid document."""
         self._unreadable: list[Path] = []
 
     @property
@@ -97,7 +86,7 @@ class ConfigFile(Generic[T]):
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
-            # An invalid document must not keep the store from opening, even if its decoder fails.
+            # An invalid document must not keep the store from opening.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{path}: {error}")
                 self._unreadable.append(path)
@@ -113,19 +102,12 @@ class ConfigFile(Generic[T]):
         return LoadedConfig(None, None, tuple(problems))
 
     def save(self, value: T) -> bool:
-        """Write a value durably, unless the file holds it already.
-
-        Returns:
-            Whether the file was written.
-
-        Raises:
-            StoreUnavailable: if the write failed; the previous document is still there.
-        """
+        """Write a value durably. Return False if the file already has this value."""
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape. It has no UTF-8, so write the escape again.
+            # A lone surrogate comes from a JSON escape, and has no UTF-8: write the escape again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -143,21 +125,13 @@ class ConfigFile(Generic[T]):
 
 # --------------------------------------------------------------------------------------------------
 # Consumer offsets: ``config/consumerOffset.json`` (``ConsumerOffsetManager``)
-#
-# Consumers and the transaction checks share one table. ConsumerOffsets.commit changes memory only;
-# ConsumerOffsets.save writes the file.
 
 
 class ConsumerOffsets:
-    """The committed queue offsets of all consumer groups of one store. Any thread may use it.
+    """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    Args:
-        sync_log: syncs the log; None if offsets are never saved, or the log has no writer.
-
-    Attributes:
-        found: the file that was read, None if there is no readable one.
-        problems: the error of each unreadable file. If no file is readable, consumers must not
-            start from the beginning as new groups would.
+    If no file is readable, but ``problems`` has errors of unreadable files, consumers must not
+    start from the beginning as new groups would.
     """
 
     def __init__(
@@ -173,12 +147,12 @@ class ConsumerOffsets:
         self._offsets: dict[tuple[str, str], dict[int, int]] = loaded.value or {}
 
     def of(self, topic: str, group: str) -> dict[int, int]:
-        """Queue id -> committed queue offset; empty for an unknown group."""
+        """Return queue id -> committed queue offset; empty for an unknown group."""
         with self._lock:
             return dict(self._offsets.get((topic, group), {}))
 
     def groups(self) -> dict[tuple[str, str], dict[int, int]]:
-        """(topic, group) -> queue id -> committed queue offset, of all groups."""
+        """Return (topic, group) -> queue id -> committed queue offset."""
         with self._lock:
             return {key: dict(offsets) for key, offsets in self._offsets.items()}
 
@@ -188,29 +162,21 @@ class ConsumerOffsets:
             self._offsets.setdefault((topic, group), {})[queue_id] = offset
 
     def update(self, offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> None:
-        """Replace the offsets of some groups, in memory.
-
-        Args:
-            offsets: (topic, group) -> queue id -> next queue offset.
-        """
+        """Replace the offsets of some groups, in memory."""
         with self._lock:
             self._offsets |= {key: dict(of_group) for key, of_group in offsets.items()}
 
     def remove(self, group: str, topic: str | None = None) -> None:
-        """Forget a group's offsets in one topic or in all, in memory."""
+        """Remove a group's offsets in one topic or in all topics, in memory."""
         with self._lock:
             for key in [key for key in self._offsets if key[1] == group]:
                 if topic is None or key[0] == topic:
                     del self._offsets[key]
 
     def save(self) -> bool:
-        """Write all committed offsets durably; returns whether the file changed.
+        """Write all committed offsets durably. Return whether the file changed.
 
-        Syncs the log first: a saved offset must not be beyond a message that a power cut could
-        remove.
-
-        Raises:
-            StoreUnavailable: if the write failed; the offsets saved before are still there.
+        The log is synced first, because a power cut could remove messages before a saved offset.
         """
         with self._saving:
             offsets = self.groups()
@@ -222,20 +188,13 @@ class ConsumerOffsets:
 # --------------------------------------------------------------------------------------------------
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# The rules are those of RocketMQ's slave: topics and subscription groups replace the whole table if
-# their version differs; consumer offsets replace those of their groups; delay offsets replace the
-# whole table. An invalid document replaces nothing.
+# The rules of RocketMQ's slave: topics and subscription groups replace the whole table if the
+# version differs; consumer offsets replace only the offsets of their groups; delay offsets replace
+# the table.
 
 
 class ConfigTable(NamedTuple):
-    """A table of ``config/``.
-
-    Attributes:
-        file: its file name.
-        decode: decodes the document; raises ValueError if it is invalid.
-        encode: encodes the decoded document.
-        member: the only member that the slave copies; None if it copies the whole document.
-    """
+    """A table of ``config/``. A slave copies only ``member`` of the document, unless None."""
 
     file: str
     decode: Callable[[bytes], Any]
@@ -266,7 +225,7 @@ SUBSCRIPTION_GROUPS: Final = ConfigTable(
 
 
 def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
-    """The file of a table in a store."""
+    """Make the object for a table's file."""
     return ConfigFile(
         disk,
         root / CONFIG / table.file,
@@ -278,11 +237,7 @@ def config_file(disk: Disk, root: Path, table: ConfigTable) -> ConfigFile[Any]:
 
 
 class ConfigTables:
-    """The tables of a slave's store. Any thread may store a table.
-
-    Args:
-        consumer_offsets: returns the offsets that the store's own consumers use.
-    """
+    """The tables of a slave's store. Any thread may store a table."""
 
     def __init__(
         self, disk: Disk, root: Path, consumer_offsets: Callable[[], ConsumerOffsets]
@@ -293,14 +248,12 @@ class ConfigTables:
         self._taking = threading.Lock()
 
     def take(self, table: ConfigTable, document: bytes) -> bool:
-        """Store a master's table durably; returns whether a file changed.
+        """Store a master's table durably. Return whether a file changed.
 
-        Raises:
-            ValueError: if the document is invalid; nothing changes.
-            StoreUnavailable: if the write failed; the previous table is still there.
+        Raises ValueError if the document is invalid. Nothing changes then.
         """
         came = table.decode(document)
-        # Encode the document before any file changes: encoding may fail.
+        # Encoding may fail, so encode before any file changes.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -314,8 +267,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # If an empty table replaced the file, groups that lost their offsets would look like
-            # new groups.
+            # Groups without offsets would look like new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -336,14 +288,10 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 def consumer_offsets(
     layout: StoreLayout, level: int = logging.WARNING
 ) -> dict[tuple[str, str], dict[int, int]]:
-    """(topic, group) -> queue id -> next queue offset; empty if no file is readable.
+    """Read (topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
-    Args:
-        level: log level for an invalid file.
-
-    Raises:
-        UsageError: if the offsets are in RocksDB, and the package ``rocksdict`` is not installed.
-        CorruptFile: if the offsets are in RocksDB, and RocksDB cannot read them.
+    Raises UsageError if RocksDB has the offsets and ``rocksdict`` is missing, and CorruptFile if
+    RocksDB cannot read the offsets. ``level`` is the log level for an invalid file.
     """
     found = offsets_in_rocksdb(layout)
     if found is not None:
@@ -353,9 +301,7 @@ def consumer_offsets(
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
-    """The result of :func:`consumer_offsets` from RocksDB; None if the broker keeps no offsets
-    there.
-    """
+    """Read consumer offsets from RocksDB; None if RocksDB has none."""
     name = broker_config.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None
@@ -363,17 +309,12 @@ def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, i
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
-    """Delay level -> next queue offset of its queue; None if no file is readable.
-
-    Args:
-        level: log level for an invalid file.
-    """
+    """Read delay level -> next queue offset; None if no file is readable."""
     decode = broker_config.decode_delay_offsets
     return _read(layout, broker_config.DELAY_OFFSET_FILE, decode, level)
 
 
 def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:
-    # Falls back to .bak, as ConfigFile.load does.
     for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
         try:
             return decode(layout.filesystem.read(path))
@@ -385,11 +326,7 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, unless the record has them already.
-
-    Args:
-        config: the settings, with all sizes.
-    """
+    """Record the settings of a store, unless the record is up to date. ``config`` has all sizes."""
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
         if read_file(path) == data:
@@ -399,7 +336,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # A failure, for example a full disk, does no harm: readers infer most settings from the
-        # store's files.
+        # Without a record, readers infer most settings from the store's files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

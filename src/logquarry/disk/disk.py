@@ -1,13 +1,8 @@
-"""The interface for all writes to a store; each method of its first part is one system call.
+"""The interface for all writes to a store. Tests subclass :class:`Disk` to inject faults.
 
-Tests subclass :class:`Disk` to inject faults, or to model the state after a power cut.
-
-Writes through a map go only to files with all blocks allocated (:meth:`Disk.make_file`): writing to
-a hole on a full disk raises SIGBUS, while ``posix_fallocate`` returns ENOSPC.
-
-To sync a file, the writer calls ``fdatasync`` on the one descriptor that it keeps open. This call
-covers writes through the map, releases the GIL (``mmap.flush`` does not), and reports a failed
-write-back even if the write-back failed before the call.
+A writer allocates all blocks of a file before writing to the map: on a full disk, a write to a hole
+raises SIGBUS. Syncs use ``fdatasync``, not ``mmap.flush``: ``fdatasync`` releases the GIL, and also
+reports a write-back that failed earlier.
 """
 
 from __future__ import annotations
@@ -36,13 +31,10 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Disk:
-    """The disk of one store: folders that this machine mounts.
+    """The disk of one store.
 
-    The methods of the first part raise OSError. Those of the second part combine them, raise
-    StoreUnavailable, and poison :attr:`health` if a sync fails.
-
-    Attributes:
-        health: whether the store may still be written.
+    Methods of the first part are single system calls, and raise OSError. Methods of the second part
+    raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -51,7 +43,7 @@ class Disk:
 
     # ------------------------------------------------------------------------- system calls
     def open(self, path: Path, *, create: bool = False, exclusive: bool = False) -> int:
-        """Open a file for reading and writing; ``exclusive`` requires that it is new."""
+        """Open a file for reading and writing. With ``exclusive``, the file must be new."""
         return os.open(path, os.O_RDWR | os.O_CREAT * create | os.O_EXCL * exclusive, 0o644)
 
     def close(self, descriptor: int) -> None:
@@ -59,24 +51,21 @@ class Disk:
         os.close(descriptor)
 
     def size(self, descriptor: int) -> int:
-        """Bytes of the file."""
+        """Return the file's size in bytes."""
         return os.fstat(descriptor).st_size
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Allocate blocks for the file's first ``size`` bytes, and extend it to that size.
-
-        Existing bytes stay.
-        """
+        """Allocate all blocks of the first ``size`` bytes; extend a shorter file."""
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)
         else:
-            # macOS has no such call; writing zeros has the same effect.
+            # macOS has no such call.
             for position in range(os.fstat(descriptor).st_size, size, len(_ZEROS)):
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable, but not in forked children."""
-        # From Python 3.13 on a map keeps no second descriptor.
+        # From Python 3.13 on, this option saves a second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
@@ -88,7 +77,7 @@ class Disk:
         return os.pread(descriptor, count, position)
 
     def write(self, descriptor: int, data: memoryview | bytes, position: int) -> int:
-        """Write at a position; returns the number of bytes written."""
+        """Write at a position. Return the number of written bytes."""
         return os.pwrite(descriptor, data, position)
 
     def fdatasync(self, descriptor: int) -> None:
@@ -111,15 +100,15 @@ class Disk:
             os.close(descriptor)
 
     def make_folder(self, folder: Path) -> None:
-        """Create one folder; its parent must exist."""
+        """Create one folder in an existing parent."""
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; a file that already has the new name is replaced."""
+        """Rename a file; replaces an existing file."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
-        """Give a file a second name, which must be free."""
+        """Create a hard link."""
         to.hardlink_to(path)
 
     def unlink(self, path: Path) -> None:
@@ -127,9 +116,9 @@ class Disk:
         path.unlink()
 
     def list(self, folder: Path) -> list[str]:
-        """Sorted names of the files (not folders) in a folder; empty if it does not exist."""
+        """Return the sorted names of the files in a folder; empty if there is no such folder."""
         try:
-            # A DirEntry raises OSError for a circle of links; for Path it is no file.
+            # For links in a circle, DirEntry.is_file raises OSError. Path.is_file returns False.
             return sorted(path.name for path in folder.iterdir() if path.is_file())
         except FileNotFoundError:
             return []
@@ -139,21 +128,21 @@ class Disk:
         return os.fstat(descriptor).st_nlink > 0
 
     def is_named(self, descriptor: int, path: Path) -> bool:
-        """Whether ``path`` leads to an open file."""
+        """Whether ``path`` leads to the open file."""
         try:
             return os.path.samestat(os.fstat(descriptor), path.stat())
         except FileNotFoundError:
             return False
 
     def next_data(self, descriptor: int, position: int) -> int | None:
-        """The first position at or after ``position`` that can hold data; None if there is none."""
+        """Return the next position that can hold data; None if there is none."""
         try:
             return os.lseek(descriptor, position, os.SEEK_DATA)
         except OSError as error:
             return None if error.errno == errno.ENXIO else position
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
-        """The first unwritten range after a position; (``size``, ``size``) if there is none."""
+        """Return the next unwritten range (start, stop); (``size``, ``size``) if there is none."""
         # An allocated range without data counts as a hole.
         if not hasattr(os, "SEEK_HOLE"):
             return size, size
@@ -162,7 +151,7 @@ class Disk:
         return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
-        """Free the blocks of a range that was never written; the file's size and bytes stay."""
+        """Free the blocks of a range that was never written. The file's size and bytes stay."""
         if sys.platform == "linux":
             call = ctypes.CDLL(None, use_errno=True).fallocate
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -172,12 +161,7 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros with all its blocks, durably; returns its descriptor.
-
-        Raises:
-            StoreUnavailable: if it cannot be created (disk full, name in use); nothing is left of
-                it.
-        """
+        """Create a file of zeros with all its blocks, durably. After a failure no file is left."""
         self.health.require_writable()
         self.make_folders(path.parent)
         with self.refusing(path):
@@ -185,7 +169,7 @@ class Disk:
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # After ENOSPC ext4 leaves a file with the blocks that it could allocate.
+            # After ENOSPC, ext4 leaves a file with some of the blocks.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:
@@ -200,11 +184,7 @@ class Disk:
         return descriptor
 
     def make_folders(self, folder: Path) -> None:
-        """Create a folder and its missing parents, durably.
-
-        Raises:
-            StoreUnavailable: if a folder cannot be created, or a file has its name.
-        """
+        """Create a folder and its missing parents, durably."""
         missing = []
         while not folder.is_dir():
             missing.append(folder)
@@ -213,27 +193,19 @@ class Disk:
             try:
                 self.make_folder(made)
             except OSError as error:
-                # Another thread may have created it.
+                # Another thread may have created the folder.
                 if not made.is_dir():
                     raise self.refused(made, error) from error
             self.sync_names(made.parent)
 
     def names_in(self, folder: Path) -> Sequence[str]:
-        """Sorted names of the files in a folder; see :meth:`list`.
-
-        Raises:
-            StoreUnavailable: if the folder cannot be read, or is not a folder.
-        """
+        """Return the sorted names of the files in a folder; see :meth:`list`."""
         with self.refusing(folder):
             return self.list(folder)
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes; sync and close it after the block.
-
-        Raises:
-            StoreUnavailable: if that failed, or the block raised OSError.
-        """
+        """Open a file, or create one of ``new_size`` bytes. Sync and close the file at the end."""
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
             try:
@@ -252,18 +224,14 @@ class Disk:
             view, position = view[count:], position + count
 
     def let_go(self, descriptor: int) -> None:
-        """Close a descriptor. Only log an error: the caller has synced everything before."""
+        """Close a descriptor. Errors are only logged, because the file is already synced."""
         try:
             self.close(descriptor)
         except OSError as error:
             logger.warning("closing a file failed: %s", error)
 
     def sync(self, descriptor: int, path: Path) -> None:
-        """Sync a file's bytes.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed; a failed sync is never retried.
-        """
+        """Sync a file's bytes. Raises StoreUnavailable if this sync or an earlier sync failed."""
         self.health.require_writable()
         try:
             self.fdatasync(descriptor)
@@ -271,7 +239,7 @@ class Disk:
             raise self.failed(path, "sync failed", error) from error
 
     def sync_names(self, folder: Path) -> None:
-        """Sync a folder's names; see :meth:`sync`."""
+        """Sync the names in a folder; see :meth:`sync`."""
         self.health.require_writable()
         try:
             self.sync_folder(folder)
@@ -279,11 +247,7 @@ class Disk:
             raise self.failed(folder, "sync failed", error) from error
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Write a small file as a whole, durably, replacing the previous one.
-
-        Raises:
-            StoreUnavailable: if the write failed; the previous file is still there.
-        """
+        """Write a small file durably. After a failure the previous file still exists."""
         made = path.with_name(f"{path.name}.new")
         self.make_folders(path.parent)
         self.remove(made)
@@ -299,18 +263,12 @@ class Disk:
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name in its readable parent: the folder's creator may have crashed."""
+        """Sync a folder's name, because the process that created the folder may have crashed."""
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
     def set_aside(self, path: Path, folder: Path) -> Path:
-        """Move a file to a quarantine folder, durably; returns its new path.
-
-        If the folder has a file of that name, the new name gets a number.
-
-        Raises:
-            StoreUnavailable: if the move failed.
-        """
+        """Move a file to a quarantine folder, durably. Return the new path."""
         self.make_folders(folder)
         target, number = folder / path.name, 0
         while target.exists():
@@ -321,13 +279,8 @@ class Disk:
         return target
 
     def move(self, path: Path, to: Path) -> None:
-        """Rename a file durably, or copy it if the new path is on another disk.
-
-        Parts of a store may be links to other disks.
-
-        Raises:
-            StoreUnavailable: if the move failed.
-        """
+        """Rename a file durably. If the new path is on another disk, copy the file: a folder of a
+        store may be a link."""
         try:
             self.rename(path, to)
         except OSError as error:
@@ -338,7 +291,6 @@ class Disk:
         self.sync_names(path.parent)
 
     def _copy_over(self, path: Path, to: Path) -> None:
-        """Copy a file to another disk under a temporary name, rename it, and delete the source."""
         made = to.with_name(f"{to.name}.new")
         self.remove(made)
         with self.refusing(path):
@@ -350,11 +302,7 @@ class Disk:
             self.unlink(path)
 
     def copy(self, path: Path, position: int, length: int, target: Path) -> None:
-        """Copy bytes of a file to a new file, durably.
-
-        Raises:
-            StoreUnavailable: if the copy failed.
-        """
+        """Copy bytes of a file to a new file, durably."""
         with self.refusing(path):
             source = self.open(path)
         try:
@@ -371,11 +319,7 @@ class Disk:
             self.let_go(source)
 
     def remove(self, path: Path) -> None:
-        """Delete a file durably; does nothing if it does not exist.
-
-        Raises:
-            StoreUnavailable: if the deletion failed.
-        """
+        """Delete a file durably, if it exists."""
         with self.refusing(path):
             try:
                 self.unlink(path)
@@ -385,27 +329,27 @@ class Disk:
 
     @contextlib.contextmanager
     def refusing(self, path: Path) -> Iterator[None]:
-        """Raise StoreUnavailable if the block raises OSError (:meth:`refused`)."""
+        """Raise StoreUnavailable if the block raises OSError."""
         try:
             yield
         except OSError as error:
             raise self.refused(path, error) from error
 
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
-        """The exception for a failed call that changed nothing."""
+        """Make the exception for a failed call that changed nothing."""
         if error.errno in _NO_ROOM:
             return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
-        """Poison the store because a call left its files in an unknown state; returns the error."""
+        """Poison the store after a call that left files in an unknown state. Return the error."""
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Durably delete a file that lacks some blocks, because the store could not be opened with
-        it.
+        """Delete a file without all its blocks, because the store cannot be opened with such a
+        file.
 
-        If it stays, or may reappear, the store is poisoned, so that the next opening recovers it.
+        If the deletion fails, the store is poisoned, and the next opening recovers the store.
         """
         self.let_go(descriptor)
         try:

@@ -1,7 +1,7 @@
-"""Locks: on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
+"""Locks on a store (``lock`` and ``abort``), and on a folder that is not a store yet.
 
-A folder lock leaves no file behind and ends with its process. The store lock follows RocketMQ, so
-that it excludes a RocketMQ broker too.
+A folder lock leaves no file, and ends with its process. A store lock also excludes a RocketMQ
+broker.
 """
 
 from __future__ import annotations
@@ -27,12 +27,8 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
     """Lock a folder until the returned descriptor is closed; None if locks are not supported.
 
-    Args:
-        at_work: the error's text if another process holds the lock.
-
-    Raises:
-        FileNotFoundError: if the folder does not exist (any more).
-        StoreUnavailable: if another process holds the lock.
+    Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
+    ``at_work`` if another process holds the lock.
     """
     if fcntl is None:
         return None
@@ -42,7 +38,7 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             opened.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another process may have replaced the folder since it was opened.
+                # Another process may have replaced the folder after it was opened.
                 if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
                     opened.pop_all()
                     return descriptor
@@ -51,17 +47,13 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             except FileNotFoundError:
                 raise
             except OSError:
-                # Not every mounted file system supports locks.
+                # Some file systems do not support locks.
                 return None
 
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Create a folder and lock it for the duration of the block.
-
-    Raises:
-        StoreUnavailable: if another process holds the lock, or the folder cannot be created.
-    """
+    """Create and lock a folder during the block. Raises StoreUnavailable for a locked folder."""
     require_writing(folder)
     while True:
         is_new = not folder.exists()
@@ -76,7 +68,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process created the folder, and removed it again because it was empty.
+            # Another process removed the folder again, because it was empty.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -90,12 +82,11 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# The lock covers byte 0 of ``lock`` and excludes Java's ``tryLock(0, 1)``. It belongs to the open
-# file (``F_OFD_SETLK``). So it also excludes a second opener in the same process. If another
-# descriptor of the file is closed, this lock stays; a plain ``lockf`` would be released.
+# The lock covers byte 0 of the file ``lock``, as Java's ``tryLock(0, 1)``. The lock belongs to the
+# open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf`` would
+# release the lock if this process closes any descriptor of the file.
 #
-# A writer takes the lock before it reads any file of the store. (Java takes it only after its
-# recovery has changed files.)
+# A writer takes the lock before reading the store. Java takes the lock after its recovery.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -103,7 +94,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether the lock of a store is free. Changes no file."""
+    """Whether a store already has the lock's file, so that taking the lock changes no file."""
     try:
         return read_file(root / LOCK) == _CONTENT
     except OSError:
@@ -111,12 +102,7 @@ def is_lockable(root: Path) -> bool:
 
 
 class StoreLock:
-    """The lock of a store; creating the object takes the lock.
-
-    Raises:
-        StoreUnavailable: if another process holds the lock (the error names its pid if known), or
-            locking is not possible. Nothing has changed then.
-    """
+    """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         require_writing(root)
@@ -124,7 +110,7 @@ class StoreLock:
         self._disk = disk
         existed = self.path.exists()
         if existed and not self.path.is_file() and not self.path.is_dir():
-            # A device can be opened and locked too, but stores no bytes.
+            # A device can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
@@ -142,7 +128,7 @@ class StoreLock:
         try:
             if not existed:
                 disk.sync_names(root)
-            # Java's start() writes these bytes; no program reads them.
+            # Java's start() writes these bytes, but no program reads them.
             if disk.read(self._descriptor, len(_CONTENT), 0) != _CONTENT:
                 disk.write_all(self._descriptor, _CONTENT, 0)
         except OSError as error:
@@ -159,13 +145,13 @@ class StoreLock:
         return self._descriptor >= 0
 
     def release(self) -> None:
-        """Release the lock; further calls do nothing."""
+        """Release the lock. Further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.service`. The parent keeps the lock."""
+        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with contextlib.suppress(OSError):
@@ -175,9 +161,8 @@ class StoreLock:
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If a writer finds it at opening, the last writer did not shut down cleanly, and the store is
-    recovered. So a writer creates it before any change and deletes it after the last flush, both
-    durably.
+    If the file exists at an opening, the store was not shut down cleanly. So a writer creates the
+    file before any change, and deletes the file after the last flush, both durably.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -190,21 +175,13 @@ class AbortFile:
         return self.path.exists()
 
     def make(self) -> None:
-        """Create the file; does nothing if it exists.
-
-        Raises:
-            StoreUnavailable: if that failed; the caller must not change the store then.
-        """
+        """Create the file, if it does not exist. After a failure, do not change the store."""
         with self._disk.refusing(self.path):
             self._disk.let_go(self._disk.open(self.path, create=True))
         self._disk.sync_names(self.path.parent)
 
     def remove(self) -> None:
-        """Delete the file, because the store is shut down cleanly.
-
-        Raises:
-            StoreUnavailable: if that failed, or the store is poisoned; an opening then recovers it.
-        """
+        """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
         self._disk.health.require_writable()
         self._disk.remove(self.path)
 
@@ -213,7 +190,7 @@ def _take(descriptor: int) -> None:
     assert fcntl is not None, "require_writing passed"
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
-        # macOS has no locks of open files; a lock of the process is better than none.
+        # macOS has only locks of processes.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
         # struct flock on Linux: type, whence, start, length, pid.
@@ -222,11 +199,7 @@ def _take(descriptor: int) -> None:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """The processes that hold a lock on a file, as far as this process is allowed to see them.
-
-    A lock of an open file has no pid. But /proc/PID/fdinfo/FD of the process that opened the file
-    has a line ``lock: 1: OFDLCK ADVISORY WRITE ...``.
-    """
+    """Return the processes with a lock on a file: /proc/PID/fdinfo/FD has a line ``lock: ...``."""
     wanted = os.fstat(descriptor)
     found = []
     for process in _PROC.glob("[0-9]*"):
@@ -241,5 +214,5 @@ def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
         is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
         return is_same and "lock:" in (process / "fdinfo" / name).read_text()
     except OSError:
-        # The process has closed the descriptor meanwhile, or the descriptor is no file on a disk.
+        # The process may have closed the descriptor.
         return False

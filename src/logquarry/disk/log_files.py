@@ -1,21 +1,9 @@
 """Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
-:class:`AllocateMappedFileService` creates the log's next file ahead of its first write. A put that
-reaches the end of a file then finds the next one created, allocated, durable and, if configured,
-already in memory. At shutdown the service deletes a file that no put used, as RocketMQ does.
-
 The first write to a page costs a page fault: about half of the time of a put in a batch.
-:class:`PagesAhead` causes many of these faults at once, in its own thread (``MADV_POPULATE_WRITE``,
-Linux 5.14; elsewhere it does nothing). The pages stay zero until a put writes them.
-
-A flush also writes loaded pages that no put has used yet. So the service loads few pages if puts
-are rare, and a store in which each put waits for a flush does not start the service.
-
-A writer allocates all blocks of a file before it writes the file's map, so that a full disk raises
-an error instead of SIGBUS. A store rarely gets messages soon after a load or an import. So loads
-and imports call :func:`free_room` when they close the store: the files keep their sizes and bytes,
-and their unwritten parts become holes, as in RocketMQ's own files. The next writer allocates the
-blocks again.
+:class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``, Linux 5.14;
+no effect elsewhere). A flush also writes loaded pages that no put has used. So few pages are loaded
+if puts are rare, and none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -49,18 +37,14 @@ _SLOW_MS: Final = 500
 
 
 def log_paths(root: Path, folders: LogFolders) -> tuple[Path, ...]:
-    """The folders of a store's log."""
+    """Return the folders of a store's log."""
     return tuple(Path(root, name) for name in folders.paths)
 
 
 def open_log(
     disk: Disk, root: Path, folders: LogFolders, size: int, **options: Any
 ) -> MappedFileQueue:
-    """The files of a store's log; see :class:`MappedFileQueue` for the options.
-
-    Args:
-        size: bytes of each file.
-    """
+    """Open the files of a store's log, with ``size`` bytes each; see :class:`MappedFileQueue`."""
     every = log_paths(root, folders)
     return MappedFileQueue(
         disk,
@@ -74,7 +58,7 @@ def open_log(
 
 
 def full_folders(folders: Sequence[Path]) -> list[Path]:
-    """The folders whose disks are nearly full (``CleanCommitLogService.isSpaceToDelete``)."""
+    """Return the folders on nearly full disks (``CleanCommitLogService.isSpaceToDelete``)."""
     found = []
     for folder in folders:
         try:
@@ -87,7 +71,7 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request for a file. Once ``done`` is set, either ``file`` or ``error`` is set too."""
+    """A request for a file. When ``done`` is set, ``file`` or ``error`` is set."""
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -99,14 +83,13 @@ class _Request:
 
 
 class AllocateMappedFileService(Service):
-    """Creates the next file of a commit log before a put needs it.
+    """Creates the next file of a commit log before a put needs the file.
 
     Args:
-        pool: in transient mode, the buffers that puts write to first.
+        pool: in transient mode, the buffers to which puts write first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``). If
-            False, create the file without a buffer, so that puts write through its map.
-        timeout_ms: how long :meth:`take` waits.
+        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``).
+            Otherwise puts write to the file's map.
     """
 
     def __init__(
@@ -126,20 +109,15 @@ class AllocateMappedFileService(Service):
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
-        # The last file that was taken; the next call of take replaces it.
+        # The last taken file. The next call of take replaces this request.
         self._handed: _Request | None = None
         self._logged: str | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``, and request that ``following`` is created next.
+        """Take the file at ``path``, and request the creation of ``following``.
 
-        Returns:
-            The file; None if it was not created in time (a later call gets it), or if no buffer is
-            free and ``fast_fail`` is set.
-
-        Raises:
-            StoreUnavailable: if it cannot be created (the next call tries again: there may be room
-                by then), or the service was stopped.
+        Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
+        Raises StoreUnavailable if the file cannot be created. A later call may get the file.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -147,14 +125,13 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path == path:
-                # The last call returned this file, but an interrupt (Ctrl-C) arrived before the
-                # queue of files had it.
+                # Ctrl-C interrupted the last call after it had taken this file.
                 return handed.file
             self._requests.pop(handed.path, None)
         with self._change:
             request = self._requests.get(path)
             if request is not None and request.error is not None:
-                # Creating it ahead failed; try again.
+                # An earlier creation failed.
                 request = None
             if request is None:
                 if self._fast_fail and self._pool is not None and not self._pool.available:
@@ -210,7 +187,7 @@ class AllocateMappedFileService(Service):
                     request.file.warm()
                 self._logged = None
             except StoreUnavailable as error:
-                # Each waiting put tries again, so log a full disk only once.
+                # Each waiting put tries again. Log a full disk only once.
                 text = f"{request.path}: cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)
@@ -225,11 +202,11 @@ class AllocateMappedFileService(Service):
                 logger.warning("%s: creating it took %d ms", request.path, spent)
 
     def run_last(self) -> None:
-        """Delete the files that were not used."""
+        """Delete the unused files, as RocketMQ does."""
         self.discard()
 
     def discard(self) -> None:
-        """Delete the files that were not used, and drop all requests."""
+        """Delete the unused files, and drop all requests."""
         with self._change:
             requests = [r for r in self._requests.values() if r is not self._handed]
             self._handed = None
@@ -239,14 +216,14 @@ class AllocateMappedFileService(Service):
             if request in not_begun:
                 request.error = StoreUnavailable(f"{request.path}: it is not needed any more")
                 request.done.set()
-            # The service is creating this file now; wait for it.
+            # The service is creating this file now.
             elif not request.done.wait(self._timeout_ms / 1000):
                 logger.warning("%s: left in place, creating it takes too long", request.path)
             if request.file is None:
                 continue
             if request.file.is_named():
                 with contextlib.suppress(StoreUnavailable):
-                    # In a poisoned store the empty file stays.
+                    # In a poisoned store, the empty file stays.
                     request.file.delete()
             else:
                 request.file.close()
@@ -258,11 +235,7 @@ _RUNS_AHEAD: Final = 4
 
 
 class PagesAhead(Service):
-    """Loads pages after the log's end.
-
-    Args:
-        log: the log's files. Puts write to their maps, not to a pool's buffers.
-    """
+    """Loads pages after the log's end. Puts must write to the maps of the log's files."""
 
     def __init__(self, log: MappedFileQueue, health: Health) -> None:
         super().__init__("pages ahead", health, interval_ms=None)
@@ -274,7 +247,7 @@ class PagesAhead(Service):
         self._is_possible = True
 
     def grown(self) -> None:
-        """Load pages if few loaded ones are left. Any thread may call it when the log has grown."""
+        """Load pages if few loaded pages are left. Any thread may call this when the log grows."""
         file = self._log.last
         if file is None or not self._is_possible:
             return
@@ -286,7 +259,7 @@ class PagesAhead(Service):
         file = self._log.last
         address = 0 if file is None else file.address
         if file is None or not address or not self._is_possible:
-            # If the address is 0, puts do not write to the map.
+            # If the address is 0, puts write to a buffer.
             return
         wrote = file.wrote
         if file is not self._file:
@@ -295,10 +268,10 @@ class PagesAhead(Service):
         self._seen, self._refill = wrote, ahead // 2
         start = max(self._loaded, wrote) // PAGESIZE * PAGESIZE
         stop = min(file.size, wrote + ahead)
-        # While the view exists, a close in another thread does not unmap the pages.
+        # While this view exists, a close in another thread keeps the pages mapped.
         pages = file.buffer[start:stop]
         if pages:
-            # If the disk is full or fails, pages cannot be loaded. The next put reports the reason.
+            # If the disk is full or fails, loading fails. The next put reports the reason.
             self._is_possible = populate(address + start, len(pages))
         self._loaded = stop
         if stop == file.size:
@@ -306,13 +279,14 @@ class PagesAhead(Service):
 
 
 _LEAST_HOLE: Final = 64 << 10
-"""Bytes of the shortest range to free. Freeing a shorter range is not worth a system call."""
+"""Minimum bytes of a range to free. A shorter range is not worth a system call."""
 
 
 def free_room(disk: Disk, folders: Iterable[Path]) -> None:
-    """Turn the unwritten parts of the last file in each folder into holes.
+    """Turn the unwritten parts of the last file in each folder into holes; call this after a load.
 
-    The caller holds the store's lock, and has synced and closed the files.
+    A store rarely gets messages soon after a load. The caller holds the store's lock, and has
+    synced and closed the files. The next writer allocates the blocks again.
     """
     for folder in folders:
         path = folder
@@ -322,7 +296,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # A failure does no harm: the file keeps its blocks.
+            # A failure does no harm, because the file keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 
@@ -331,7 +305,7 @@ def _free(disk: Disk, path: Path) -> None:
     try:
         size = disk.size(descriptor)
         if hasattr(os, "posix_fadvise"):
-            # While a page is in the page cache, the system counts it as data, even if only read.
+            # Pages in the page cache count as data, even if no process wrote them.
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         at = 0
         while at < size:

@@ -6,14 +6,9 @@
     |--on disk--|--in the file--|--in the buffer--|--zeros--|
 
 Without a pool, written bytes are in the file at once, so committed equals wrote. With a buffer of
-the transient store pool, writes go to that buffer and a commit writes them to the file. Readers see
-the committed bytes.
+the transient store pool, a commit writes the buffer to the file. Readers see only committed bytes.
 
-If no handler of SIGBUS watches the map (:mod:`logquarry.log.lost_pages`), the process touches no
-page of the map: a writer changes a :class:`~logquarry.disk.write_buffers.FileCopy`, and readers
-copy the bytes that they need.
-
-One thread writes at a time (it holds the log's put lock), and one thread syncs. Any number of
+One thread writes at a time (the holder of the put lock), and one thread syncs. Any number of
 threads read: a position advances only after the bytes before it are written.
 """
 
@@ -46,28 +41,22 @@ _NO_BYTES: Final = memoryview(b"")
 class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
-    Opens the file, or makes it if there is none. :attr:`wrote` and :attr:`flushed` start at 0, even
-    for an existing file: only a walk over its bytes finds out how much was written before.
+    The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
+    for an existing file: only a walk over the bytes finds out how much was written before. If no
+    handler of SIGBUS watches the map, the process touches no page of the map: the writer changes a
+    :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy the bytes.
 
     Args:
-        base: offset of its first byte in the queue.
-        size: its size in bytes.
-        pool: lends the buffer for writes, if it has one left.
+        pool: lends a buffer for writes, if a buffer is free.
         exclusive: refuse a file that exists already.
 
     Attributes:
-        wrote: bytes that are written. Set by :meth:`append` and :meth:`advance`.
-        flushed: bytes that are on the disk.
-        buffer: the memory to write to: the map, the pool's buffer, or a copy. It changes when the
-            file is committed or closed, so read the attribute before each write.
-        address: address of the map's first byte, for kernels; 0 if :attr:`buffer` is not the map.
-        store_timestamp: store time of the last message, set by the writer after its append.
-        flushed_timestamp: store time of the last message that is on the disk.
+        buffer: the memory to write to: the map, the pool's buffer, or a copy. Read this attribute
+            before each write, because commit and close replace the memory.
+        address: memory address of the map's first byte; 0 if :attr:`buffer` is not the map.
+        store_timestamp: store time of the last message. The writer sets this after its append.
+        flushed_timestamp: store time of the last message on the disk.
         guards_name: whether a flush fails if the file has lost its name.
-        is_locked_in_memory: whether :meth:`warm` keeps the pages in memory.
-
-    Raises:
-        StoreUnavailable: if it cannot be opened or made.
     """
 
     def __init__(
@@ -87,7 +76,7 @@ class MappedFile(FilePlace):
         self.store_timestamp = self.flushed_timestamp = 0
         self.guards_name = False
         self._disk, self._health = disk, disk.health
-        # Number of committed bytes and their store time, while writes go to a pool's buffer.
+        # Committed bytes and their store time, while writes go to a pool's buffer.
         self._committed = self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
         self.is_locked_in_memory = self._is_made = False
@@ -107,8 +96,7 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # If this process made the file, its pages are in memory when they are read, and need no
-            # probe.
+            # The pages of a file that this process made are in memory, and need no probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -140,17 +128,17 @@ class MappedFile(FilePlace):
     # ------------------------------------------------------------------------------- positions
     @property
     def committed(self) -> int:
-        """Bytes that are in the file, and so can be read."""
+        """Number of bytes that are in the file, and so can be read."""
         return self.wrote if self._pooled is None else self._committed
 
     @property
     def room(self) -> int:
-        """Bytes that can still be written."""
+        """Number of bytes that can still be written."""
         return self.size - self.wrote
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more can be written."""
+        """Whether no more bytes can be written."""
         return self.wrote >= self.size
 
     @property
@@ -159,7 +147,7 @@ class MappedFile(FilePlace):
         return self._pooled is not None
 
     def set_positions(self, position: int) -> None:
-        """Set the written and the flushed position of a file that was loaded."""
+        """Set the written and the flushed position of an existing file."""
         assert self._pooled is None, "only a loaded file has its positions set"
         assert 0 <= position <= self.size
         self.flushed = min(self.flushed, position)
@@ -168,7 +156,7 @@ class MappedFile(FilePlace):
 
     # ----------------------------------------------------------------------------------- write
     def append(self, data: bytes | bytearray | memoryview) -> int | None:
-        """Write bytes at the end. Returns their position, None if they do not fit."""
+        """Write bytes at the end. Return their position, None if the bytes do not fit."""
         at = self.wrote
         end = at + len(data)
         if end > self.size:
@@ -179,7 +167,7 @@ class MappedFile(FilePlace):
         return at
 
     def advance(self, count: int) -> None:
-        """Advance :attr:`wrote` by ``count`` bytes that a kernel wrote into :attr:`buffer`."""
+        """Advance :attr:`wrote` by bytes that a kernel has written to :attr:`buffer`."""
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.keep(self.wrote, end)
@@ -191,28 +179,19 @@ class MappedFile(FilePlace):
             self._copy.load(length)
 
     def keep(self, start: int, stop: int) -> None:
-        """Write a changed range of :attr:`buffer` to the file, if :attr:`buffer` is a copy; see
-        :meth:`FileCopy.keep`."""
+        """Write a changed range to the file if :attr:`buffer` is a copy; see :class:`FileCopy`."""
         if self._copy is not None and self._pooled is None:
             self._copy.keep(start, stop)
 
     def allocate(self) -> None:
-        """Allocate all blocks of the file, so that it can be written through the map.
-
-        Java makes sparse files. If the disk is full, a write to their maps ends the process.
-
-        Raises:
-            StoreUnavailable: if there is no room.
-        """
+        """Allocate all blocks: on a full disk, a write to a hole of the map ends the process."""
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
 
     def clear_from(self, position: int) -> bool:
-        """Overwrite all bytes after a position with zeros and sync. Returns whether any byte was
-        not 0.
+        """Overwrite all bytes after a position with zeros, and sync. Return whether bytes changed.
 
-        Bytes that are 0 are only read, and holes are skipped, so a hole of a gigabyte costs
-        nothing.
+        Zeros are only read, and holes are skipped, so a hole of 1 GiB costs nothing.
         """
         self._health.require_writable()
         changed = False
@@ -227,11 +206,10 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether any byte of the file is not 0, no matter which process wrote it."""
+        """Whether any byte of the file is not 0, no matter which process wrote the byte."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
-        """The parts from ``position`` on that are not all zeros, each with its start."""
         at = self._next_data(position)
         while at is not None and at < self.size:
             stop = min(at + _STEP, self.size)
@@ -253,11 +231,8 @@ class MappedFile(FilePlace):
     def commit(self, least_pages: int = 0) -> int:
         """Write the pool's buffer to the file, and return the committed position.
 
-        Writes only if ``least_pages`` pages are due, or the file is full. The buffer of a full
-        file is returned to the pool.
-
-        Raises:
-            StoreUnavailable: if the file cannot be written; the store is poisoned then.
+        Writes only if ``least_pages`` pages are due, or if the file is full. A full file returns
+        its buffer to the pool. A failed write poisons the store.
         """
         self._health.require_writable()
         with self._sync_lock:
@@ -280,17 +255,13 @@ class MappedFile(FilePlace):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed position.
 
-        Syncs only if ``least_pages`` pages are due, or the file is full, by one ``fdatasync``. If
-        everything is flushed, there is no system call.
-
-        Raises:
-            StoreUnavailable: if the sync failed, now or before; the position stays.
+        Syncs only if ``least_pages`` pages are due, or if the file is full. Raises StoreUnavailable
+        if this sync or an earlier sync failed.
         """
-        # Check this before taking the lock: in a forked child the lock may be held for ever.
+        # Check this before the lock: in a forked child, the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the store time before the position, so that this sync covers the message of that
-            # time.
+            # Read the store time before the position, so that this sync covers the message.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -309,10 +280,7 @@ class MappedFile(FilePlace):
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
-        """Poison the store if the map lost a page, or if another program cut the file.
-
-        Bytes that were written to such a place are not in the file.
-        """
+        """Poison the store if the map lost a page, or if another program truncated the file."""
         if self._copy is not None:
             self._copy.require_size()
         if lost() and (blocks := self._map.lost_blocks()):
@@ -322,10 +290,6 @@ class MappedFile(FilePlace):
             )
 
     def _require_name(self) -> None:
-        """Poison the store, and raise, if the file has no name left, not even a hard link.
-
-        :mod:`logquarry.disk.queue_folders` makes the hard links.
-        """
         try:
             is_linked = self._disk.is_linked(self._descriptor)
         except OSError as error:
@@ -337,8 +301,7 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Set the map first: a thread that reads `buffer` meanwhile gets the map or the pool's
-        # buffer.
+        # Set the map first: a thread may read ``buffer`` meanwhile.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -348,14 +311,14 @@ class MappedFile(FilePlace):
     def select(
         self, position: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """The ``size`` bytes after a position; None if they are not all readable.
+        """Return the ``size`` bytes after a position; None if not all of these bytes are readable.
 
-        Without ``size``, all readable bytes after the position, but at most ``most``; None if there
-        are none. The view stays valid after the file was closed or deleted.
+        Without ``size``, return the readable bytes after the position, at most ``most``; None if
+        there are none. The view stays valid after the file is closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # Same as `committed`, but without a call: every read of a message runs this line.
+        # The value of ``committed``, without a call: every read of a message runs this line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -371,17 +334,16 @@ class MappedFile(FilePlace):
         else:
             found = self._readable[position:end]
         if not found:
-            # The file was closed meanwhile, with the store or by retention.
+            # The store or retention has closed the file.
             self._health.require_readable()
             return None
         return found
 
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
-        """Readable bytes around a range: their position in the file, and the bytes.
+        """Return readable bytes around a range: position in the file, and bytes.
 
-        If this process made the file, the result has all readable bytes of the file. Otherwise it
-        ends where the probed bytes end. If the result is a copy, it has at least a chunk (CHUNK
-        bytes).
+        For a file that this process made, the result has all readable bytes. Otherwise the result
+        ends with the probed bytes. A copy has at least CHUNK bytes.
         """
         probed, end = self._probed, self.committed
         if probed is None:
@@ -401,15 +363,11 @@ class MappedFile(FilePlace):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The ranges, among those read so far, that the disk does not deliver."""
+        """The unreadable ranges found so far."""
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Check that bytes are readable: a write through the map first reads their pages.
-
-        Raises:
-            UnreadableFile: if the disk does not deliver them.
-        """
+        """Raise UnreadableFile if a range is unreadable: a write through the map reads it first."""
         if (probed := self._probed) is not None:
             probed.window(position, size)
             if (fault := first_unreadable(probed.unreadable, position, size)) is not None:
@@ -425,10 +383,7 @@ class MappedFile(FilePlace):
             return False
 
     def warm(self) -> None:
-        """Load all pages into memory and lock them there, if the system allows it.
-
-        Then no put waits for a page fault (``warmMappedFile``).
-        """
+        """Load all pages and lock them in memory, if possible (``warmMappedFile``)."""
         open_files.populate(self._map_address, self.size)
         self.is_locked_in_memory = open_files.lock(self._map_address, self.size)
 
@@ -439,17 +394,16 @@ class MappedFile(FilePlace):
             open_files.unlock(self._map_address, self.size)
 
     def close(self) -> None:
-        """Close the file. Bytes that :meth:`select` returned stay readable; later calls return
-        None.
+        """Close the file. Results of :meth:`select` stay readable; later calls return None.
 
-        If some bytes are not flushed yet, the operating system writes them later. Do not call this
-        while a kernel writes at :attr:`address`.
+        The operating system writes bytes that are not flushed. Do not call this while a kernel
+        writes at :attr:`address`.
         """
         if self._descriptor < 0:
             return
         self.unlock()
         with contextlib.suppress(StoreUnavailable):
-            # The store is poisoned then, and the error was reported.
+            # After a failure the store is poisoned, and the error was logged.
             self.commit()
         if self._pooled is not None:
             self._return_buffer()
@@ -457,7 +411,7 @@ class MappedFile(FilePlace):
         stays(self)
         self._let_go()
         with contextlib.suppress(BufferError):
-            # A reader still has a view: the map is released with the last view.
+            # A reader still has a view. The last view releases the map.
             self._map.close()
         self._disk.let_go(descriptor)
 
@@ -475,16 +429,12 @@ class MappedFile(FilePlace):
             self._probed = None
 
     def delete(self) -> None:
-        """Close the file and delete it durably.
-
-        Raises:
-            StoreUnavailable: if the file cannot be deleted.
-        """
+        """Close the file, and delete the file durably."""
         self.close()
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.service`. A forked child has no map, and unmaps none."""
+        """Leave the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
         open_files.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

@@ -5,9 +5,8 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time: the holder of the put lock, or for a queue the dispatcher. Any number
+One thread writes at a time: the holder of the put lock, or the dispatcher for a queue. Any number
 of threads read: the list of files is replaced, never changed, and a removed file stays usable.
-Files are opened on first use, because a broker has thousands of queues.
 """
 
 from __future__ import annotations
@@ -29,46 +28,42 @@ from logquarry.errors import StoreUnavailable, UsageError
 logger = logging.getLogger(__name__)
 
 _UNLOCK_AFTER: Final = 6.0
-"""Seconds after which the pages of a full file are unlocked (``CommitLog.putMessage``)."""
+"""Seconds until the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Minimum seconds between two runs of the work that a flush does besides: unlocking pages, and
-checking names."""
+"""Minimum seconds between two runs of the further work of a flush: unlock pages, check names."""
 
 
 class Allocator(Protocol):
-    """Makes the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
+    """Creates the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``; None if it was not made in time. Makes ``following`` next."""
+        """Take the file at ``path``; None if not created in time. Then create ``following``."""
 
     def discard(self) -> None:
-        """Delete the files that were made ahead and not taken: the queue continues with others."""
+        """Delete the files that were created ahead and not taken."""
 
 
 class MappedFileQueue(LastFile):
     """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
 
-    The constructor touches no file; :meth:`load` finds the existing files.
+    The constructor touches no file; :meth:`load` finds the existing files. Each file is opened at
+    first use, because a broker has thousands of queues.
 
     Args:
-        folders: one folder, or several for a multi-path commit log.
-        file_size: bytes of each file.
-        allocator: makes files ahead; without one a file is made when it is needed.
-        read_only: folders whose files are only read, and to which no file is added.
+        allocator: creates files ahead; None to create a file when it is needed.
+        read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
-        guard_names: whether to restore the name of a file that another program deletes while it is
-            in use (:mod:`logquarry.disk.queue_folders`). For the log, which has no other copy.
+        guard_names: whether to restore the name of a file that another program deletes
+            (:mod:`logquarry.disk.queue_folders`). Set for the log, which has no other copy.
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
-        bases: offset of each file's first byte, ascending; replaced when files are added or
-            removed.
-        folders: the folders, sorted.
+        bases: offset of each file's first byte, ascending.
         last: the last file, None if there are no files.
-        reach: no file at or after this offset is made ahead; None if there is no limit.
-        flushed_offset: everything before it is on the disk (``flushedWhere``).
-        committed_offset: everything before it is in the files (``committedWhere``).
+        reach: no file at or after this offset is created ahead; None if there is no limit.
+        flushed_offset: offset after the bytes on the disk (``flushedWhere``).
+        committed_offset: offset after the bytes in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
         on_flushed: called with the flushed offset after each flush; must not raise.
     """
@@ -99,8 +94,7 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases: tuple[int, ...] = ()
-        # Each element is a file, or its path as long as it is not open. A file that is not open is
-        # full and flushed.
+        # An element is a path until the file is opened. An unopened file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
@@ -112,17 +106,13 @@ class MappedFileQueue(LastFile):
 
     # ------------------------------------------------------------------------------------ files
     def load(self) -> None:
-        """Find the files. All of them count as full.
+        """Find the files. All files count as full until :meth:`truncate_to` sets the end.
 
-        The recovery walks them and calls :meth:`truncate_to` with the end that it found. Names
-        that are not offsets are skipped. Nothing is changed on the disk, with two exceptions: a
-        short last file is extended to its full size, and with ``guard_names`` a file that lost its
-        name in a crash gets it back.
+        Names that are not offsets are skipped. A short last file is extended. With ``guard_names``,
+        a file gets back a name that it lost in a crash.
 
-        Raises:
-            CorruptFile: if a file is longer than ``file_size``, if a file is shorter and not the
-                last one, or if a file is missing between two others. RocketMQ refuses each wrong
-                length, even an empty last file, which a crash during its creation leaves.
+        Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
+        RocketMQ refuses a short last file too, even an empty file of a crash.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -132,13 +122,12 @@ class MappedFileQueue(LastFile):
         self.flushed_offset = self.committed_offset = self.max_room
 
     def _use(self, files: dict[int, MappedFile | Path] | dict[int, Path]) -> None:
-        """Set the queue's files, ordered by base."""
         self.bases = tuple(files)
         self._files = tuple(files.values())
         self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
-        """Open a file by its index. The caller holds the change lock."""
+        # The caller holds the change lock.
         file = self._files[index]
         if isinstance(file, Path):
             file = MappedFile(self._disk, file, self.bases[index], self.file_size)
@@ -157,19 +146,12 @@ class MappedFileQueue(LastFile):
         return [file.path if isinstance(file, MappedFile) else file for file in self._files]
 
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
-        """The file that is written to (``getLastMappedFile``).
+        """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        Args:
-            create: make the next file if the last one is full, or if there is none.
-            start_offset: if there is no file yet, the first file is made to contain this offset.
-
-        Returns:
-            None if there is no file; with ``create`` None if it was not made in time (put status
-            CREATE_MAPEDFILE_FAILED).
-
-        Raises:
-            StoreUnavailable: with ``create``, if the store takes no more writes, or the next file
-                cannot be made (a full disk). The log does not change; a later call tries again.
+        With ``create``, the next file is created if the last file is full or missing. Then None
+        means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If the
+        creation fails (StoreUnavailable), a later call tries again. The first file of an empty
+        queue contains ``start_offset``.
         """
         last = self.last
         if not create:
@@ -204,8 +186,7 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # If a RocketMQ broker is started on this store, it deletes files that look empty before
-        # the lock stops it.
+        # A RocketMQ broker that starts on this store deletes empty files before the lock stops it.
         logger.warning("%s: another program deleted it before its first use; made again", path)
         made.close()
         return self._made_now(base)
@@ -220,14 +201,12 @@ class MappedFileQueue(LastFile):
         raise StoreUnavailable(f"{path}: another program deletes it whenever it is made")
 
     def _keeps_name(self, file: MappedFile) -> bool:
-        """Return whether a file still has its name. With ``guard_names``, protect the name from now
-        on.
-        """
+        """Whether a file still has its name. With ``guard_names``, protect the name from now on."""
         if self._guard is not None:
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # check() restores a name that was lost after guard(), but not one lost before.
+                # check() restores a name that was lost after guard(), but not an earlier loss.
                 self._guard.check()
         return file.is_named()
 
@@ -239,7 +218,7 @@ class MappedFileQueue(LastFile):
         return self._where.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
-        """The file with room for an offset, even if unwritten (``findMappedFileByOffset``)."""
+        """Return the file with room for an offset (``findMappedFileByOffset``)."""
         last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
@@ -256,7 +235,6 @@ class MappedFileQueue(LastFile):
             return None if index is None else self._opened(index)
 
     def _index_of(self, offset: int) -> int | None:
-        """The index of the file that contains an offset, None if there is none."""
         bases = self.bases
         index = bisect_right(bases, offset) - 1
         return index if index >= 0 and offset < bases[index] + self.file_size else None
@@ -270,7 +248,7 @@ class MappedFileQueue(LastFile):
 
     @property
     def max_offset(self) -> int:
-        """The end of the readable bytes, 0 if there are no files (``getMaxOffset``).
+        """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
         QUIRK: Java takes the last file's committed position, even if the file before it is not
         committed yet.
@@ -282,7 +260,7 @@ class MappedFileQueue(LastFile):
 
     @property
     def wrote_offset(self) -> int:
-        """The end of the written bytes, committed or not; 0 if there are no files."""
+        """End of the written bytes, committed or not; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + last.wrote
 
@@ -290,31 +268,25 @@ class MappedFileQueue(LastFile):
     def select(
         self, offset: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """``size`` bytes from an offset; without ``size`` the rest of the file, at most ``most``.
+        """Return ``size`` bytes from an offset, or the rest of the file, at most ``most`` bytes.
 
-        None if the bytes are not readable. They must be in one file, as each message is.
-
-        Raises:
-            StoreUnavailable: if the store was closed, or this is a forked child.
+        The bytes must be in one file, as each message is. None if the bytes are not readable.
+        Raises StoreUnavailable if the store was closed, or in a forked child.
         """
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append raw bytes at the offset where they belong; they may fill several files.
+        """Append raw bytes, which may fill several files, at an offset: the end of the queue.
 
-        Returns:
-            Whether they were appended. False, with nothing changed, if the queue does not end at
-            that offset. An empty queue begins with the file whose first byte has that offset.
-
-        Raises:
-            StoreUnavailable: if the store takes no writes, or a file could not be made. The bytes
-                before :attr:`wrote_offset` stay.
+        An empty queue accepts the offset of a file's first byte. Returns False, without a change,
+        for any other offset. After a failure (StoreUnavailable), bytes before :attr:`wrote_offset`
+        stay.
         """
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
             return False
-        # len() of a view counts its items, which may be larger than bytes.
+        # len() of a view counts items, which may be larger than bytes.
         rest = memoryview(data).cast("B")
         while rest:
             file = self.last_file(create=True, start_offset=offset)
@@ -329,11 +301,8 @@ class MappedFileQueue(LastFile):
     def commit(self, least_pages: int = 0) -> int:
         """Write the buffers to the files, and return the committed offset.
 
-        Each full file is committed; the last one only if ``least_pages`` pages of it are due.
-        (Java commits one file per call.)
-
-        Raises:
-            StoreUnavailable: if a commit or sync failed, now or before.
+        Commits each full file, and the last file if ``least_pages`` pages are due. Java commits one
+        file per call.
         """
         self._health.require_writable()
         with self._flushing:
@@ -347,12 +316,10 @@ class MappedFileQueue(LastFile):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed offset.
 
-        Each full file is synced; the last one only if ``least_pages`` pages of it are due. If
-        ``least_pages`` is 0 (a thorough flush), :attr:`store_timestamp` is set.
-
-        Raises:
-            StoreUnavailable: if a sync failed, now or before. The flushed offset stays before the
-                bytes that may not be on the disk.
+        Syncs each full file, and the last file if ``least_pages`` pages are due. A thorough flush
+        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if a sync
+        failed, now or before. The flushed offset then stays before the bytes that may not be on the
+        disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -362,7 +329,7 @@ class MappedFileQueue(LastFile):
                 if least_pages == 0 and file.flushed_timestamp:
                     self.store_timestamp = file.flushed_timestamp
                 if position < file.size:
-                    # The flushed offset must not pass a file that is not fully committed.
+                    # The flushed offset must not pass a file that is not completely committed.
                     break
             self.on_flushed(self.flushed_offset)
             if (now := time.monotonic()) >= self._next_check:
@@ -374,42 +341,31 @@ class MappedFileQueue(LastFile):
             return self.flushed_offset
 
     def _since(self, offset: int) -> list[MappedFile]:
-        """The open files that can hold bytes at or after an offset."""
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # A file that is not open is a path. It was flushed before it was loaded.
+        # An element that is a path was flushed before load() found the file.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
-        """Truncate the queue at an offset, on the disk too.
+        """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
 
-        The bytes after the offset in its file are set to zero and synced. (Java only moves
-        positions, and dropped bytes reappear when the log has grown past them.) Later files that
-        hold only zeros are deleted; the others are moved to quarantine. In the file that becomes
-        the last one, all blocks are allocated.
+        Later bytes of the file become zeros, and are synced. (Java only moves positions, so old
+        bytes reappear when the log has grown over them.) Later files with data are moved to the
+        quarantine folder ``aside``, on the same disk; files of zeros are deleted.
 
-        Args:
-            offset: the end of the last message that stays.
-            aside: the quarantine folder, on the same disk.
-
-        Returns:
-            The new paths of the files that were moved.
-
-        Raises:
-            UsageError: if a later file holds data and ``aside`` is missing, or if the offset is not
-                in the queue. Nothing is changed then.
-            StoreUnavailable: if the disk fails.
+        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
+        Nothing is changed then.
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # A file that was made ahead would leave a gap between the files.
+            # A file that was created ahead would leave a gap between the files.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")
-            # An offset at the end of a file belongs to that file, which is full. The first file
-            # always stays, because its name is the queue's first offset.
+            # An offset at the end of a file belongs to that file. The first file always stays,
+            # because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]
             holding = [file for file in dropped if file.holds_data()]
@@ -437,15 +393,7 @@ class MappedFileQueue(LastFile):
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Truncate the queue within its last file, but keep the bytes after the end, as RocketMQ
-        does.
-
-        All blocks of the file are allocated.
-
-        Raises:
-            UsageError: if the offset is not in the last file.
-            StoreUnavailable: if there is no room for the blocks.
-        """
+        """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ."""
         with self._flushing, self._change:
             last = self.last
             if last is None:
@@ -461,15 +409,12 @@ class MappedFileQueue(LastFile):
 
     @property
     def max_room(self) -> int:
-        """The offset at which the last file ends, full or not; 0 if there are no files."""
+        """Offset at which the last file ends, full or not; 0 if there are no files."""
         last = self.last
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove the first file from the queue and delete it; the last one is never deleted.
-
-        Readers of the file can continue to use it.
-        """
+        """Remove and delete the first file. Raises UsageError if it is the last or not flushed."""
         with self._flushing, self._change:
             if len(self._files) < 2:
                 raise UsageError("the last file of a queue is not deleted")
@@ -477,19 +422,19 @@ class MappedFileQueue(LastFile):
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # Remove the hard link first: a check restores a file that has only its hard link left.
+            # Remove the hard link first. NameGuard.check restores a file that has only this link.
             self._release_name(first)
         first.delete()
 
     def remove_until(self, last_base: int) -> None:
-        """Delete all files with that base or a lower one, but never the queue's last file."""
+        """Delete all files with this base or a lower base, but never the queue's last file."""
         while len(self.bases) > 1 and self.bases[0] <= last_base:
             if self.bases[1] > self.flushed_offset:
                 self.flush(0)
             self.remove_first()
 
     def close(self) -> None:
-        """Close all files. Bytes that :meth:`select` returned stay readable."""
+        """Close all files. Results of :meth:`select` stay readable."""
         if self._health.is_forked:
             return
         with self._flushing, self._change:

@@ -1,8 +1,7 @@
 """Keeps the most recently read files of a store open, and locks pages of maps in memory (mlock).
 
-:class:`OpenFiles` keeps the most recently read files open. The functions on pages call the C
-library, whose calls release the GIL; the methods of ``mmap`` objects do not, and populating a
-gigabyte takes a fifth of a second.
+The functions on pages call the C library, which releases the GIL; methods of ``mmap`` objects do
+not. Loading 1 GiB takes a fifth of a second.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ _MOST_AHEAD: Final = 4 << 20
 
 
 def address_of(mapped: mmap.mmap) -> int:
-    """Address of a writable map. Keeps no reference to the map."""
+    """Return the memory address of a writable map. Keeps no reference to the map."""
     return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
 
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # Load in steps, because one call for a gigabyte would hold the process's memory map lock for
-    # long.
+    # In steps, because a call for 1 GiB would hold the process's memory map lock too long.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)
@@ -39,17 +37,17 @@ def populate(address: int, size: int) -> bool:
 
 
 def lock(address: int, size: int) -> bool:
-    """Lock pages in memory; returns False if the limit of locked memory is reached."""
+    """Lock pages in memory. Return False if the limit of locked memory is reached."""
     return _call("mlock", address, size)
 
 
 def unlock(address: int, size: int) -> bool:
-    """Unlock pages."""
+    """Unlock pages in memory."""
     return _call("munlock", address, size)
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map: in a forked child its address range may have been reused."""
+    """Never unmap a map: in a forked child, other code may use the map's address range."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
@@ -72,18 +70,14 @@ def _libc() -> Any:
 # Open files of a store
 
 MOST_OPEN: Final = 128
-"""Maximum number of open files: each map holds a descriptor, and a broker has many queue files."""
+"""Maximum number of open files. Each map holds a descriptor, and a broker has many queue files."""
 
 
 class OpenFiles:
-    """Reads parts of files and keeps the most recently used files open.
+    """Reads parts of files, and keeps the most recently used files open.
 
-    Returned bytes stay valid while the caller holds them, even after the file was closed here or
-    deleted by the broker.
-
-    Args:
-        is_strict: whether :meth:`read` raises an error for bytes that the disk does not deliver.
-            If not, it returns :data:`~logquarry.log.readable.FILL` in their place.
+    Returned bytes stay valid, even after the file is closed or deleted. Bytes that the disk does
+    not deliver are :data:`~logquarry.log.readable.FILL`.
     """
 
     def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
@@ -92,11 +86,10 @@ class OpenFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
-        """Read ``length`` bytes from ``position``; fewer at the file's end, none if it was deleted.
+        """Read ``length`` bytes, fewer at the file's end, none if the file was deleted.
 
-        Raises:
-            StoreNotFound: if the file exists but cannot be read.
-            UnreadableFile: if the disk does not deliver the bytes, and this object is strict.
+        Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
+        UnreadableFile if the disk does not deliver the bytes.
         """
         file = self._opened(path)
         if file is None:
@@ -125,7 +118,7 @@ class OpenFiles:
         return file
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """A window that contains the range: its position in the file, and its bytes."""
+        """Return position and bytes of a window that contains a range."""
         file = self._opened(path)
         if file is None:
             return position, memoryview(b"")
@@ -133,43 +126,37 @@ class OpenFiles:
         return file.window
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
-        """The first unreadable range among bytes that were read, None if there is none."""
+        """Return the first unreadable range among bytes that were read, None if there is none."""
         file = self._open.get(path)
         if file is None or not file.view.unreadable:
             return None
         return first_unreadable(file.view.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
-        """Whether an open file still has all bytes before a position, and so was not truncated."""
+        """Whether an open file still has all bytes before a position."""
         file = self._open.get(path)
         return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
-        """The whole file, None if it was deleted.
-
-        Raises:
-            StoreNotFound: if the file exists but cannot be read.
-        """
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if it is unreadable."""
         file = self._opened(path)
         return None if file is None else file.view
 
     def forget(self, path: str) -> None:
-        """Reopen a file at its next read: it has grown or was replaced."""
+        """Reopen a file at its next read, because the file has grown or was replaced."""
         self._open.pop(path, None)
 
     def close(self) -> None:
-        """Close all files; the next read opens a file again."""
+        """Close all files. The next read opens a file again."""
         self._open.clear()
 
 
 class _OpenFile:
-    """An open file and its last window. For a local file, the window has all probed bytes."""
-
     def __init__(self, view: FileView) -> None:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Number of bytes to probe after a range. Sequential reads need fewer probes this way.
+        # Bytes to probe after a range. Sequential reads then need fewer probes.
         self._ahead = 0
 
     @property
@@ -191,7 +178,6 @@ class _OpenFile:
         return self._data[at : at + length]
 
     def _around(self, position: int, length: int) -> tuple[int, memoryview]:
-        """A window with a range and the readable bytes around it: its position, and its bytes."""
         view = self.view
         data = view.window(position, length)
         if not view.is_mapped or first_unreadable(view.unreadable, position, length):
@@ -199,7 +185,7 @@ class _OpenFile:
         more = min(length + self._ahead, view.size - position)
         view.window(position, more)
         if first_unreadable(view.unreadable, position, more):
-            # A window with an unreadable range is a copy, which the kernels cannot use.
+            # A window with an unreadable range is a copy. Kernels cannot use copies.
             more = length
         start = view.good_start(position)
         return start, view.window(start, position - start + more)

@@ -19,16 +19,11 @@ from logquarry.log.store_files import quarantine
 
 
 class PageFile:
-    """A small file of fixed size, open for writing; created with zeros if it does not exist.
+    """A small file of fixed size, open for writing. A missing file is created with zeros.
 
-    If the disk does not deliver the page, the file is moved to quarantine and a new one is created:
-    a write to a part of the old page would fail too.
-
-    Args:
-        size: its size in bytes; a shorter file is extended.
-
-    Raises:
-        StoreUnavailable: if it cannot be opened or created.
+    If the disk does not deliver the page, a new file replaces the old file, which is moved to
+    quarantine: a write to a part of the old page would fail too. A failed :meth:`sync` or
+    :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
@@ -58,11 +53,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a block that is a part of opening the file; if the block fails, close the file.
-
-        Raises:
-            StoreUnavailable: in place of an OSError.
-        """
+        """Run a part of the opening. After a failure, close the file and raise StoreUnavailable."""
         try:
             yield
         except OSError as error:
@@ -78,27 +69,19 @@ class PageFile:
         return self._descriptor >= 0
 
     def read(self, count: int) -> bytes:
-        """Read at most ``count`` bytes from its start. Raises OSError."""
+        """Read the first bytes of the file, at most ``count``. Raises OSError."""
         return self._disk.read(self._descriptor, count, 0)
 
     def write(self, data: bytes) -> None:
-        """Write its first bytes without a sync. Raises OSError."""
+        """Write the first bytes of the file, without a sync. Raises OSError."""
         self._disk.write_all(self._descriptor, data, 0)
 
     def sync(self) -> None:
-        """Sync the written bytes.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
-        """
+        """Sync the file."""
         self._disk.sync(self._descriptor, self.path)
 
     def write_durably(self, data: bytes) -> None:
-        """Write its first bytes and sync them.
-
-        Raises:
-            StoreUnavailable: if that failed; the store is poisoned then.
-        """
+        """Write the first bytes of the file, and sync."""
         try:
             self.write(data)
         except OSError as error:
@@ -106,13 +89,13 @@ class PageFile:
         self.sync()
 
     def close(self) -> None:
-        """Close the file without a sync; further calls do nothing."""
+        """Close the file without a sync. Further calls do nothing."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             self._disk.let_go(descriptor)
 
     def abandon_in_child(self) -> None:
-        """See :mod:`logquarry.disk.service`."""
+        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -121,29 +104,25 @@ class PageFile:
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# It has three store times: up to these times the log, the queues and the index are on the disk. The
-# next recovery relies on these times. So each time is set only after the sync that makes it true,
-# and the file is written last:
+# The checkpoint has three store times. Log, queues and index are on the disk up to these times. So
+# a time is set only after a sync, and the file is written last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes (48 in a 5.x store) lie in one sector and are overwritten in place, as in RocketMQ: a
-# power cut leaves either the old or the new times.
+# The 24 bytes (48 in a 5.x store) are overwritten in place, as in RocketMQ. They lie in one sector,
+# so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:
-    """The checkpoint file, open for writing; created if it does not exist.
+    """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
-        physic_timestamp: store time up to which the log is on the disk, in ms.
-        logics_timestamp: store time up to which all queues are on the disk, in ms.
-        index_timestamp: store time up to which the index is on the disk, in ms. RocketMQ sets it
-            only when an index file is full.
-        offsets: the offsets of RocketMQ 5; nothing but a recovery changes them.
+        physic_timestamp: store time up to which the log is on the disk, in milliseconds.
+        logics_timestamp: store time up to which all queues are on the disk, in milliseconds.
+        index_timestamp: store time up to which the index is on the disk, in milliseconds. RocketMQ
+            sets this time only when an index file is full.
+        offsets: the offsets of RocketMQ 5. Only a recovery changes these offsets.
         before_write: called before each write, with the times on the disk and the new times.
-
-    Raises:
-        StoreUnavailable: if it cannot be opened or created.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -164,11 +143,7 @@ class CheckpointFile:
         return Checkpoint(self.physic_timestamp, self.logics_timestamp, self.index_timestamp)
 
     def flush(self) -> None:
-        """Write the times and sync them.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
-        """
+        """Write the times, and sync."""
         self._disk.health.require_writable()
         with self._writing:
             times = self.times
@@ -187,29 +162,24 @@ class CheckpointFile:
 # --------------------------------------------------------------------------------------------------
 # The durable offset (:class:`logquarry.format.checkpoint.DurableMark`)
 #
-# Each sync of the log raises the durable offset; the file itself is synced only before the
+# Each sync of the log raises the durable offset, but the durable file is synced only before the
 # checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
-#
-# The same file holds the log's start. It is raised before the log's first files are deleted.
+# The file also has the log's start, which is raised before the log's first files are deleted.
 
 logger = logging.getLogger(__name__)
 
 
 class DurableFile:
-    """The file of the durable offset; created if it does not exist.
+    """The file of the durable offset; see :class:`PageFile`.
 
     Args:
-        offset: the log's durable offset.
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if it has no files. With None the
-            start in the file stays.
+        log_start: physical offset at which the log starts, -1 if the log has no files; None to keep
+            the start in the file.
 
     Attributes:
-        find_start: returns the log's current start, -1 if it is unknown. Each write of the
-            checkpoint records this start if it is later than the recorded start.
-
-    Raises:
-        StoreUnavailable: if it cannot be created or written.
+        find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint
+            records a later start.
     """
 
     def __init__(
@@ -241,10 +211,7 @@ class DurableFile:
         return self._mark.offset
 
     def move(self, offset: int) -> None:
-        """Raise the durable offset after a sync of the log; the old one stays if the write fails.
-
-        Not synced: losing the write only leaves a lower offset.
-        """
+        """Raise the durable offset without a sync: a lost write only leaves a lower offset."""
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:
                 return
@@ -258,38 +225,26 @@ class DurableFile:
                 )
 
     def sync(self) -> None:
-        """Sync the file, for callers that must not find a lower offset after a power cut.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed; the store is poisoned then.
-        """
+        """Sync the file, for callers that rely on the durable offset after a power cut."""
         with self._writing:
             if self._file.is_open:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Make the durable offset valid for both contents of the checkpoint, old and next.
-
-        Raises:
-            StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
-        """
+        """Make the durable offset valid for the old and for the next content of the checkpoint."""
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())
             self._file.write_durably(self._content())
 
     def begin_at(self, log_start: int) -> None:
-        """Record that the log starts at an offset, before its first files are deleted.
-
-        Raises:
-            StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
-        """
+        """Record the log's new start, before the first files of the log are deleted."""
         with self._writing:
             self._raise_start(log_start)
             self._file.write_durably(self._content())
 
     def _raise_start(self, log_start: int) -> None:
-        # A deletion that is not done yet may already have recorded a later start.
+        # A deletion in progress may already have recorded a later start.
         if log_start > (-1 if self._start is None else self._start):
             self._start = log_start
 
@@ -300,15 +255,7 @@ class DurableFile:
 
 
 def record_start(disk: Disk, path: Path, log_start: int) -> None:
-    """Record the log's start of a store that is not open, before its first files are deleted.
-
-    Args:
-        path: the file of the durable offset; if it is not valid, nothing is recorded.
-        log_start: physical offset at which the log will start.
-
-    Raises:
-        StoreUnavailable: if it cannot be written or synced; the store is poisoned then.
-    """
+    """Record the new start of a log that is not open, if the durable file at ``path`` is valid."""
     if not path.exists():
         return
     file = PageFile(disk, path, PAGE_SIZE, path.parent.parent)

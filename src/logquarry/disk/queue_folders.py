@@ -1,19 +1,13 @@
 """Finds the folders of a queue of files, and protects the log by second names (hard links).
 
-:class:`QueueFolders` finds and places files (``MultiPathMappedFileQueue``). :class:`NameGuard`
-protects files against a RocketMQ broker that is started on a store in use: the lock stops the
-broker, but only after its recovery has changed files. That recovery lists the log's files, walks
-the log to its end, and deletes the files after it, among them the file created ahead, which was
-empty at that time. But this writer may have written to that file meanwhile, and acknowledged its
-messages.
-
-So each file that is written has a hard link in ``.logquarry/names/``, beside the log's folder:
+A RocketMQ broker that is started on a store in use notices the lock only after its recovery. This
+recovery deletes files after the log's end, although this writer may have written messages to these
+files meanwhile. So each file that is written has a hard link beside the log's folder:
 
     STORE/commitlog/00000000000000065536   STORE/.logquarry/names/commitlog/00000000000000065536
 
-If another program deletes the first name of a file, the writer restores it from the link, with the
-same content: at the next check, at shutdown, or at the opening after a crash. A clean shutdown
-removes the links.
+If another program deletes a file, the writer restores the name from the link: at the next check, at
+shutdown, or at the opening after a crash. A clean shutdown removes the links.
 """
 
 from __future__ import annotations
@@ -45,11 +39,7 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Give a file its second name, replacing an older link.
-
-        If the file system has no hard links, the file gets no second name. Then only a sync detects
-        that the file's name is gone.
-        """
+        """Give a file its second name. Without hard links, only a sync detects a lost file name."""
         with self._change:
             with contextlib.suppress(OSError):
                 self._drop(path)
@@ -60,7 +50,7 @@ class NameGuard:
                     self._folders.add(link.parent)
                 self._disk.link(path, link)
             except FileNotFoundError:
-                # The file was deleted at this moment; the caller checks that.
+                # Another program deleted the file at this moment. The caller checks that.
                 return
             except OSError as error:
                 logger.info("%s: no second name: %s", path, error.strerror)
@@ -68,12 +58,7 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a file's second name durably, for example before the file is deleted.
-
-        Raises:
-            StoreUnavailable: if the disk fails. The second name might then reappear after a crash,
-                and the next opening would restore the file.
-        """
+        """Remove a second name durably: otherwise, after a crash, the file would be restored."""
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -82,11 +67,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore the first name of files that lost it; returns their paths.
-
-        Raises:
-            StoreUnavailable: if that failed; the store is poisoned then.
-        """
+        """Restore lost first names of files. Return their paths. A failure poisons the store."""
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -104,7 +85,7 @@ class NameGuard:
             return lost
 
     def _drop(self, path: Path) -> bool:
-        """Remove a second name; returns whether it existed. Raises OSError if it stays."""
+        """Remove a second name. Return whether this name existed. May raise OSError."""
         self._paths = tuple(other for other in self._paths if other != path)
         try:
             self._disk.unlink(link_of(path))
@@ -113,32 +94,20 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, and remove all second names.
-
-        If the check fails, the second names stay for the next opening.
-        """
+        """Check the names, then remove all second names. If the check fails, all names stay."""
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
-                # No sync is needed: if a removed link reappears after a crash, its file still has
-                # its first name. The next opening syncs before it removes any file.
+                # No sync is needed, because the file still has its first name. The next opening
+                # syncs before it removes any file.
                 with contextlib.suppress(OSError):
                     self._drop(path)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
-        """After a crash, restore the files whose first name is gone, from their second names.
+        """After a crash, restore the files that lost their first name. Return their paths.
 
-        A file that was renamed in its folder still has a first name, although a wrong one: a
-        recovery renames it back.
-
-        Afterwards no second name exists, and none reappears after a crash. This includes names that
-        an earlier process removed without a successful sync.
-
-        Returns:
-            The paths of the restored files.
-
-        Raises:
-            StoreUnavailable: if that failed.
+        A file that was renamed in its folder is not restored, because a recovery renames this file
+        back. Afterwards no second name exists, and none reappears after a crash.
         """
         back = []
         for folder in folders:
@@ -157,7 +126,7 @@ class NameGuard:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    """The identity of a file, None if it is missing or cannot be read."""
+    # Device and inode, None if the file is missing or cannot be read.
     try:
         found = path.stat()
     except OSError:
@@ -166,7 +135,6 @@ def _file_at(path: Path) -> tuple[int, int] | None:
 
 
 def _files_in(folder: Path) -> set[tuple[int, int] | None]:
-    """The identities (device and inode) of the files in a folder and in its subfolders."""
     try:
         return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
     except OSError:
@@ -174,7 +142,7 @@ def _files_in(folder: Path) -> set[tuple[int, int] | None]:
 
 
 def link_of(path: Path) -> Path:
-    """Path of a file's second name."""
+    """Return the path of a file's second name."""
     folder = path.parent
     return folder.parent / SIDECAR / _NAMES / folder.name / path.name
 
@@ -184,16 +152,7 @@ def link_of(path: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files, usually one folder.
-
-    Args:
-        folders: folders to find files in, and to create files in.
-        read_only: folders to find files in only.
-        full_folders: returns the folders that have no room for another file.
-
-    Attributes:
-        folders: the writable folders, sorted.
-    """
+    """The folders of one queue of files. ``full_folders`` returns the folders without room."""
 
     def __init__(
         self,
@@ -203,8 +162,9 @@ class QueueFolders:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
-        # QUIRK: Java sorts the paths as text and takes the file's number modulo their count, so one
-        # more path changes the folder of later files. Existing files are found regardless.
+        # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
+        # paths. So one more path changes the folder of later files. Existing files are always
+        # found.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)
@@ -214,14 +174,8 @@ class QueueFolders:
     def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
         """Find the existing files, in the order of their bases. Other names are skipped.
 
-        Args:
-            file_size: bytes of each file.
-            gaps: whether to accept gaps between files.
-
-        Raises:
-            CorruptFile: if a file is longer than ``file_size``, or shorter and not the last, or
-                if there is a gap.
-            StoreUnavailable: if a folder or file cannot be read.
+        Raises CorruptFile if a file is longer than ``file_size``, if a file before the last file is
+        shorter, or if a file is missing and ``gaps`` is not set.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:
@@ -242,7 +196,7 @@ class QueueFolders:
         return {base: found[base] for base in bases}
 
     def path_of(self, base: int, file_size: int) -> Path:
-        """Path at which to create the file that begins at ``base``."""
+        """Return the path for a new file that begins at ``base``."""
         name = f"{base:0{NAME_DIGITS}d}"
         if len(self.folders) == 1:
             return self.folders[0] / name

@@ -1,23 +1,4 @@
-"""The state and the threads (``ServiceThread``) of an open store: health, refusals, forks, exit.
-
-- :class:`RunningFlags`: reasons why the store takes no messages now. Reads continue.
-- :class:`Health`: whether the store may still be written and read. After a failed sync, the
-  contents of the disk are unknown: the kernel marks the pages clean, and the next sync reports
-  success. So the first failed sync ends writing for good. All waiting puts and later writes fail,
-  and nothing is synced again, but reads continue. Opening the store again reads the disk's
-  contents.
-- :class:`Flag` and :class:`Done`: one thread sets such a flag, and another waits for it. Each is a
-  bare lock: ``threading.Event`` is written in Python, so Ctrl-C inside it can leave its lock taken,
-  and then the other thread waits for ever.
-- :class:`Service`: a thread of the store that runs at an interval or when woken
-  (``ServiceThread``).
-- :func:`abandon_in_children`: a forked child has the store's objects, but neither its maps
-  (``MADV_DONTFORK``) nor its threads, and only the parent may write the files. So the child
-  abandons the store: every call raises StoreUnavailable, and the descriptors are closed. If the
-  descriptor of the lock stayed open, the child would hold the lock as long as it lives.
-- :func:`close_at_exit`: stores that are still open when the interpreter exits are closed, so that
-  the next opening needs no recovery.
-"""
+"""The state and the threads (``ServiceThread``) of an open store: health, refusals, forks, exit."""
 
 from __future__ import annotations
 
@@ -39,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Enum):
-    """Why a store takes no messages; the value is the error's text."""
+    """Why a store takes no messages. The value is the error's text."""
 
     NOT_WRITEABLE = "the application has switched off messages"
     LOGICS_QUEUE_ERROR = "a consume queue could not be written"
@@ -50,11 +31,9 @@ class Refusal(Enum):
 
 
 class RunningFlags(Refusals):
-    """The reasons for which one store takes no messages now. Any thread may use it.
+    """The reasons why a store takes no messages now. Reads continue. Any thread may use the object.
 
-    Attributes:
-        refusals: the reasons in force. The set is replaced, never changed, so that a put needs no
-            lock to read it.
+    The set ``refusals`` is replaced, never changed, so that a put reads the set without a lock.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -62,7 +41,7 @@ class RunningFlags(Refusals):
         self._change = threading.Lock()
 
     def set(self, refusal: Refusal) -> None:
-        """Refuse messages from now on, for this reason."""
+        """Refuse messages from now on."""
         with self._change:
             self.refusals |= {refusal}
 
@@ -78,19 +57,21 @@ class RunningFlags(Refusals):
 
     @property
     def why(self) -> str:
-        """The reasons why the store takes no messages, as text."""
+        """The reasons as text."""
         return "; ".join(refusal.value for refusal in Refusal if refusal in self.refusals)
 
 
 class Health(HealthReason):
     """Whether a store may be written and read.
 
+    After a failed sync, the contents of the disk are unknown: the kernel marks the pages clean, and
+    the next sync reports success. So the first failed sync ends all writes until the store is
+    opened again. Nothing is synced again, and waiting puts fail, but reads continue.
+
     Attributes:
-        reason: why the store may no longer be written, None if it may. Writers read this before
-            each write.
-        is_gone: whether reads have ended too: the store was closed, or this is a forked child,
-            which does not have the maps.
-        is_forked: whether this is a forked child, in which locks may be held for ever.
+        reason: why the store may no longer be written, None if the store may be written.
+        is_gone: whether reads have ended too: the store was closed, or this is a forked child.
+        is_forked: whether this is a forked child. Locks may be held for ever in a forked child.
     """
 
     def __init__(self) -> None:
@@ -99,28 +80,28 @@ class Health(HealthReason):
         self.is_forked = False
 
     def poison(self, reason: str) -> StoreUnavailable:
-        """End writing for good, and return the error to raise. The first reason stays."""
+        """End all writes, and return the error to raise. The first reason stays."""
         if self.reason is None:
             self.reason = reason
             logger.error("the store takes no more writes: %s", reason)
         return self.error()
 
     def end_reads(self) -> None:
-        """End reading: the files are about to be closed, and a read could return wrong bytes."""
+        """End all reads, because the files are about to be closed."""
         self.is_gone = True
 
     def end(self, reason: str) -> None:
-        """End reading and writing: the store was closed, or belongs to another process."""
+        """End all reads and writes: the store was closed, or belongs to another process."""
         self.reason = reason
         self.is_gone = True
 
     def abandon_in_child(self) -> None:
-        """See :func:`abandon_in_children`."""
+        """End reads and writes in a forked child; see :func:`abandon_in_children`."""
         self.is_forked = True
         self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
-        """The exception for a call that the store refuses; its text is :attr:`reason`."""
+        """Make the exception for a call that the store refuses."""
         return StoreUnavailable(self.reason or "the store cannot be written")
 
     def require_writable(self) -> None:
@@ -135,11 +116,11 @@ class Health(HealthReason):
 
 
 class Flag:
-    """A flag that several threads set, and that the waiting thread clears.
+    """A flag that several threads set. The waiting thread clears the flag.
 
-    Attributes:
-        is_unset: whether it is not set. A put calls this first, because it is cheaper than
-            :meth:`set`.
+    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C in an Event can leave
+    its lock taken, and then the other thread waits for ever. A put calls ``is_unset`` first,
+    because this call is cheaper than :meth:`set`.
     """
 
     def __init__(self) -> None:
@@ -148,21 +129,20 @@ class Flag:
         self.is_unset: Callable[[], bool] = self._free.locked
 
     def set(self) -> None:
-        """Set it; a second call does nothing."""
+        """Set the flag. A second call does nothing."""
         try:
             if self._free.locked():
                 self._free.release()
         except RuntimeError:
-            # Another thread set it first.
             pass
 
     def take(self, timeout_s: float | None = None) -> bool:
-        """Wait until it is set, and clear it; returns whether it was set in time."""
+        """Wait until the flag is set, and clear it. Return whether the flag was set in time."""
         return self._free.acquire(timeout=-1 if timeout_s is None else timeout_s)
 
 
 class Done:
-    """A flag that is set once and never cleared."""
+    """A flag that is set once and never cleared; a bare lock, as :class:`Flag`."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -170,40 +150,37 @@ class Done:
         self._free.acquire()
 
     def set(self) -> None:
-        """Set it. Only one thread may call this."""
+        """Set the flag. Only one thread may call this."""
         if not self._is_set:
             self._is_set = True
             self._free.release()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is set; returns whether it is."""
+        """Wait until the flag is set. Return whether the flag is set."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # Let the next waiter through.
+            # Wake the next waiting thread.
             self._free.release()
         return self._is_set
 
 
 Clock = Callable[[], int]
-"""Milliseconds; only differences have a meaning."""
+"""Milliseconds. Only differences between two values have a meaning."""
 
 
 def monotonic_ms() -> int:
-    """The clock of intervals and timeouts; changes of the system time do not affect it."""
+    """Return the clock for intervals and timeouts. The system time does not affect this clock."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Service(ABC):
-    """A thread that runs at an interval, or when it is woken.
+    """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    :meth:`run_once` is the work, and can be called without a thread. The thread is a daemon. At the
-    interpreter's exit, the store's close ends it (:func:`close_at_exit`).
+    A poisoned store ends the service. If :meth:`run_once` raises any exception except
+    StoreUnavailable, the service poisons the store, because no thread does the work any more.
 
     Args:
-        health: the store's health. If the store is poisoned, the service ends. If the work raises
-            any exception except StoreUnavailable, this is a bug: the service poisons the store,
-            because no thread does the work any more.
-        interval_ms: pause between two runs; None to run only when woken.
-        is_timed: whether the pause is kept even after :meth:`wakeup`.
+        interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
+        is_timed: whether :meth:`wakeup` has no effect.
     """
 
     def __init__(
@@ -233,10 +210,7 @@ class Service(ABC):
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after its current run and one last run; returns whether it ended in time.
-
-        Does nothing in a forked child, which does not have the thread.
-        """
+        """End the thread after its current run and :meth:`run_last`; False after a timeout."""
         if self._process != os.getpid():
             return True
         self._is_stopping = True
@@ -263,7 +237,7 @@ class Service(ABC):
         """Do the work that is due."""
 
     def run_last(self) -> None:  # noqa: B027
-        """Do the remaining work when the service is stopped."""
+        """Do the remaining work after :meth:`stop`."""
 
     def _run(self) -> None:
         try:
@@ -282,7 +256,7 @@ class Service(ABC):
             self.ended()
 
     def ended(self) -> None:  # noqa: B027
-        """Called in the thread when it ends, for any reason."""
+        """Called in the thread when the thread ends, for any reason."""
 
 
 class Abandonable(Protocol):
@@ -296,7 +270,7 @@ class Closable(Protocol):
     """An object to close at exit."""
 
     def close(self) -> None:
-        """Close it; further calls do nothing."""
+        """Close the object. Further calls do nothing."""
 
 
 _NOT_IN_CHILDREN: Final[weakref.WeakSet[Abandonable]] = weakref.WeakSet()
@@ -304,7 +278,12 @@ _OPEN: Final[dict[int, Closable]] = {}
 
 
 def abandon_in_children(thing: Abandonable) -> None:
-    """Abandon ``thing`` in each child that this process forks. Its reference to it is weak."""
+    """Abandon ``thing`` in each child that this process forks. Keeps a weak reference.
+
+    A child has neither the store's maps (``MADV_DONTFORK``) nor its threads. So in a child every
+    call raises StoreUnavailable, and the descriptors are closed. An open descriptor of the lock
+    would keep the lock as long as the child lives.
+    """
     _NOT_IN_CHILDREN.add(thing)
 
 
@@ -314,15 +293,12 @@ def stays(thing: Abandonable) -> None:
 
 
 def close_at_exit(thing: Closable) -> None:
-    """Close ``thing`` at interpreter exit, last registered first.
-
-    Keeps ``thing`` alive until :func:`was_closed`.
-    """
+    """Close ``thing`` at interpreter exit, so that the next opening needs no recovery."""
     _OPEN[id(thing)] = thing
 
 
 def was_closed(thing: Closable) -> None:
-    """Undo :func:`close_at_exit`, because ``thing`` was closed."""
+    """Undo :func:`close_at_exit`."""
     _OPEN.pop(id(thing), None)
 
 
@@ -332,7 +308,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The other stores must be closed too, and no caller could catch the error.
+            # The other stores must be closed too.
             logger.exception("a store could not be closed cleanly at exit")
 
 

@@ -1,8 +1,4 @@
-"""Memory for bytes that are not yet written to a file: a pool of buffers, and copies of files.
-
-:class:`TransientStorePool` is RocketMQ's. A writer uses a :class:`FileCopy` instead of a map if no
-handler of SIGBUS watches the map.
-"""
+"""Memory for bytes that are not yet written to a file: a pool of buffers, and copies of files."""
 
 from __future__ import annotations
 
@@ -17,19 +13,16 @@ from logquarry.disk.disk import Disk
 from logquarry.format.fields import PAGE_SIZE
 
 _STEP: Final = 8 << 20
-"""Bytes of a file that are read or released at once."""
+"""Bytes of a file that are read or released in one call."""
 
 
 class TransientStorePool:
-    """Buffers in memory to which the log is written before it is committed to its files.
+    """Buffers for the newest bytes of the log, before a commit writes the bytes to the files.
 
-    The pool has ``count`` buffers of ``size`` bytes. A file borrows a buffer until the file is
-    full; if no buffer is left, puts write to the file's map. With a buffer, a put never waits for
-    the page cache, but bytes that are not committed are lost if the process ends. The pool is used
-    only with asynchronous flushing, and not on a slave.
-
-    A borrowed buffer still holds the bytes of the previous file: the next file overwrites all of
-    them, or leaves stale bytes after its blank, as RocketMQ does.
+    A file borrows a buffer until the file is full. With a buffer, a put never waits for the page
+    cache, but uncommitted bytes are lost if the process ends. The pool is used only with
+    asynchronous flush, and not on a slave. A borrowed buffer has the bytes of the previous file. So
+    stale bytes may follow the file's blank, as in RocketMQ.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -40,16 +33,16 @@ class TransientStorePool:
 
     @property
     def available(self) -> int:
-        """Buffers that are free (``availableBufferNums``)."""
+        """Number of free buffers (``availableBufferNums``)."""
         return len(self._free)
 
     def borrow(self, size: int) -> memoryview | None:
-        """A buffer for a file of ``size`` bytes, None if none is left."""
+        """Borrow a buffer for a file of ``size`` bytes; None if no buffer is free."""
         with self._lock:
             return self._free.popleft() if self._free and size == self.size else None
 
     def give_back(self, buffer: memoryview) -> None:
-        """Take back a buffer that no file uses any more."""
+        """Return a buffer to the pool."""
         with self._lock:
             self._free.append(buffer)
 
@@ -60,20 +53,11 @@ class TransientStorePool:
 
 
 class FileCopy:
-    """A copy of a file in memory: the writer changes it, and :meth:`keep` writes it to the file.
+    """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
-    If the disk does not deliver a page, or has no room for it, ``pwrite`` raises an error. In a map
-    such a page would end the process with SIGBUS.
-
-    Once the pages before the last appended bytes are in the file, their memory is released, and
-    reads as zeros. Pages that were loaded stay.
-
-    Args:
-        descriptor: the file's descriptor.
-        size: the file's bytes.
-
-    Attributes:
-        view: the memory, as large as the file.
+    If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
+    process. The memory of appended pages is released after their write, and then reads as zeros.
+    Loaded pages stay.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
@@ -81,8 +65,8 @@ class FileCopy:
         self._descriptor = descriptor
         self._path = path
         self._size = size
-        # Without MAP_NORESERVE, thousands of queue files could exceed the memory that the system
-        # promises.
+        # Without MAP_NORESERVE, the copies of thousands of queue files could exceed the memory
+        # limit.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
@@ -91,11 +75,7 @@ class FileCopy:
         self._done = 0
 
     def load(self, length: int) -> None:
-        """Read the file's first bytes into the memory, where they stay.
-
-        Raises:
-            StoreUnavailable: if they cannot be read.
-        """
+        """Read the file's first bytes into the memory, where the bytes stay."""
         done = 0
         with self._disk.refusing(self._path):
             while done < length:
@@ -110,20 +90,12 @@ class FileCopy:
         self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
 
     def clear(self, start: int, length: int) -> None:
-        """Set a range of the file to zero.
-
-        Raises:
-            StoreUnavailable: if it cannot be written.
-        """
+        """Set a range of the file to zero."""
         with self._disk.refusing(self._path):
             self._disk.write_all(self._descriptor, bytes(length), start)
 
     def keep(self, start: int, stop: int) -> None:
-        """Write a range of the memory to the file.
-
-        Raises:
-            StoreUnavailable: if the file cannot be written; the store is poisoned then.
-        """
+        """Write a range of the memory to the file. A failure poisons the store."""
         try:
             self._disk.write_all(self._descriptor, self.view[start:stop], start)
         except OSError as error:
@@ -135,7 +107,7 @@ class FileCopy:
             self._done = end
 
     def require_size(self) -> None:
-        """Poison the store if another program cut the file."""
+        """Poison the store if another program truncated the file."""
         try:
             size = self._disk.size(self._descriptor)
         except OSError as error:
@@ -146,7 +118,7 @@ class FileCopy:
             )
 
     def close(self) -> None:
-        """Release the memory as soon as no view of it exists."""
+        """Release the memory as soon as no view of the memory exists."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

@@ -1,8 +1,4 @@
-"""Makes Arrow batches or messages from the events of a walk; applies ``on_damage`` and filters.
-
-:func:`ahead` prepares the next item on a second thread, because kernels release the GIL. A run is
-:class:`~logquarry.log.walk.Run`: consecutive frames.
-"""
+"""Makes Arrow batches or messages from a walk's events, and applies damage policy and filters."""
 
 from __future__ import annotations
 
@@ -30,11 +26,7 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in their order; a thread makes the next one while the caller uses this one.
-
-    If the thread fails to make an item, the generator raises its exception. If the caller stops
-    early, the generator waits for the item that the thread is making.
-    """
+    """Yield the items in order; a thread makes the next item during the caller's work."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)
@@ -47,18 +39,19 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
 # Damage policy
 
 OnDamage = Literal["default", "stop", "skip", "fail"]
-"""What a read does when it finds bytes that are not frames.
+"""Damage policy of a read.
 
-``default``: a torn tail ends the read, any other damage is an error. ``stop``: the first damage of
-any kind ends the read. ``skip``: the read continues at the next sound frame and counts the damage.
-``fail``: any damage is an error, even a torn tail.
+- ``default``: a torn tail ends the read. All other damage raises an error.
+- ``stop``: the first damage ends the read.
+- ``skip``: the read counts the damage and continues at the next sound frame.
+- ``fail``: all damage raises an error, even a torn tail.
 """
 
 BAD_COMPRESSION = "bad_compression"
-"""Kind of damage: a body that is marked as compressed, but does not decompress."""
+"""Kind of damage: the flags mark a body as compressed, but decompression fails."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body makes a batch of one message."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body gets a batch for itself."""
 
 
 @dataclass(slots=True)
@@ -69,21 +62,17 @@ class DamageLog:
 
     @property
     def length(self) -> int:
-        """Bytes of all spans together."""
+        """Number of skipped bytes."""
         return sum(span.length for span in self.spans)
 
 
 def check_policy(text: str) -> OnDamage:
-    """Check the name of a damage policy.
-
-    Raises:
-        UsageError: if ``text`` is not one.
-    """
+    """Check the name of a damage policy. Raises UsageError if no policy has this name."""
     return choice(text, "on_damage", get_args(OnDamage))  # type: ignore[return-value]
 
 
 def as_error(span: DamagedSpan) -> CorruptFrame:
-    """The exception for a damaged span, with its file and offset."""
+    """Make the exception for a damaged span."""
     reason = f"{span.kind}: {span.reason} ({span.length} bytes up to the next sound frame)"
     if span.is_tail:
         reason = f"{span.kind}: {span.reason} (the last {span.length} bytes of the log)"
@@ -93,15 +82,7 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """Pick the runs of frames out of the walk's events.
-
-    Args:
-        events: from :class:`~logquarry.log.walk.LogReader`.
-        damage: collects every damaged span.
-
-    Raises:
-        CorruptFrame: at damage, if ``on_damage`` makes it an error.
-    """
+    """Yield the runs of frames, and apply the damage policy, which may raise CorruptFrame."""
 
     def report(span: DamagedSpan) -> bool:
         if damage is not None:
@@ -124,23 +105,14 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """The runs of :func:`sound_runs`, with inner batches split, so that each message has a row.
-
-    Args:
-        events: from :class:`~logquarry.log.walk.LogReader`.
-        damage: collects every damaged span.
-        limit: maximum bytes of a decompressed inner batch; a larger one stays one row.
-    """
+    """Split inner batches of at most ``limit`` bytes in the runs of :func:`sound_runs`."""
     return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
 
 def record_batches(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Decode the messages that pass a filter; there is no batch for a run without such messages.
-
-    A run makes one batch, or several if its decompressed bodies take more than MOST_CONTENT bytes.
-    """
+    """Decode the messages that pass a filter. A batch has at most MOST_CONTENT bytes of bodies."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, pa.RecordBatch]]:
         for part, bodies in columns.pieces(run.window, run.rows, decoding, MOST_CONTENT):
@@ -152,7 +124,7 @@ def record_batches(
 def messages(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None = None
 ) -> Iterator[StoredMessage]:
-    """Decode the messages that pass a filter, as objects."""
+    """Decode the messages that pass a filter to objects."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, list[StoredMessage]]]:
         yield run.rows, columns.messages(run.window, run.rows, decoding)
@@ -164,8 +136,7 @@ def messages(
 def selected(
     runs: Iterable[Run], decoding: columns.Decoding, wanted: MessageFilter | None
 ) -> Iterator[Run]:
-    """The runs, reduced to the messages that pass a filter. Runs without such messages are left
-    out."""
+    """Reduce each run to the messages that pass a filter, and drop empty runs."""
     if wanted is None:
         yield from runs
         return
@@ -183,13 +154,7 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    If the read skips damage, the message keeps its body as stored. The recorded span then has
-    length 0, because the read skipped no frame.
-
-    Attributes:
-        layout: the store's files.
-        on_damage: what to do at damage.
-        damage: collects a span for each such body.
+    If the read skips damage, the message keeps its stored body. The recorded span has length 0.
     """
 
     layout: StoreLayout
@@ -197,11 +162,7 @@ class BadBodies:
     damage: DamageLog | None = None
 
     def __call__(self, offset: int, reason: str) -> None:
-        """The callback for :attr:`Decoding.on_bad_body`.
-
-        Raises:
-            CorruptFrame: unless damage is skipped.
-        """
+        """Apply the policy. Raises CorruptFrame, unless the policy is ``skip``."""
         path = self.layout.log_path(offset)
         if self.on_damage != "skip":
             raise CorruptFrame(path, offset, f"{BAD_COMPRESSION}: {reason}", kind=BAD_COMPRESSION)

@@ -1,10 +1,7 @@
-"""Walks, checks and finds frames in bytes of the log, with a reference in Python or with kernels.
+"""Walks, checks and finds frames in bytes of the log.
 
-The reference calls :mod:`logquarry.format.frame` for each frame; the kernels are in
-:mod:`logquarry.format.kernels` (numba). ``LOGQUARRY_KERNELS=off`` selects the reference; without
-numba the reference is used too.
-
-:func:`first_frames` reads a file whose place in the log is unknown.
+The kernels (:mod:`logquarry.format.kernels`) check many frames in one call. Without numba, or with
+``LOGQUARRY_KERNELS=off``, the reference codec (:mod:`logquarry.format.frame`) decodes each frame.
 """
 
 from __future__ import annotations
@@ -37,12 +34,12 @@ Rows = Int32
 
 @cache
 def kernels() -> ModuleType | None:
-    """The kernel module, or None if it is switched off or numba is missing."""
+    """Return the kernel module; None if kernels are switched off or numba is missing."""
     if is_switched_off(SWITCH):
         return None
     try:
         from logquarry.format import kernels as module
-    except (ImportError, OSError) as error:  # OSError: a library of numba cannot be loaded
+    except (ImportError, OSError) as error:  # OSError: the system cannot load a library of numba
         reason = str(error).partition("\n")[0]
         logger.warning(
             "no compiled kernels (%s): the slower Python reference is used. For speed: "
@@ -54,12 +51,12 @@ def kernels() -> ModuleType | None:
 
 
 def kernels_enabled() -> bool:
-    """Whether the kernels are in use."""
+    """Whether this process uses the kernels."""
     return kernels() is not None
 
 
 def require_kernels() -> ModuleType:
-    """The kernel module, for code that only runs with kernels."""
+    """Return the kernel module. Call this only if kernels are enabled."""
     module = kernels()
     assert module is not None, "only called if kernels_enabled()"
     return module
@@ -70,13 +67,11 @@ class Window:
     """Bytes of one log file and their place in the log.
 
     Attributes:
-        data: the bytes.
         base: physical offset of the first byte.
-        end: index at which the file ends; larger than ``len(data)`` if the file continues.
-        has_heads: whether frames may follow the heads of DLedger entries.
-        is_unwrapped: whether the frames were made from messages of inner batches
-            (:mod:`logquarry.log.frames`). Then a frame's place in the log is known only from its
-            PHYSICALOFFSET.
+        end: index of the file's end; larger than ``len(data)`` if the file continues.
+        has_heads: whether the log is a DLedger log, in which heads precede frames.
+        is_unwrapped: whether the frames come from inner batches. Their place in the log is then
+            PHYSICALOFFSET, not ``base`` plus the position.
     """
 
     data: Bytes
@@ -94,19 +89,19 @@ class Window:
         *,
         has_heads: bool = False,
     ) -> Window:
-        """A window over ``data``; without ``end`` the file ends with the data."""
+        """Make a window over ``data``. Without ``end``, the file ends with the data."""
         array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         return cls(array, base, len(array) if end is None else end, has_heads)
 
     def after(self, position: int) -> Window:
-        """The same bytes from a position on."""
+        """Return the part of the window from a position on."""
         return Window(
             self.data[position:], self.base + position, self.end - position, self.has_heads
         )
 
     @property
     def address(self) -> int:
-        """Address of the first byte, valid while the window is alive."""
+        """Memory address of the first byte, valid as long as the window exists."""
         return int(self.data.ctypes.data)
 
     @property
@@ -115,13 +110,13 @@ class Window:
         return len(self.data)
 
     def offset_at(self, position: int) -> int:
-        """The physical offset of the frame at a position."""
+        """Return the physical offset of the frame at a position."""
         if not self.is_unwrapped:
             return self.base + position
         return int(frame.HEAD.struct.unpack_from(self.data.data, position)[6])
 
     def decode(self, position: int, *, check_crc: bool = True) -> frame.Outcome:
-        """Decode one position with the reference codec."""
+        """Decode the frame at a position with the reference codec."""
         base = self.offset_at(position) - position if self.is_unwrapped else self.base
         return frame.decode_at(
             self.data.data, position, base=base, end=self.end, check_crc=check_crc
@@ -129,18 +124,17 @@ class Window:
 
 
 def empty_rows(count: int) -> Rows:
-    """An uninitialised table for ``count`` frames."""
+    """Make a table for ``count`` frames, without initial values."""
     return np.empty((count, ROW_WIDTH), np.int32)
 
 
 def walk(
     window: Window, position: int, stop: int, rows: Rows, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Walk the chain of frames from ``position``, taking frames that start before ``stop``.
+    """Walk the chain of frames from ``position``, up to the last frame that starts before ``stop``.
 
-    Returns:
-        (frames taken, position after them, code). The code is REACHED_STOP, BLANK, NEED_MORE,
-        TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
+    Returns (number of frames, position after the last frame, code). The code is REACHED_STOP,
+    BLANK, NEED_MORE, TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
     """
     fast = kernels()
     if fast is not None:
@@ -177,7 +171,6 @@ def walk(
 
 
 def _after_head(window: Window, position: int) -> tuple[int, int]:
-    """Skip the head of a DLedger entry, if one is there; returns the new position, and a code."""
     data, left = window.data.data, window.end - position
     if dledger.has_head_reference(data, position, base=window.base, left=left):
         return position + dledger.HEAD.size, REACHED_STOP
@@ -191,19 +184,15 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Check one position with the reference codec; fill ``row`` if a sound frame starts there.
-
-    Returns:
-        A code, one of those that :func:`walk` returns.
-    """
+    """Check one position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads no further than the frame. So if the window holds the whole frame, the end
-        # of the window can be passed as the end of the file.
+        # decode_at reads only the frame. So if the window holds the whole frame, the end of the
+        # window can be passed as the end of the file.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -217,7 +206,7 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
 
 
 def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
-    """The row of a frame at a position."""
+    """Make the row of the frame at a position."""
     born, store = frame.host_sizes(found.sys_flag)
     body_at = frame.BODY_POSITION + born + store - 2 * frame.HOST_SIZE_V4
     topic_at = body_at + len(found.body) + (1 if found.magic == frame.MAGIC_V1 else 2)
@@ -229,8 +218,7 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    """How many bytes :func:`check` needs at a position: those of the whole frame if its head is
-    sound, else only those of the head."""
+    # A sound head shows the size of the whole frame. For any other head, only the head is needed.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -251,16 +239,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Judge several positions, such as those in the entries of consume queues or of the index.
-
-    Args:
-        places: positions in the window.
-        sizes: the size that each frame must have; 0 for any.
-        check_crc: whether to compare bodies with their CRC.
-
-    Returns:
-        The rows of the sound frames, and a code for each position.
-    """
+    """Check frames at positions, with expected sizes (0: any). Return sound rows and all codes."""
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
     fast = kernels()
@@ -294,9 +273,8 @@ def check_places(
 def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tuple[int, int]:
     """Find the first sound frame that starts in ``[start, stop)`` (resync).
 
-    Returns:
-        (position, REACHED_STOP) if there is one; (position, NEED_MORE) if the window ends too early
-        to check that position; else (stop, TRUNCATED).
+    Returns (position, REACHED_STOP). If the window is too short to check a position, returns
+    (position, NEED_MORE). If there is no frame, returns (stop, TRUNCATED).
     """
     fast = kernels()
     row = empty_rows(1)[0]
@@ -328,7 +306,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # In the last bytes of a window only the first byte of a magic can be compared.
+        # Of a magic in the last bytes of the window, only the first byte can be compared.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:
@@ -339,25 +317,25 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
 
 
 def first_nonzero(window: Window, start: int, stop: int) -> int:
-    """The first position in ``[start, stop)`` whose byte is not zero, or ``stop``."""
+    """Return the first position in ``[start, stop)`` with a byte that is not 0, or ``stop``."""
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy: a live log may change
+    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy, because a live log may change
     return start + int(found[0]) if len(found) else stop
 
 
 def last_nonzero(window: Window, start: int, stop: int) -> int:
-    """One past the last position in ``[start, stop)`` whose byte is not zero, or ``start``."""
+    """Return the position after the last byte in ``[start, stop)`` that is not 0, or ``start``."""
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy: a live log may change
+    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy, because a live log may change
     return start + int(found[-1]) + 1 if len(found) else start
 
 
 def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
-    """Describe the damage at a position."""
+    """Describe the damage at a position in words."""
     if window.has_heads:
         position, _ = _after_head(window, position)
     outcome: Any = window.decode(position, check_crc=check_crc)
@@ -366,16 +344,16 @@ def damage_reason(window: Window, position: int, *, check_crc: bool) -> str:
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _MOST_FRAMES: Final = 32
-"""Maximum number of frames to read from one file."""
+"""Maximum number of frames that :func:`first_frames` reads."""
 _SEARCHED: Final = 64 << 20
-"""Number of bytes at the start of a file in which to search for frames."""
+"""Number of bytes that :func:`first_frames` searches at the start of a file."""
 _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
-    """The physical offset in the first frame of a file; -1 if its first bytes are not a frame.
+    """Return the physical offset in a file's first frame, -1 if there is no frame.
 
-    None if the file is too short, or begins with zeros or a blank: such a file shows no offset.
+    Return None if the file is too short, or begins with zeros or a blank.
     """
     size = frame.HEAD.size
     if view.size < size:
@@ -390,7 +368,7 @@ def head_offset(view: FileView) -> int | None:
 
 
 def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
-    """The first whole frames of a file, with their positions in the file."""
+    """Yield the first frames of a file whose place in the log is unknown, with their positions."""
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0
@@ -409,7 +387,6 @@ def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
 
 
 def _next_magic(data: memoryview, position: int) -> int:
-    """The next position at which a frame may start, -1 if there is none."""
     at_magic = frame.HEAD.offsets["magic"]
     magics = [magic.to_bytes(4, "big") for magic in _MAGICS]
     while position + at_magic < len(data):

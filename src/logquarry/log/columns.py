@@ -1,8 +1,7 @@
 """Decodes frames to Arrow columns, with compiled kernels or with the reference codec.
 
-Only the requested columns are decoded. No RocketMQ client writes a topic or properties that are not
-UTF-8. If a frame has such bytes, the reference decodes the property columns of the whole batch, and
-invalid bytes become U+FFFD as in Java.
+No RocketMQ client writes a topic or properties that are not UTF-8. If a frame has such bytes, the
+reference decodes the property columns of the whole batch. Invalid bytes become U+FFFD, as in Java.
 """
 
 from __future__ import annotations
@@ -30,21 +29,15 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Maximum bytes of decompressed bodies in memory at one time. A larger body is decoded alone."""
+"""Maximum bytes of decompressed bodies in one piece. A larger body gets a piece for itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How frames become columns.
+    """Settings for the decoding of frames to columns.
 
-    Attributes:
-        columns: names of the columns, in order.
-        broker: value of the column ``broker``.
-        delay_levels_ms: delay of each level, for the tags code of delayed messages.
-        decompress: whether ``body`` is the decompressed content instead of the stored bytes.
-        decompress_limit: maximum bytes of one decompressed body.
-        on_bad_body: called with (physical offset, reason) for a body that does not decompress; it
-            may raise. If it returns, the body stays as stored.
+    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. If the
+    callback returns, the column has the stored body.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -60,14 +53,7 @@ class Decoding:
 def record_batch(
     window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """Decode frames of a window to a batch, in the order of ``rows``.
-
-    Args:
-        bodies: the column ``body`` if :func:`contents` has already made it.
-
-    Raises:
-        LogquarryError: if a column takes more than 2 GiB.
-    """
+    """Decode frames to a batch. A column of more than 2 GiB raises LogquarryError."""
     ready = {} if bodies is None else {"body": bodies}
     if codec.kernels_enabled():
         arrays = _kernel_arrays(window, rows, decoding, ready)
@@ -147,7 +133,7 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # The product wraps as in the kernels, so that no timestamp makes it raise.
+        # The product wraps as in the kernels, so that every timestamp can be converted.
         return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
@@ -156,13 +142,12 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
 
 
 def _exact_properties(message: StoredMessage) -> bytes | None:
-    """The property string; None if it equals the encoding of its decoded properties."""
     data = message.frame.properties
     return None if props.encode(message.properties).encode() == data else data
 
 
 def body_of(message: StoredMessage, decoding: Decoding) -> bytes:
-    """The body as stored or decompressed, as ``decoding`` asks."""
+    """Return a message's body, decompressed if ``decoding`` requires that."""
     if not decoding.decompress:
         return message.body
     return _content(message.body, message.sys_flag, message.physical_offset, decoding)
@@ -178,12 +163,9 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 
 
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
-    """Decompress the bodies of all frames in order, as arrays of at most ``most`` bytes.
+    """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes.
 
-    A larger body is an array with one element. If no body is compressed, there is one array.
-
-    Raises:
-        LogquarryError: if an array takes more than 2 GiB.
+    A larger body gets an array for itself. If no body is compressed, there is only one array.
     """
     flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
     if not any(map(is_compressed, flags)):
@@ -205,11 +187,9 @@ def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Itera
 def pieces(
     window: Window, rows: Rows, decoding: Decoding, most: int | None = None
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
-    """Cut frames into pieces whose decompressed bodies take at most ``most`` bytes each.
+    """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes.
 
-    Yields:
-        Each piece with its column ``body`` for :func:`record_batch`. If ``decoding`` does not
-        decompress, there is one piece, no larger than the window, and the column is None.
+    Yields rows and the column ``body``. Without decompression there is one piece, and no column.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None
@@ -229,7 +209,7 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Number the topics of frames; returns a number for each frame, and the topics by number."""
+    """Number the topics of frames. Return the topic number of each frame, and the topics."""
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
@@ -240,13 +220,12 @@ def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
 
 
 def _part(window: Window, row: Sequence[int], at: int, length: int) -> bytes:
-    """The part of a frame whose place and length are in two columns of its row."""
     start = row[r.POSITION] + row[at]
     return window.data[start : start + row[length]].tobytes()
 
 
 def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, Any]:
-    """Decode fields of fixed width to NumPy arrays by name; timestamps in milliseconds."""
+    """Decode fields of fixed width to NumPy arrays. Timestamps are in milliseconds."""
     if codec.kernels_enabled():
         return KernelColumns(window, rows).numbers(names, ms=True)
     decoded = messages(window, rows, Decoding())
@@ -256,7 +235,7 @@ def fixed_fields(window: Window, rows: Rows, names: Sequence[str]) -> dict[str, 
 
 
 def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, Bools]:
-    """The tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
+    """Return the tags code of each frame, and whether the frame has KEYS or a UNIQ_KEY."""
     fast = codec.kernels()
     if fast is not None and not fast.bad_utf8(window.address, rows, len(rows)):
         run = KernelColumns(window, rows)
@@ -268,9 +247,9 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 
 
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
-    """Frames whose topic or properties hold NUL bytes or are not UTF-8.
+    """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
-    The CRC covers only the body, so a torn page in the topic or properties shows only here.
+    The CRC covers only the body, so only this check finds a torn page in topic or properties.
     """
     fast = codec.kernels()
     if fast is not None:
@@ -288,7 +267,7 @@ def suspect_rows(window: Window, rows: Rows) -> list[int]:
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
-    """Frames whose property CRC is wrong. Unlike the body's CRC it covers topic and properties."""
+    """Return the numbers of frames with a wrong property CRC, which covers topic and properties."""
     if window.has_heads:
         # DLedger writes PHYSICALOFFSET after the encoder has computed the CRC.
         return []
@@ -300,7 +279,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     stated = property_crc.stated(window.data, starts, sizes)
     lengths = sizes - property_crc.SIZE
     fast = codec.kernels()
-    # A CRC below 0 marks a malformed property. The kernel skips such a frame, so list it here.
+    # A CRC below 0 marks a malformed property. The kernel skips such frames.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
         view = window.data.data
@@ -321,7 +300,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
 
 
 def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
-    """The row numbers of the frames that have a property of this name."""
+    """Return the numbers of the frames that have a property of this name."""
     fast = codec.kernels()
     marks = np.zeros(len(rows), np.uint8)
     if fast is not None:
@@ -340,7 +319,7 @@ def rows_with_property(window: Window, rows: Rows, name: str) -> Int64:
 
 
 def frames_with_property(runs: Iterable[Run], name: str) -> Iterator[frame.Frame]:
-    """The frames of some runs that have a property of this name."""
+    """Yield the frames that have a property of this name."""
     for run in runs:
         for number in rows_with_property(run.window, run.rows, name).tolist():
             found = run.window.decode(int(run.rows[number, r.POSITION]))

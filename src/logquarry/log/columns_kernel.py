@@ -26,10 +26,9 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Columns of fixed width: the part of the frame that has each one, and its position in that
-part."""
+"""For each column of fixed width: a part of the frame, and the column's position in that part."""
 MS: Final = 1_000
-"""Microseconds in a millisecond: Arrow's timestamps are in microseconds, RocketMQ's in ms."""
+"""Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 
 _MAX_TOPICS: Final = 4096
 _TOPIC_TABLE: Final = 4 * _MAX_TOPICS
@@ -37,18 +36,16 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 """Columns that need all properties of a message."""
 _SMALLEST_PAIR: Final = 4
-"""Bytes of the shortest property with its separators."""
+"""Bytes of the shortest property with both separators."""
 
 
 def too_large() -> LogquarryError:
-    """The error for a column that Arrow's 32-bit offsets cannot hold."""
+    """Make the error for a column that is too large for Arrow's 32-bit offsets."""
     return LogquarryError("one column of a batch takes more than 2 GiB")
 
 
 @dataclass(frozen=True, slots=True)
 class _GatherPlan:
-    """Arguments of the gather kernel for some fixed fields."""
-
     narrow: tuple[str, ...]
     wide: tuple[str, ...]
     from32: Int64
@@ -76,14 +73,10 @@ def _gather_plan(names: tuple[str, ...], ms: bool) -> _GatherPlan:
 
 
 class KernelColumns:
-    """Makes the columns of one run of frames with kernels, and does work that several columns share
-    only once.
-    """
+    """Makes the columns of one run of frames with kernels."""
 
     def __init__(self, window: codec.Window, rows: codec.Rows) -> None:
-        kernels = codec.kernels()
-        assert kernels is not None
-        self.k = kernels
+        self.k = codec.require_kernels()
         self.window = window
         self.rows = rows if rows.flags.c_contiguous else np.ascontiguousarray(rows)
         self.address = window.address
@@ -97,7 +90,7 @@ class KernelColumns:
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Make columns by name. Do not ask for property columns if a frame has bad UTF-8."""
+        """Make columns by name. If a frame has bad UTF-8, do not request property columns."""
         if not WHOLE_PROPERTIES.isdisjoint(names):
             self._parse(want_pairs=True)
         made = self._fixed([name for name in names if name in FIXED])
@@ -105,7 +98,7 @@ class KernelColumns:
 
     # fixed fields
     def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
-        """Fixed fields by name; timestamps in microseconds, or in milliseconds with ``ms``."""
+        """Return fixed fields by name. Timestamps have microseconds; with ``ms``, milliseconds."""
         plan = _gather_plan(tuple(names), ms)
         out32 = np.empty((len(plan.narrow), self.count), np.int32)
         out64 = np.empty((len(plan.wide), self.count), np.int64)
@@ -139,7 +132,7 @@ class KernelColumns:
         return pa.array(names, pa.string()).take(pa.array(ids))
 
     def topic_ids(self) -> tuple[Int32, list[str]]:
-        """A number for each frame's topic, and the topics by number."""
+        """Return the topic number of each frame, and the topics."""
         ids = np.empty(self.count, np.int32)
         found = np.empty((_MAX_TOPICS, 2), np.int32)
         table = np.full(_TOPIC_TABLE, -1, np.int32)
@@ -186,7 +179,7 @@ class KernelColumns:
         total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
         if total < 0:
             raise too_large()
-        # Arrow's pool reuses large buffers; NumPy would allocate them from the system each time.
+        # Arrow's pool reuses large buffers. NumPy would allocate them from the system each time.
         data = pa.allocate_buffer(total)
         self.k.copy_spans(self.address, starts, count, offsets, data.address)
         return pa.Array.from_buffers(
@@ -200,7 +193,6 @@ class KernelColumns:
         return self._ragged(*self._spans(r.BODY_AT, r.BODY_LENGTH), self.count, pa.binary())
 
     def _spans(self, at: int, length: int) -> tuple[Int32, Int32]:
-        """The spans in two columns of the rows, as starts in the window and lengths."""
         starts, lengths = np.empty(self.count, np.int32), np.empty(self.count, np.int32)
         self.k.spans_of(self.rows, self.count, at, length, starts, lengths)
         return starts, lengths
@@ -211,8 +203,8 @@ class KernelColumns:
         lengths = np.empty((4, self.count), np.int32)
         longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
         total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # A property with both separators takes at least four bytes. The last property of a string
-        # has no second separator, so it takes at least three bytes.
+        # Each property takes at least four bytes, because it has two separators. The last property
+        # of a string can take three, because its second separator may be missing.
         pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
         pair_offsets = np.empty(self.count + 1, np.int32)
         size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())
@@ -233,7 +225,7 @@ class KernelColumns:
         self._pairs = pairs, pair_offsets
 
     def all_property_spans(self) -> tuple[Int32, Int32]:
-        """Find TAGS, KEYS, UNIQ_KEY and DELAY: starts and lengths, -1 if a frame has none."""
+        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 if there is none."""
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None
@@ -244,7 +236,7 @@ class KernelColumns:
         return self._ragged(starts[which], lengths[which], self.count, pa.string())
 
     def tags_codes(self, delay_levels_ms: Sequence[int]) -> tuple[Int64, Int64]:
-        """The tags code of each frame, and the frames whose code only the reference can compute."""
+        """Return the tags codes, and the numbers of frames that only the reference can decode."""
         starts, lengths = self.all_property_spans()
         out, odd = np.empty(self.count, np.int64), np.empty(self.count, np.int64)
         left_over = self.k.tags_codes(
@@ -276,11 +268,9 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        """The property strings that differ from the encoding of their pairs; null for all others.
-
-        A string that differs has another length, because the pairs lack empty and repeated
-        properties. Call this only for strings that are UTF-8; the reference decodes the others.
-        """
+        # The result is null if a string equals the encoding of its pairs. All other strings have
+        # another length, because the pairs lack empty and repeated properties. Call this only for
+        # UTF-8 strings.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])

@@ -1,10 +1,8 @@
 """Keeps the property strings that a Parquet file's column ``properties`` cannot reproduce.
 
-A map has no doubled separators, no repeated keys, no empty values and no bytes that are not UTF-8.
-Sound stores hold such strings, and an import must restore them. If encoding the map does not
-reproduce a string, the export lists the string in the metadata of the Parquet file, which readers
-of tables never see. All strings from clients before 4.9.3 end with a separator; for such a string,
-the list has a null instead of a copy. All other strings that need the list are rare.
+A map loses doubled separators, repeated keys, empty values and bytes that are not UTF-8. An import
+must restore such strings, so an export lists them in the metadata of the Parquet file. Clients
+before 4.9.3 end every string with a separator; the list has a null for each of these strings.
 
 ::
 
@@ -28,20 +26,16 @@ from logquarry.format.arrays import Int64
 from logquarry.log.schema import EXACT_PROPERTIES
 
 KEY: Final = b"logquarry.properties_string"
-"""The list's name in the file's metadata."""
+"""Name of the list in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""Approximate maximum bytes of strings in one file: readers limit the size of metadata."""
+"""Approximate maximum bytes of strings in one file. Readers limit the size of metadata."""
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
 _SCHEMA: Final = pa.schema({"skip": pa.uint32(), "string": pa.binary()})
 
 
 class ExactProperties:
-    """Collects the property strings of one file.
-
-    Attributes:
-        size: bytes of the listed strings.
-    """
+    """Collects the property strings of one file. ``size``: bytes of the listed strings."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -50,7 +44,7 @@ class ExactProperties:
         self._parts: list[pa.RecordBatch] = []
 
     def add(self, rows: pa.Table) -> None:
-        """Add the next rows: a table with the columns ``properties`` and ``properties_string``."""
+        """Add rows with the columns ``properties`` and ``properties_string``."""
         column = rows.column(EXACT_PROPERTIES.name)
         if column.null_count < len(column):
             exact = column.combine_chunks()
@@ -65,12 +59,7 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add the next rows as :func:`read` returned them from another file.
-
-        Args:
-            listed: numbers of the listed rows and their strings; None if there are none.
-            count: rows in that file.
-        """
+        """Add the ``count`` rows of another file, with the result of :func:`read` for that file."""
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)
@@ -85,7 +74,7 @@ class ExactProperties:
         )
 
     def metadata(self) -> dict[str, str]:
-        """Entries for the file's metadata; empty if the maps reproduce all strings."""
+        """Return the metadata of the file. The dict is empty if the maps reproduce all strings."""
         if not self._parts:
             return {}
         sink = pa.BufferOutputStream()
@@ -96,13 +85,7 @@ class ExactProperties:
 
 
 def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | None:
-    """The listed rows of a file and their strings; None if the file has no list.
-
-    A null string means: the encoded map plus a separator.
-
-    Raises:
-        ValueError: if the metadata under this name is not such a list.
-    """
+    """Read the numbers of a file's listed rows and their strings; None if the file has no list."""
     data = (metadata or {}).get(KEY)
     if data is None:
         return None
@@ -116,13 +99,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 
 
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """The listed property strings of some rows, null for rows that are not listed.
-
-    Args:
-        exact: the result of :func:`read`.
-        maps: the column ``properties`` of the rows.
-        first: number of the first row in the file.
-    """
+    """Return the exact strings of rows, null if not listed. ``first``: the first row's number."""
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
     values: list[bytes | None] = [None] * len(maps)

@@ -1,8 +1,4 @@
-"""Read access to a store's folder: local files by mmap, other file systems through pyarrow.fs.
-
-Both return :class:`FileView` objects, which give the kernels windows of bytes. A local window is
-part of the map, without a copy; a remote window is a range fetched into memory.
-"""
+"""Reads the folder of a store: local files with mmap, other file systems with pyarrow.fs."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from logquarry import arguments
 from logquarry.errors import StoreNotFound, UnreadableFile
@@ -37,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
-"""Bytes fetched at once from a remote file, unless one frame is larger."""
+"""Minimum bytes that a window fetches from a remote file."""
 _MOST_READ_WHOLE = 1 << 30
 
 
@@ -53,10 +49,8 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        path: the full path, for messages.
-        size: bytes of the file.
-        is_mapped: whether a window is a part of a map, so that no bytes are copied.
-        is_growing: whether another program may write the file, so a copied window can be outdated.
+        is_mapped: whether a window is a part of a map, without a copy.
+        is_growing: whether another program may write the file, so that a copy can become outdated.
     """
 
     path: str
@@ -66,49 +60,43 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The ranges found so far that the disk does not deliver, in order.
-
-        A window has the bytes :data:`~logquarry.log.readable.FILL` in their place.
-        """
+        """The unreadable ranges so far, in order. Windows have FILL bytes in their place."""
         return ()
 
     @abstractmethod
     def window(self, start: int, length: int) -> memoryview:
-        """Bytes from ``start``: at least ``length`` bytes, or all up to the end of the file."""
+        """Return at least ``length`` bytes from ``start``, or all bytes up to the file's end."""
 
     def head(self, length: int) -> memoryview:
-        """The first ``length`` bytes, or all of a shorter file; reads no further bytes."""
+        """Return the first ``length`` bytes, or all bytes of a shorter file."""
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read these bytes; returns the first unreadable range that overlaps them, if any."""
+        """Read a range. Return the first unreadable range that overlaps this range, if any."""
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
     def reaches(self, end: int) -> bool:
-        """Whether the file still has all bytes before a position, and so was not truncated."""
+        """Whether the file still has all bytes before a position."""
         return True
 
     def good_start(self, position: int) -> int:
-        """The lowest position at which a window with ``position`` can start without a new probe."""
+        """Return the lowest start of a window with ``position`` that needs no new probe."""
         return position
 
     def next_data(self, position: int) -> int:
-        """The first position at or after ``position`` that can hold data; ``size`` if none can.
-
-        Skips the holes of sparse and preallocated files, which read as zeros.
-        """
+        """Return the first position from ``position`` on that can hold data, or ``size``."""
         return min(position, self.size)
 
 
 def unreadable_file(view: FileView, fault: Unreadable | None = None) -> UnreadableFile:
-    """The error for an unreadable range of a file (default: the first one found)."""
+    """Make the error for an unreadable range of a file (default: the first known range)."""
     offset, length, reason = fault or view.unreadable[0]
     return UnreadableFile(view.path, offset, f"{length} bytes {reason}", kind=UNREADABLE)
 
 
 class GoneFile(FileView):
-    """An empty view in place of a file that was deleted."""
+    """An empty view that replaces a deleted file."""
 
     is_mapped = True
 
@@ -121,31 +109,21 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """Read access to the folder of one store.
-
-    Attributes:
-        root: path or URL of the folder, for messages.
-        unreadable: the unreadable ranges found so far, by the path below the root.
-    """
+    """Read access to a store's folder. ``unreadable``: path below the root -> unreadable ranges."""
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """The entries of a folder below the root, sorted by name; empty if it does not exist.
-
-        Raises:
-            StoreNotFound: if the folder exists but cannot be read.
-        """
+        """List a folder below the root, sorted by name. A missing folder is empty."""
 
     @abstractmethod
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises:
-            FileNotFoundError: if it does not exist (any more) or is not a regular file.
-            StoreNotFound: if it exists but cannot be read.
+        Raises FileNotFoundError for a missing or irregular file, and StoreNotFound for a file that
+        cannot be read.
         """
 
     @abstractmethod
@@ -153,31 +131,26 @@ class FileSystem(ABC):
         """Whether a name exists below the root."""
 
     def broken_link(self, path: str) -> str | None:
-        """If the path is a link to a target that does not exist: that target; else None."""
+        """If the path is a link whose target does not exist, return the target; else None."""
         return None
 
     def broken_links(self, path: str) -> Sequence[str]:
-        """The names in a folder that are links whose targets do not exist."""
+        """Return the names of links in a folder whose targets do not exist."""
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """What else is at the path, in words; None if a file, a folder or nothing is there."""
+        """Describe what is at a path, for example a pipe; None for a file, a folder or nothing."""
         return None
 
     def real_path(self, path: str) -> str:
-        """The path without links. Two names of one folder have the same such path."""
+        """Resolve all links. Two paths of the same folder give the same result."""
         return path
 
     def read(self, path: str) -> bytes:
-        """Read a small file whole.
-
-        Raises:
-            UnreadableFile: if the disk does not deliver all of it, or it is larger than any small
-                file of a store.
-        """
+        """Read a small file. Raises UnreadableFile for unreadable bytes, or if it exceeds 1 GiB."""
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
-            # A sparse file can be larger than the memory. Such a read would take hours or fail.
+            # A sparse file can be larger than the memory.
             fault = Unreadable(0, view.size, "are too many for a file of this name")
             self.unreadable[path] = (fault,)
             raise unreadable_file(view, fault)
@@ -187,7 +160,7 @@ class FileSystem(ABC):
         return data
 
     def full_path(self, path: str) -> str:
-        """The full path of ``path`` below the root, for messages."""
+        """Return the full path of ``path`` below the root, for messages."""
         return f"{self.root.rstrip('/')}/{path}"
 
 
@@ -203,7 +176,7 @@ class _LocalFile(FileView):
             self._map: ReadableMap | None = None
             self.is_mapped = True
             if self.size:
-                # The map keeps its own reference to the file until the last window is released.
+                # The map keeps its own reference to the file until all windows are released.
                 mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
                 self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
                 self.is_growing = not self.is_mapped
@@ -231,10 +204,10 @@ class _LocalFile(FileView):
         try:
             descriptor = os.open(self.path, READ_ONLY)
         except OSError:
-            # The file was deleted; its map is still valid.
+            # The file was deleted, but its map is still valid.
             return position
         try:
-            # The file may have grown since it was mapped; only the mapped part is read.
+            # The file may have grown after it was mapped. Readers use only the mapped part.
             return min(next_data(descriptor, position), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
@@ -243,16 +216,16 @@ class _LocalFile(FileView):
 
 
 class LocalFileSystem(FileSystem):
-    """A folder on a disk that this machine mounts."""
+    """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # The process may change its working folder while the store is open.
+        # An absolute path, because the process may change its working folder.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
 
     def _path(self, path: str) -> str:
-        # pathlib takes longer to join names than the system takes to open a file.
+        # Joining names with pathlib takes longer than opening a file.
         return f"{self._base}/{path}"
 
     def list(self, path: str) -> list[Entry]:
@@ -271,8 +244,7 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker's retention deleted the file between the listing and the stat. A
-            # symbolic link in a loop is skipped too.
+            # A live broker deleted the file after the listing, or a link leads to itself.
             return None
 
     def open(self, path: str) -> FileView:
@@ -351,7 +323,7 @@ class _ArrowFile(FileView):
 
 
 class ArrowFileSystem(FileSystem):
-    """A folder that ``pyarrow.fs`` reads: S3, GCS, HDFS, or any file system that fsspec knows."""
+    """A folder that ``pyarrow.fs`` reads: S3, GCS, HDFS, or any file system of fsspec."""
 
     def __init__(self, filesystem: pafs.FileSystem, base: str, root: str) -> None:
         self._fs = filesystem
@@ -402,12 +374,7 @@ class ArrowFileSystem(FileSystem):
 
 
 def whole_file(path: Path) -> FileView:
-    """One local file, open for reading.
-
-    Raises:
-        FileNotFoundError: if it does not exist or is not a regular file.
-        StoreNotFound: if it exists but cannot be read.
-    """
+    """Open one local file for reading; raises the errors of :meth:`FileSystem.open`."""
     return LocalFileSystem(path.parent).open(path.name)
 
 
@@ -416,15 +383,10 @@ def open_filesystem(
 ) -> FileSystem:
     """Open the folder at a path or URL.
 
-    Args:
-        location: a local path, a ``file:`` URL, or a URL that pyarrow.fs or fsspec knows.
-        storage_options: arguments of the file system. If an ``s3:`` URL has only options of
-            ``pyarrow.fs.S3FileSystem`` (``endpoint_override``, ``access_key``, ...), pyarrow.fs
-            opens it; with other options fsspec does. Without options pyarrow.fs is tried first.
+    pyarrow.fs opens an ``s3:`` URL that has only options of ``pyarrow.fs.S3FileSystem``. With other
+    options, fsspec opens the folder. Without options, pyarrow.fs is tried before fsspec.
 
-    Raises:
-        StoreNotFound: if a local path is not a folder.
-        UsageError: if no file system knows the URL.
+    Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
     """
     text = path_or_url(arguments.path(location))
     if storage_options is not None:
@@ -436,3 +398,42 @@ def open_filesystem(
         return LocalFileSystem(text)
     folder, base = arrow_folder(text, storage_options)
     return ArrowFileSystem(folder, base, text)
+
+
+# --------------------------------------------------------------------------------------------------
+# Folder trees
+
+_MOST_FOLDERS: Final = 64
+"""Maximum number of nested folders. No version of RocketMQ nests more than five."""
+
+
+class Below(NamedTuple):
+    """One name below a folder. ``wrong``: why this is no file and no readable folder."""
+
+    path: str
+    is_dir: bool
+    wrong: str | None
+
+
+def below(filesystem: FileSystem, folder: str) -> Iterator[Below]:
+    """Yield all names below a folder. Links are followed, except links to parent folders."""
+    waiting: list[tuple[str, tuple[str, ...]]] = [(folder, (filesystem.real_path(folder),))]
+    while waiting:
+        path, parents = waiting.pop()
+        for entry in filesystem.list(path):
+            name = f"{path}/{entry.name}"
+            if not entry.is_dir:
+                yield Below(name, False, filesystem.why_no_file(name))
+                continue
+            real = filesystem.real_path(name)
+            wrong = None
+            if any(f"{parent}/".startswith(f"{real.rstrip('/')}/") for parent in parents):
+                wrong = "is a link to a folder that contains it"
+            elif len(parents) >= _MOST_FOLDERS:
+                wrong = f"is in more than {_MOST_FOLDERS} folders"
+            else:
+                waiting.append((name, (*parents, real)))
+            yield Below(name, True, wrong)
+        for link in filesystem.broken_links(path):
+            name = f"{path}/{link}"
+            yield Below(name, False, filesystem.why_no_file(name))

@@ -1,4 +1,4 @@
-"""Message filters: by topic, queue, tag, key, time, offset and body, before a frame is decoded."""
+"""Message filters: by topic, queue, tag, key, time, offset and body, before frames are decoded."""
 
 from __future__ import annotations
 
@@ -23,20 +23,15 @@ TAG_SEPARATOR = props.TAG_SEPARATOR
 
 @dataclass(frozen=True, kw_only=True)
 class MessageFilter:
-    """Conditions; a message must meet all of them. ``None`` sets no condition.
+    """Conditions for messages. A message must meet all conditions; ``None`` sets no condition.
 
     Attributes:
-        topics: names of topics.
-        topic_pattern: regular expression that the whole topic name must match.
-        queue_ids: numbers of queues.
-        queues: single queues, by (topic, queue id).
-        tags: the message must have one of these tags (compared as strings, not by hash).
-        keys: one of these words must be among the KEYS or equal the UNIQ_KEY.
-        since_ms: minimum store timestamp, in milliseconds.
+        topic_pattern: regular expression that matches the whole topic name.
+        tags: the message has one of these tags (compared as strings, not by hash).
+        keys: one of these words is in KEYS, or equals UNIQ_KEY.
         until_ms: store timestamp in milliseconds, exclusive.
         queue_offsets: minimum queue offset, and the end (exclusive).
-        queue_ranges: by (topic, queue id), the minimum queue offset and the end (exclusive; None
-            for no end).
+        queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive).
         grep: regular expression to find in the body (decompressed, if the read decompresses).
     """
 
@@ -89,7 +84,7 @@ class MessageFilter:
         return any(condition is not None for condition in conditions)
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The lowest queue offset of a queue that can pass the filter, and the end (exclusive)."""
+        """Return the lowest queue offset of a queue that can pass, and the end (exclusive)."""
         least, beyond = self.queue_offsets or (0, java.LONG_MAX)
         first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
         return max(least, first), beyond if stop is None else min(beyond, stop)
@@ -106,7 +101,7 @@ class MessageFilter:
         return re.compile(self.grep.encode("utf-8", "surrogateescape"))
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        """The rows of the frames that pass; cheap conditions run first."""
+        """Return the rows of the frames that pass. Cheap conditions run first."""
         for condition in (
             self._by_topic,
             self._by_numbers,
@@ -120,7 +115,7 @@ class MessageFilter:
                 rows = rows[keep]
         return rows
 
-    # Each condition returns the frames to keep, or None if the filter does not set it.
+    # Each condition returns the frames to keep, or None if the filter has no such condition.
     def _by_topic(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
         if self.topics is None and self.topic_pattern is None:
             return None
@@ -213,13 +208,9 @@ class MessageFilter:
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
-    """Parse ``a,b``, or several such texts, to a set of names; None stays None (any).
+    """Parse ``a,b``, or several such texts, to a set of names; None stays None (any name).
 
-    Args:
-        what: the option's name, for the error.
-
-    Raises:
-        UsageError: if there is no name, because an empty filter must not select everything.
+    Raises UsageError for a text without a name: an empty filter must not select everything.
     """
     if text is None:
         return None
@@ -231,14 +222,7 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
 
 
 def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
-    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag).
-
-    Args:
-        what: the option's name, for the error.
-
-    Raises:
-        UsageError: if the expression names no tag.
-    """
+    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag)."""
     found = props.parse_tags(text)
     if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")

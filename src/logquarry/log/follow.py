@@ -1,4 +1,4 @@
-"""Reads what the dispatcher needs of each frame (``DispatchRequest``, index keys), as arrays."""
+"""Decodes the fields of frames that the dispatcher needs (``DispatchRequest``), as arrays."""
 
 from __future__ import annotations
 
@@ -28,17 +28,10 @@ class DispatchRequests:
     """The dispatch requests of a run of frames, one element per frame.
 
     Attributes:
-        topic_ids: number of the frame's topic in ``topics``.
-        topics: the topics by number.
-        queue_id: queue of the topic.
-        queue_offset: index in the consume queue.
-        physical_offset: where the frame starts in the log.
-        size: bytes of the frame.
+        topic_ids: index of the frame's topic in ``topics``.
         store_timestamp: in milliseconds.
-        tags_code: tags code of the queue's entry.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the frame gets index entries: it has KEYS or UNIQ_KEY, and is not a
-            ROLLBACK.
+        has_key: whether the frame has KEYS or UNIQ_KEY, and is not a ROLLBACK.
     """
 
     topic_ids: Int32
@@ -56,7 +49,7 @@ class DispatchRequests:
 def dispatch_requests(
     window: Window, rows: Rows, delay_levels_ms: tuple[int, ...]
 ) -> DispatchRequests:
-    """Decode the dispatch requests of some frames."""
+    """Decode the dispatch requests of frames."""
     ids, topics = columns.topic_ids(window, rows)
     numbers = {
         name: values.astype(np.int64)
@@ -84,7 +77,7 @@ def dispatch_requests(
 # Index keys
 
 _SHORTEST_KEY = 2
-"""Bytes of the shortest key with the space after it."""
+"""Bytes of a key with one character and the space after this key."""
 
 
 def index_keys(
@@ -95,15 +88,11 @@ def index_keys(
     only_keys: bool = False,
     tags: bool = False,
 ) -> tuple[Int64, Int64]:
-    """Hash the keys of some frames; returns the hashes and the number of each key's frame.
+    """Hash the keys of frames. Return the hashes, and the frame number of each key.
 
-    The order is that of ``IndexService.buildIndex``: frame by frame, UNIQ_KEY before the words of
-    KEYS, and these before the tag.
-
-    Args:
-        raw: keep the sign of the hashes, as 3.x stored them.
-        only_keys: leave out UNIQ_KEY, which 3.x did not have.
-        tags: also hash the tag of each message, which 5.4 puts into the index.
+    The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
+    KEYS, and the tag. ``raw`` keeps the sign of the hashes, as 3.x. ``only_keys`` skips UNIQ_KEY,
+    because 3.x had none. ``tags`` adds the tag, as 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -147,8 +136,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The reference walks, and calls dispatch_requests and index_keys. The kernel does all that in one
-# pass; if a run has a frame that only the reference understands, the reference decodes the run.
+# The kernel walks and decodes in one pass. If a run has a frame that only the reference can decode,
+# the reference decodes the run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -163,12 +152,10 @@ class Followed:
     """A run of frames with its dispatch requests.
 
     Attributes:
-        rows: the frames in the window.
-        requests: their dispatch requests.
         key_hashes: hashes of the index keys, in the order of the index.
-        key_numbers: the number of each key's frame.
+        key_numbers: frame number of each key.
         table: the kernel's table (:mod:`logquarry.format.rows`); None if the reference decoded.
-        queues: the kernel's queues by number: topic and queue id.
+        queues: (topic, queue id) of each queue number in the table.
     """
 
     rows: Rows
@@ -180,15 +167,10 @@ class Followed:
 
 
 class Follower:
-    """Follows the log run by run. One thread may use it at a time.
+    """Follows the log run by run. One thread may use a follower at a time.
 
-    Args:
-        delay_levels_ms: delay of each level.
-        most_frames: maximum number of frames of one run.
-        check_crc: whether to compare bodies with their CRC.
-        as_java: stop (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames of 5.x, and
-            frames of the schedule topic whose DELAY is not one to nine digits.
-        keys: which keys of a message are indexed (:data:`logquarry.config.IndexKeys`).
+    With ``as_java``, a follower stops (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames
+    of 5.x, and frames of the schedule topic whose DELAY is not one to nine digits.
     """
 
     def __init__(
@@ -215,11 +197,10 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """Read the frames of a window, from its start to the last one that starts before ``stop``.
+        """Read the frames that start before ``stop``. Return the run, its end and the code.
 
-        Returns:
-            The run, or None if no frame starts there; the position after it; and the walk's code
-            (:func:`logquarry.log.codec.walk`). The run is valid until the next call.
+        The run is None if there are no frames, and is valid until the next call. The code is from
+        :func:`logquarry.log.codec.walk`.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
@@ -238,7 +219,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """The number of frames, from the first one on, that RocketMQ 4.9.3 certainly accepts."""
+        """Return the number of leading frames that RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
@@ -262,8 +243,7 @@ class Follower:
         return Followed(rows, requests, hashes, keyed[numbers])
 
     def _by_kernel(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        kernels = codec.kernels()
-        assert kernels is not None
+        kernels = codec.require_kernels()
         self._topic_table.fill(-1)
         self._queue_table.fill(-1)
         count, after, code, topics, queues, keys, odd = kernels.follow(
@@ -304,11 +284,8 @@ class Follower:
 
 
 def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
-    """The keys of an index that is not 4.9's.
-
-    3.1.3 indexed KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4 indexes UNIQ_KEY,
-    KEYS and the tag of all messages except ROLLBACK.
-    """
+    # 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4 indexes
+    # UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK.
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
     is_3_1 = keys == "3.1"
@@ -319,12 +296,9 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Decode the frames of a walk's run for the dispatcher.
+    """Decode the frames of a walk's run for the dispatcher. Each part is valid until the next part.
 
-    Each part is valid until the next one is requested.
-
-    Raises:
-        CorruptFrame: if a frame was lost since the walk.
+    Raises CorruptFrame if a frame was lost after the walk.
     """
     at, stop = int(run.rows[0, 0]), int(run.rows[0, 0]) + run.end - run.start
     while at < stop:

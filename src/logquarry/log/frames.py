@@ -1,15 +1,7 @@
 """Prepares the frames of a walk for readers: removes lost frames, and splits inner batches.
 
-The walk reads the bytes of frames to check them, and a decoder reads them a second time. In
-between, the disk may fail, or another program may truncate the file. A lost page then holds
-``FILL`` (:mod:`logquarry.log.readable`), so data decoded from it must not reach the caller.
-:func:`decoded` decodes the sound frames again, from a copy, and reports the lost frames as damage.
-
-Every bulk read gets one row per message, even if the message is in an inner batch of RocketMQ 5. A
-run of frames with an inner batch becomes a run of frames that stand alone
-(:mod:`logquarry.format.batch`), in a new window; filters and columns read this window like any
-window of the log. A run without an inner batch stays as it is, and the check for one reads only the
-frames' flags.
+A page that the walk has checked can be lost before the decoder reads the page. A lost page holds
+``FILL`` (:mod:`logquarry.log.readable`). Data from lost pages must not reach the caller.
 """
 
 from __future__ import annotations
@@ -35,14 +27,14 @@ T = TypeVar("T")
 
 
 def is_lost(run: Run) -> bool:
-    """Whether bytes of the run's frames were lost since the walk. Call this after decoding them."""
+    """Whether frames of the run were lost after the walk. Call this after decoding the frames."""
     view = run.view
     if view is None or not len(run.rows):
         return False
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # Taking a window records which pages are lost.
+    # A call of window() records which pages are lost.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -50,11 +42,7 @@ def is_lost(run: Run) -> bool:
 
 
 def require_whole(run: Run) -> None:
-    """Fail if a frame of the run was lost since the walk.
-
-    Raises:
-        CorruptFrame: for the first lost frame.
-    """
+    """Raise CorruptFrame for the first frame of the run that was lost after the walk."""
     if is_lost(run):
         raise _error(next(_lost_spans(run))[1])
 
@@ -64,7 +52,6 @@ def _error(span: DamagedSpan) -> CorruptFrame:
 
 
 def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
-    """The number of each lost frame of a run, with the damage."""
     view = run.view
     assert view is not None, "a copy loses nothing"
     view.window(run.start - run.base, 1)
@@ -77,12 +64,11 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """Copy a run's frames that start at or after ``start`` and are not lost; None if none is left.
+    """Copy the sound frames of a run from ``start`` on; None if there are none.
 
-    Raises:
-        CorruptFrame: if a frame is lost and the read must not go on without it.
+    Raises CorruptFrame if a frame is lost and the read must not continue without it.
     """
-    # Copy first: a page that is lost later does no harm.
+    # Copy before the check: later losses of pages do not affect the copy.
     window = replace(run.window, data=run.window.data.copy())
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):
@@ -93,14 +79,9 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
 
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
-    """Decode runs of frames, and report lost frames as damage.
+    """Decode runs of frames. If frames are lost, report the loss and decode the rest from a copy.
 
-    Args:
-        runs: from :func:`logquarry.log.batches.sound_runs`.
-        decode: yields parts of the run's rows, in their order, each with its decoded form.
-
-    Raises:
-        CorruptFrame: if a frame is lost and the read must not go on without it.
+    ``decode`` yields parts of the run's rows, in their order, each with its decoded form.
     """
     for run in runs:
         left: Run | None = run
@@ -113,7 +94,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, r.SIZE])
             except Exception:
-                # If bytes were lost after the walk, the decoder can fail: they are no frames.
+                # The decoder can fail at bytes that were lost after the walk.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None
@@ -124,12 +105,7 @@ _AT_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
 
 
 def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Run]:
-    """The runs, in which the messages of each inner batch replace the batch.
-
-    Args:
-        runs: runs of frames of the log.
-        limit: maximum bytes of the messages of one batch; a larger batch stays one row.
-    """
+    """Replace each inner batch of at most ``limit`` bytes by its messages, one row per message."""
 
     def decode(run: Run) -> Iterator[tuple[Rows, Run]]:
         found = unwrap_rows(run.window, run.rows, limit)
@@ -139,7 +115,7 @@ def unwrapped(runs: Iterable[Run], *, limit: int = DEFAULT_LIMIT) -> Iterator[Ru
 
 
 def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
-    """The frames of a window with its inner batches split; None if there is no inner batch."""
+    """Return the frames with inner batches split; None if there is no inner batch."""
     kernels = codec.kernels()
     if kernels is None:
         return _unwrap_reference(window, rows, limit)
@@ -157,7 +133,7 @@ def unwrap_rows(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] |
 
 
 def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> Int64 | None:
-    """The number of messages in each frame; None if no frame is an inner batch."""
+    """Return the number of messages in each frame; None if no frame is an inner batch."""
     kernels = codec.kernels()
     if kernels is not None:
         rows = np.ascontiguousarray(rows)
@@ -166,13 +142,13 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
         if inner != _COMPRESSED:
             return np.maximum(numbers, 1) if inner else None
     starts = rows[:, r.POSITION].tolist()
-    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+    if not _has_inner_batch(window, starts):
         return None
     return np.array([len(unwrap(_frame_at(window, start), limit=limit)) for start in starts])
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """The number of queue offsets that each frame uses (INNER_NUM); None if each frame uses one."""
+    """Return how many queue offsets each frame uses (INNER_NUM); None if each frame uses one."""
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()
@@ -187,7 +163,7 @@ def queue_counts(window: Window, rows: Rows) -> Int64 | None:
 
 def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, Rows] | None:
     starts = rows[:, r.POSITION].tolist()
-    if not any(is_inner_batch(_flag_at(window, start)) for start in starts):
+    if not _has_inner_batch(window, starts):
         return None
     data = bytearray()
     made: list[tuple[int, ...]] = []
@@ -197,6 +173,10 @@ def _unwrap_reference(window: Window, rows: Rows, limit: int) -> tuple[Window, R
             data += frame.encode(message)
     whole = np.frombuffer(data, np.uint8)
     return Window(whole, window.base, len(data), is_unwrapped=True), np.array(made, np.int32)
+
+
+def _has_inner_batch(window: Window, starts: list[int]) -> bool:
+    return any(is_inner_batch(_flag_at(window, start)) for start in starts)
 
 
 def _frame_at(window: Window, start: int) -> frame.Frame:

@@ -1,8 +1,7 @@
 """Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-The result equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made from the
-columns of many frames at once, several times as fast. A line is UTF-8 and safe on a terminal:
-control characters are escaped, even those that JSON allows unescaped.
+A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made several times as
+fast, from columns. On a terminal, each line is safe, because all control characters are escaped.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Hide derived values too if they reveal the hidden value: for example the CRC of a body that is
-    # a telephone number, or the hash of a tag.
+    # Values that reveal a hidden value are hidden too: for example the CRC of a body that is a
+    # telephone number, or the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}
@@ -53,8 +52,8 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON requires escapes only below U+0020. DEL, C1 controls, bidirectional marks and line separators
-# also have an effect on a terminal.
+# JSON requires escapes only below U+0020. But DEL, C1 controls, bidirectional marks and line
+# separators also affect a terminal.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000
@@ -63,11 +62,7 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def redaction(words: str | None) -> frozenset[str]:
-    """The JSON members to hide, given one or more of the words ``body,properties,hosts``.
-
-    Raises:
-        UsageError: if a word is not one of the three.
-    """
+    """Return the JSON members to hide, given some of the words ``body,properties,hosts``."""
     names: set[str] = set()
     for word in filter(None, (part.strip() for part in (words or "").split(","))):
         if word not in _REDACTED:
@@ -77,7 +72,7 @@ def redaction(words: str | None) -> frozenset[str]:
 
 
 def redacted(document: dict[str, Any], hidden: frozenset[str]) -> dict[str, Any]:
-    """A copy of a message's JSON object with the hidden members set to null."""
+    """Copy a message's JSON object, and set the hidden members to null."""
     document = dict(document)
     if _hides_hosts(hidden):
         string = _without_ids(document["properties_string"])
@@ -95,7 +90,6 @@ def _hides_hosts(hidden: frozenset[str]) -> bool:
 
 
 def _without_ids(string: str) -> str:
-    """A property string without the properties whose values start with an address."""
     return props.PROPERTY_SEPARATOR.join(
         segment
         for segment in string.split(props.PROPERTY_SEPARATOR)
@@ -104,7 +98,7 @@ def _without_ids(string: str) -> str:
 
 
 def line(document: dict[str, Any]) -> str:
-    """Encode one object as one line, without the line end."""
+    """Encode an object as one line, without the line end."""
     return _safe(_encode(document))
 
 
@@ -117,12 +111,7 @@ def _safe(text: str) -> str:
 def line_parts(
     window: Window, rows: Rows, decoding: columns.Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Rows, list[str]]]:
-    """Encode the messages of a run, each as one line; yields parts of the rows with their lines.
-
-    Args:
-        decoding: how to decode them; its ``columns`` are ignored.
-        hidden: the members to hide, from :func:`redaction`.
-    """
+    """Encode messages as lines. Yields parts of the rows with their lines."""
     for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:
@@ -138,7 +127,7 @@ def _parts(
     hidden: frozenset[str],
     bodies: pa.Array | None,
 ) -> dict[str, list[Any]]:
-    """The JSON text of each member: a list with one element per message."""
+    """Return the JSON text of each member, as a list with one element per message."""
     fixed = columns.fixed_fields(window, rows, _FIXED)
     parts: dict[str, list[Any]] = {name: array.tolist() for name, array in fixed.items()}
     parts["size"] = rows[:, r.SIZE].tolist()
@@ -177,7 +166,7 @@ def _parts(
 
 
 class _Quoted(dict[str | None, str]):
-    """JSON strings by text, cached: topics, tags and hosts repeat."""
+    """JSON strings by text, cached, because topics, tags and hosts repeat."""
 
     def __missing__(self, text: str | None) -> str:
         quoted = _quoted(text)

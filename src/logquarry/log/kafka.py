@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """One column of the Kafka source.
-
-    Attributes:
-        name: as in Kafka's source.
-        spark: Spark's type.
-        source: our column from which it is made; None if all messages have the same value.
-    """
+    """A column of Spark's Kafka source, made from the column ``source`` (None: constant)."""
 
     name: str
     spark: str
@@ -50,16 +44,12 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 
 
 def names(*, headers: bool) -> tuple[str, ...]:
-    """Names of the columns, including the column ``headers`` if ``headers`` is set."""
+    """Return the names of the columns, with or without the column ``headers``."""
     return tuple(column.name for column in COLUMNS if headers or column.name != HEADERS)
 
 
 def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
-    """Check a selection of columns and return it as a tuple.
-
-    Raises:
-        UsageError: if it is empty, names an unknown column, or names a column twice.
-    """
+    """Check a selection of columns. Raises UsageError; see :func:`schema.check_names`."""
     found = tuple(given)
     if HEADERS in found and not headers:
         raise UsageError(f"the column {HEADERS} needs includeHeaders=true")
@@ -67,16 +57,13 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns of a message that Kafka's columns need, each once.
-
-    If they need no column, the result still has one, because a batch without columns has no rows.
-    """
+    """Return the needed columns of a message, at least one: a batch without columns has no rows."""
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 
 
 def kafka_batch(batch: pa.RecordBatch, wanted: Sequence[str]) -> pa.RecordBatch:
-    """Make Kafka's columns, in order, from a batch with their :func:`sources`."""
+    """Make Kafka's columns from a batch with the columns of :func:`sources`."""
     import pyarrow as pa
 
     arrays = [_array(batch, _BY_NAME[name]) for name in wanted]
@@ -95,7 +82,6 @@ def _array(batch: pa.RecordBatch, column: KafkaColumn) -> pa.Array:
 
 
 def _first_words(keys: pa.Array) -> pa.Array:
-    """The first word of each text, as bytes; null if there is none."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -104,7 +90,7 @@ def _first_words(keys: pa.Array) -> pa.Array:
 
 
 def _headers(properties: pa.MapArray) -> pa.Array:
-    """A list of (key, value) for each map; null for an empty map, as in Kafka's source."""
+    # Kafka's source has null for a message without headers.
     import pyarrow as pa
     import pyarrow.compute as pc
 

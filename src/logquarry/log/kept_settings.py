@@ -1,21 +1,7 @@
 """Reads the settings and offsets that ``.logquarry/`` records, and infers a store's delay levels.
 
-A writer of this library records, in ``.logquarry/settings.json``, the settings that decide the
-format of the store's files. Files that do not show a setting (a new index without keys, for
-example) are then read and continued with the settings of that writer. Without the record, the files
-and RocketMQ's defaults decide.
-
-If a file contradicts a recorded setting, the file decides (:mod:`logquarry.read.store_sizes`).
-
-``.logquarry/durable`` records where the log ended on the disk, and where it started. Both are valid
-only if this library wrote the store last (:class:`logquarry.format.checkpoint.DurableMark`).
-Retention records a new start before it deletes files. So if the log's first file begins after the
-recorded start, the log has lost its first files.
-
-Delay levels are found from the schedule queues. An entry of SCHEDULE_TOPIC_XXXX carries the
-delivery time of its message, and the message carries its store time. The difference is the delay of
-the level. So the reader needs no broker configuration even if the store's levels are not RocketMQ's
-defaults.
+Recorded settings are used only if the files do not show a setting, for example in a new index
+without keys (:mod:`logquarry.read.store_sizes`).
 """
 
 from __future__ import annotations
@@ -53,23 +39,15 @@ _VERSION: Final = 1
 
 
 def encode(config: StoreConfig) -> bytes:
-    """The bytes of the file.
-
-    Args:
-        config: settings of an open store, with all sizes.
-    """
+    """Encode the settings of an open store, with all sizes."""
     settings = {name: getattr(config, name) for name in _NAMES}
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
 
-# One command opens a store several times, and so does one test: the result is cached.
+# Cached, because one command opens a store several times.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
-    """The settings by their names; unknown settings are left out.
-
-    Raises:
-        ValueError: if the bytes are not a record of settings.
-    """
+    """Decode the settings by name. Raises ValueError if the bytes are not a record of settings."""
     document = json.loads(data)
     settings = document.get("settings") if isinstance(document, dict) else None
     if not isinstance(settings, dict) or document.get("version") != _VERSION:
@@ -86,14 +64,14 @@ def decode(data: bytes) -> Mapping[str, Any]:
 
 
 class Durable(NamedTuple):
-    """The durable offset of a log, and the offset at which the log starts (None if unknown)."""
+    """Durable offset of a log, and the log's start (None if unknown)."""
 
     end: int
     start: int | None
 
 
 class LostHead(NamedTuple):
-    """The missing first part of a log: where it started, and where the remaining part starts."""
+    """The missing start of a log: former start, and start of the first file now."""
 
     start: int
     stop: int
@@ -105,12 +83,16 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """The first missing file, as a file of 0 bytes: readers treat such a file as missing."""
+        """Return the first missing file, with 0 bytes. Readers treat such a file as missing."""
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 
 def read_durable(filesystem: FileSystem) -> Durable | None:
-    """The recorded end and start of the log; None if there is no valid record."""
+    """Read the durable offset and the start of the log; None if there is no valid record.
+
+    After another program has written the store, the record is not valid
+    (:class:`logquarry.format.checkpoint.DurableMark`).
+    """
     try:
         data = filesystem.read(DURABLE)
         mark = checkpoint.decode_mark(data)
@@ -123,10 +105,10 @@ def read_durable(filesystem: FileSystem) -> Durable | None:
 
 
 def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:
-    """The missing first part of the log; None if there is no sign of one.
+    """Find the missing start of the log; None if there is no sign that files are missing.
 
-    Args:
-        files: the log's files, listed just before: retention may delete files at any time.
+    Retention records a new start before deleting files. So if the first file begins after the
+    recorded start, the log has lost files.
     """
     found = read_durable(filesystem) if files and files[0].base else None
     if found is None or found.start is None or found.start >= files[0].base:
@@ -135,9 +117,9 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 
 
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
-    """A text that explains why a log may lack its first files; None if its start is recorded or 0.
+    """Explain why a log may lack its first files; None if the log's start is recorded or 0.
 
-    RocketMQ's retention deletes the first files of a log without any record of it.
+    RocketMQ's retention deletes the first files of a log without any record.
     """
     if not files or not files[0].base:
         return None
@@ -151,13 +133,13 @@ def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str 
 
 
 class Schedule(Protocol):
-    """The files of a store that show its delay levels: log and schedule queues."""
+    """The files of a store that show the delay levels: log and schedule queues."""
 
     config: StoreConfig
 
     @property
     def kept_settings(self) -> Mapping[str, Any]:
-        """The settings recorded in the store."""
+        """The settings that are recorded in the store."""
 
     @property
     def queue_names(self) -> tuple[tuple[str, int], ...]:
@@ -165,10 +147,10 @@ class Schedule(Protocol):
 
     @property
     def commit_log(self) -> FileSequence:
-        """The files of the commit log."""
+        """Files of the commit log."""
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a consume queue."""
+        """Files of a consume queue."""
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root."""
@@ -180,10 +162,11 @@ _MOST_LOOKED_AT = 9
 
 
 def levels_of(layout: Schedule) -> tuple[int, ...]:
-    """Delay of each level in milliseconds, level 1 first.
+    """Return the delay of each level in milliseconds, level 1 first.
 
-    If the configured levels differ from RocketMQ's defaults, they are used. Else each level comes
-    from the first readable entries of its schedule queue, or is the default.
+    If the configured levels are RocketMQ's defaults, the first entries of each schedule queue show
+    the level's delay: an entry has the delivery time, and its message has the store time. A level
+    without entries has the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
@@ -200,16 +183,12 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, in whole seconds.
-
-    The delays are rounded, because 3.x computed the delivery time from its clock some ms after the
-    store time.
-    """
+    """Format levels as ``messageDelayLevel``, rounded to seconds: 3.x adds milliseconds."""
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 
 def _told_by(layout: Schedule, queue_id: int) -> int | None:
-    """The most frequent delay among a queue's first entries; a single entry may be damaged."""
+    """Return the most frequent of several delays, because a single entry may be damaged."""
     told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
     return told.most_common(1)[0][0] if told else None
 

@@ -36,15 +36,13 @@ _T = TypeVar("_T")
 
 
 class _Listing:
-    """The contents of a store's folders; caches the listing of each folder."""
-
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
         self.found: dict[str, Any] = {}
 
 
 class _listed(Generic[_T]):  # noqa: N801
-    """A property of a layout; its value is cached until :meth:`StoreLayout.refresh`."""
+    """A property of a layout. The value is cached until :meth:`StoreLayout.refresh`."""
 
     def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
         self._find = find
@@ -67,12 +65,10 @@ class BrokenLink(StoreNotFound):
 
 
 class StoreLayout:
-    """The files of one store, as listed when they are first needed.
+    """The files of one store. Each listing is made at first use.
 
     Attributes:
-        filesystem: the store's folder.
-        config: the user's settings.
-        left_out: (topic, queue id) of queues that this object hides from its readers.
+        left_out: (topic, queue id) of queues that this layout hides from its readers.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
             frames follow that end; else None.
     """
@@ -117,11 +113,7 @@ class StoreLayout:
         config: StoreConfig | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> StoreLayout:
-        """The layout of the store at a path or URL.
-
-        Raises:
-            StoreNotFound: if there is no store.
-        """
+        """Open the layout of the store at a path or URL. Raises StoreNotFound if there is none."""
         config = settings_of(config)
         try:
             return cls(open_filesystem(location, storage_options), config)
@@ -129,16 +121,16 @@ class StoreLayout:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     def with_config(self, config: StoreConfig) -> StoreLayout:
-        """A layout of the same files with another configuration."""
+        """Make a layout of the same files with another configuration."""
         other = copy.copy(self)
         other.config = config
         return other
 
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
-        """A layout that takes the offset of each log file from its frames, not from its name.
+        """Make a layout that takes the offset of each log file from its frames, not from its name.
 
-        Verify, recover and salvage use it. The files keep their paths. Other readers refuse a log
-        with wrong names. Without ``shows_lost_head`` the layout does not show missing first files.
+        Only verify, recover and salvage use such a layout. Without ``shows_lost_head``, the layout
+        does not show missing first files.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -158,7 +150,7 @@ class StoreLayout:
         return self.filesystem.root
 
     def refresh(self) -> None:
-        """Forget the listings, because a live writer adds files and retention deletes files."""
+        """Drop the cached listings, because writers add files and retention deletes files."""
         self._listing = _Listing(self)
 
     def use_commit_log(self, files: FileSequence) -> None:
@@ -166,11 +158,7 @@ class StoreLayout:
         self._listing.found["commit_log"] = files
 
     def open_file(self, path: str) -> FileView:
-        """Open a file below the root; see :meth:`FileSystem.open`.
-
-        Raises:
-            MisnamedFile: if it is a file of the log with the name of another log file.
-        """
+        """Open a file below the root. Raises MisnamedFile for a log file with a wrong name."""
         view = self.filesystem.open(path)
         folder, _, name = path.rpartition("/")
         is_log = folder == store_files.COMMIT_LOG and store_files.is_offset_name(name)
@@ -182,14 +170,12 @@ class StoreLayout:
     def commit_log(self) -> FileSequence:
         """The files of the commit log.
 
-        Raises:
-            UnsupportedStore: if files of the log are in other folders of the store.
-            MisnamedFile: if the first or the last file, or one beside a gap, has a wrong name. All
-                other names are checked when their files are opened.
+        Raises UnsupportedStore if the log is at an unsupported place, and MisnamedFile if a name is
+        wrong. Only the first file, the last file and files beside a gap are checked here.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
-        # DLedger has a separate setting for the size of its files.
+        # DLedger has a separate setting for the file size.
         stated = None if folders.has_heads else self.config.mapped_file_size_commit_log
         size = stated or store_files.size_of(files)
         if (
@@ -198,8 +184,7 @@ class StoreLayout:
             and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
-        # RocketMQ's file size is an int, and positions in a file are 32 bits wide here too. Bytes
-        # after that limit are not part of a log.
+        # RocketMQ's file size is an int, and logquarry's positions have 32 bits.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -213,7 +198,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the missing part if the folders do not hold the whole log; else None."""
+        """The place of the log's missing part; None if the folders hold the whole log."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -222,16 +207,14 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """The evidence that an empty log had messages; None if there is none, or the log is not
-        empty.
-        """
+        """Evidence that an empty log had messages; None if there is no such evidence."""
         found = find_missing_log(self.filesystem, self._names, self.config)
-        # A writer that has just started may have made its first file after the log was listed.
+        # A writer may have created its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Path below the root of the log file that has, or would have, a physical offset."""
+        """Return the path below the root of the log file that has, or would have, an offset."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -240,28 +223,24 @@ class StoreLayout:
         return f"{self.log_folders.paths[0]}/{base:0{store_files.NAME_DIGITS}d}"
 
     def right_path(self, file: StoreFile) -> str:
-        """The path that a file of the log should have. It differs from the file's path if the name
-        is wrong.
-        """
-        # Only names in commitlog/ are compared with frames.
+        """Return the path that a log file should have, according to its frames."""
+        # Only files in commitlog/ have their names checked.
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Full path of the log file that holds a physical offset; if no file does, that of the
-        log's folder.
-        """
+        """Return the full path of the log file with an offset, or else of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the files of the commit log again; one empty file represents missing first files."""
+        """List the commit log again. One empty file represents all missing first files."""
         files = self._list_log()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     @_listed
     def lost_head(self) -> LostHead | None:
-        """The missing first part of the log; None if there is no sign of one."""
+        """The missing start of the log; None if there is no sign that files are missing."""
         return find_lost_head(self.filesystem, self._list_log())
 
     def _list_log(self) -> tuple[StoreFile, ...]:
@@ -290,13 +269,7 @@ class StoreLayout:
         return found
 
     def require_right_names(self, path: str | None = None) -> None:
-        """Refuse a log with wrong names; with ``path``, only if that file has a wrong name.
-
-        Reads the first bytes of every file. Does nothing for a layout that :meth:`by_content` made.
-
-        Raises:
-            MisnamedFile: if a file has a wrong name.
-        """
+        """Raise MisnamedFile if the log file at ``path``, or any log file, has a wrong name."""
         if not self._goes_by_names:
             return
         names = self.log_names
@@ -323,35 +296,35 @@ class StoreLayout:
         return self._folders.queue_names(store_files.BATCH_QUEUE)
 
     def queue_files(self) -> list[FileSequence]:
-        """The files of each consume queue."""
+        """Return the files of each consume queue."""
         return [self.queue(*name) for name in self.queue_names]
 
     def batch_queue_files(self) -> list[FileSequence]:
-        """The files of each batch queue."""
+        """Return the files of each batch queue."""
         return [self.batch_queue(*name) for name in self.batch_queue_names]
 
     def queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a consume queue; empty if there is no such queue."""
+        """Return the files of a consume queue; empty if the queue does not exist."""
         files = self._queue_files(store_files.CONSUME_QUEUE, topic, queue_id)
         return store_files.of_entries(files, queue_entry.UNIT_SIZE, self.config.queue_file_size)
 
     def batch_queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a batch queue; empty if there is no such queue."""
+        """Return the files of a batch queue; empty if the queue does not exist."""
         files = self._queue_files(store_files.BATCH_QUEUE, topic, queue_id)
         return store_files.of_entries(files, batch.ENTRY_SIZE, self.config.batch_queue_file_size)
 
     def compacted_queue(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a compaction topic's queue in ``compaction/``; empty if there is none."""
+        """Return the queue files of a compaction topic in ``compaction/``; empty if none exist."""
         files = self._queue_files(store_files.COMPACTED_QUEUE, topic, queue_id)
         return store_files.of_entries(files, batch.ENTRY_SIZE, None)
 
     def compacted_log(self, topic: str, queue_id: int) -> FileSequence:
-        """The files of a compaction topic's compacted log; empty if there is none."""
+        """Return the files of a compaction topic's compacted log; empty if none exist."""
         files = self._queue_files(store_files.COMPACTED_LOG, topic, queue_id)
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # The topic may come from a message; it must not lead to a path outside the store.
+        # The topic may come from a message. The path must stay within the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
@@ -386,26 +359,22 @@ class StoreLayout:
 
     @cached_property
     def delay_levels_ms(self) -> tuple[int, ...]:
-        """Delay of each level in ms, level 1 first; see :func:`levels_of`."""
+        """Delay of each level in milliseconds, level 1 first; see :func:`levels_of`."""
         return levels_of(self)
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store was not shut down cleanly (or is open now)."""
+        """Whether the file ``abort`` exists: the store is open, or was not shut down cleanly."""
         return self.filesystem.exists(store_files.ABORT)
 
     def is_live(self) -> bool:
-        """Whether a process holds the store's lock; False for a store that is not local."""
+        """Whether a process holds the store's lock. False for a remote store."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
         return is_locked(Path(self.filesystem.root) / store_files.LOCK)
 
     def read_checkpoint(self) -> checkpoint.Checkpoint | None:
-        """The checkpoint, None if there is none.
-
-        Raises:
-            ValueError: if it is shorter than a checkpoint.
-        """
+        """Read the checkpoint; None if missing. Raises ValueError if the file is too short."""
         try:
             return checkpoint.decode(self.filesystem.read(store_files.CHECKPOINT))
         except FileNotFoundError:
@@ -413,7 +382,7 @@ class StoreLayout:
 
     @cached_property
     def kept_settings(self) -> Mapping[str, Any]:
-        """The settings that a writer recorded in the store; empty if there is no record."""
+        """The settings that a writer recorded in the store; empty if there is no valid record."""
         if store_files.SIDECAR not in self.folders:
             return {}
         try:
@@ -421,27 +390,21 @@ class StoreLayout:
         except FileNotFoundError:
             return {}
         except (OSError, StoreNotFound, ValueError, RecursionError) as error:
-            # verify reports the invalid record. Readers infer most settings from the store's files.
+            # verify reports the invalid record.
             logger.warning("%s: %s: %s", self.root, store_files.SETTINGS, error)
             return {}
 
     @_listed
     def durable_end(self) -> int | None:
-        """The durable offset of the log, None if it is not known.
-
-        See :class:`logquarry.format.checkpoint.DurableMark`.
-        """
+        """The durable offset of the log; None if unknown."""
         found = read_durable(self.filesystem)
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
         """Whether each broken frame before ``bound`` is damage inside the log, not the log's end.
 
-        After a clean shutdown, RocketMQ's last recovery may have cut the log at a broken frame in
-        the last file (:mod:`logquarry.read.log_end`). After a crash, no recovery has cut the log.
-
-        Args:
-            bound: offset up to which the log is known to reach; None if that is not known.
+        After a clean shutdown, RocketMQ's last recovery may have truncated the log at a broken
+        frame in the last file. After a crash, no recovery has truncated the log.
         """
         if bound is None:
             return False
@@ -451,11 +414,10 @@ class StoreLayout:
 
     @property
     def cut_end(self) -> int | None:
-        """The log's end that the last recovery recorded; None if that record is no longer valid.
+        """The log's end that the last recovery recorded; None if the record is not valid any more.
 
-        A recovery by RocketMQ's rules leaves the bytes and queue entries after that end in place.
-        The record is void once a writer raises the durable offset, or another program writes the
-        checkpoint.
+        A recovery by RocketMQ's rules keeps the bytes and queue entries after that end. A later
+        write makes the record invalid.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut
@@ -470,7 +432,7 @@ class StoreLayout:
             return None
 
     def read_topics(self) -> dict[str, broker_config.TopicConfig]:
-        """Topics from ``config/topics.json`` or RocksDB; empty if missing or unreadable."""
+        """Read the topics from ``config/topics.json`` or RocksDB; empty if missing or invalid."""
         try:
             document = read_config(self.filesystem, broker_config.TOPICS_FILE)
             return broker_config.decode_topics(document)

@@ -1,7 +1,4 @@
-"""Resolves the location of a store or an output: a path, a ``file:`` URL, or another URL.
-
-A wrong path gets a hint: :func:`not_a_store` names the store one level above or below it.
-"""
+"""Resolves the location of a store or an output: a path, a ``file:`` URL, or another URL."""
 
 from __future__ import annotations
 
@@ -37,26 +34,25 @@ _S3_OPTIONS: Final = frozenset(
     }
 )
 _ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
-"""Options that pyarrow.fs understands, by URL scheme."""
+"""URL scheme -> the options that pyarrow.fs accepts."""
 _SCHEMES: Final = frozenset(
     {
         *("hdfs", "viewfs", "webhdfs", "s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "adl"),
         *("az", "wasb", "wasbs", "oss", "http", "https", "ftp", "sftp", "ssh"),
     }
 )
-"""The usual schemes of URLs; ``file:`` needs no slashes."""
+"""Usual URL schemes, except ``file``: a ``file:`` URL needs no slashes."""
 _FOLDERS: Final = ("commitlog", "consumequeue")
 _USUAL: Final = "store"
 _DEEPEST: Final = 4
-"""How many levels a queue file lies below the folder of its store."""
+"""Depth of a queue file below the folder of its store."""
 _MOST_NAMES: Final = 1_000
 
 
 def path_or_url(location: str) -> str:
-    """The path of a ``file:`` URL (``file:/x``, ``file:///x``); other locations unchanged.
+    """Return the path of a ``file:`` URL (``file:/x``, ``file:///x``), or the location unchanged.
 
-    Raises:
-        UsageError: if a URL lacks a slash: as a path it would name a folder called ``s3:``.
+    Raises UsageError if a URL lacks a slash. As a path, ``s3:/x`` would name a folder ``s3:``.
     """
     scheme, colon, rest = location.partition(":")
     is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")
@@ -67,23 +63,14 @@ def path_or_url(location: str) -> str:
 
 
 def local_store(path: str | os.PathLike[str]) -> Path:
-    """The local folder of a store that the caller wants to change.
-
-    Raises:
-        UsageError: if the location is a URL.
-    """
+    """Return the folder of a store that the caller changes. Raises UsageError for a URL."""
     return local_folder(path, "only a local store can be changed")
 
 
 def local_folder(
     path: str | os.PathLike[str], refusal: str = "only a local folder can be written"
 ) -> Path:
-    """The local folder to which the caller wants to write.
-
-    Raises:
-        UsageError: if it is a URL, which as a path would name a folder called ``s3:``; or if it is
-            empty, for example from an unset variable, which would name the working directory.
-    """
+    """Return the local folder to write to. Raises UsageError for a URL or an empty path."""
     name = path_or_url(arguments.path(path))
     if not name:
         raise UsageError("the path is empty")
@@ -93,7 +80,7 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    """The reason of an error in one line, without the places in which libhdfs looked for Java."""
+    # libhdfs lists all places of its search for Java after the first line.
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
@@ -103,11 +90,7 @@ def _first_line(url: str, error: OSError) -> str:
 def arrow_folder(
     url: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[pafs.FileSystem, str]:
-    """The pyarrow file system of a URL, and the folder's path in it.
-
-    Raises:
-        UsageError: if no file system knows the URL.
-    """
+    """Return the pyarrow file system of a URL, and the folder's path in this file system."""
     from pyarrow import fs as pafs
 
     trouble = f"{url}: "
@@ -124,7 +107,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # fsspec would treat the text as a path.
+        # fsspec would accept this text as a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs
@@ -141,7 +124,7 @@ def arrow_folder(
 
 
 def not_a_store(location: str, message: str) -> StoreNotFound:
-    """The error for a path that is not a store; it names the nearest store, if there is one."""
+    """Make the error for a path that is not a store. The error names a store near the path."""
     found = near_store(location)
     if found is None:
         return StoreNotFound(message)
@@ -151,11 +134,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """The store near a local path: above it, in it, or, if it begins with ``~``, in the home.
-
-    Returns:
-        The path as a user would type it; None if there is no store or more than one.
-    """
+    """Find the only store near a local path: in parent folders, in the folder, or in the home."""
     if "://" in location:
         return None
     home = _from_home(location)
@@ -177,10 +156,7 @@ def near_store(location: str) -> str | None:
 
 
 def _from_home(location: str) -> str | None:
-    """The path with its ``~`` replaced by the user's home; None if it has no ``~``.
-
-    A caller may have made the path absolute: ``/here/~/store``.
-    """
+    # A caller may have made the path absolute: /here/~/store.
     parts = location.split("/")
     for number, part in enumerate(parts):
         if part.startswith("~"):

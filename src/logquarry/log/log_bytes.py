@@ -16,12 +16,7 @@ _SEARCH_BYTES = 1 << 20
 
 
 class LogBytes:
-    """Reads the files of one commit log.
-
-    Args:
-        check_crc: whether a frame is sound only if its body has the stored CRC.
-        batch_bytes: approximate bytes of one window in a search.
-    """
+    """Reads the files of one commit log. ``batch_bytes``: approximate size of a search window."""
 
     def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
         self._layout = layout
@@ -38,19 +33,12 @@ class LogBytes:
         return self._files.at(offset - 1) is not None
 
     def path_at(self, position: int) -> str:
-        """Full path of the file that contains a physical offset; if no file does, that of the log's
-        folder.
-        """
+        """Return the full path of the file that contains an offset, or of the folder commitlog."""
         file = self._files.at(position)
         return self._layout.filesystem.full_path(file.path if file else "commitlog")
 
     def data_end(self, start: int, stop: int | None = None) -> int:
-        """One past the last byte that is not zero, ``start`` if all are zero.
-
-        Args:
-            start: physical offset of the first byte to check.
-            stop: end, exclusive (default: the end of the last file).
-        """
+        """Return the offset after the last byte that is not 0, or ``start`` if all are 0."""
         last = start
         for file in self._files.files:
             if file.base + self._files.file_size <= start:
@@ -75,9 +63,9 @@ class LogBytes:
         return last
 
     def view(self, file: StoreFile) -> FileView:
-        """The whole file, open for reading; an empty view if it was deleted."""
+        """Open a whole file for reading. The view is empty if the file was deleted."""
         if self._open is None or self._open[0] is not file:
-            # One map at a time; earlier maps live as long as their windows.
+            # Only one file stays open. Earlier maps exist until their windows are released.
             try:
                 view = self._layout.open_file(file.path)
             except FileNotFoundError:
@@ -87,18 +75,16 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """The open file if its windows are parts of a map, because pages of a map can be lost; else
-        None.
-        """
+        """Return the view of a mapped file, because its pages can be lost; None for other files."""
         view = self.view(file)
         return view if view.is_mapped else None
 
     def size(self, file: StoreFile) -> int:
-        """Bytes of the file that still exist."""
+        """Return the number of bytes of a file that still exist."""
         return min(file.size, self.view(file).size) if file.size else 0
 
     def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
-        """At least ``length`` bytes of a file from a position, or all up to its end."""
+        """Return ``length`` bytes or more from a position in a file, or all bytes up to its end."""
         data = self.view(file).window(at, length)
         # Bytes after the file's regular size are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
@@ -106,16 +92,16 @@ class LogBytes:
         return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
 
     def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
-        """The first unreadable range among some bytes of a file."""
+        """Return the first unreadable range that overlaps a range of a file."""
         view = self.view(file)
         if not view.unreadable:
             return None
         return view.fault(at, length)
 
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
-        """The first unreadable range in the frame or blank that seems to start at a position."""
+        """Return the first unreadable range in the frame or blank at a position."""
         view = self.view(file)
-        # For a map, check even if no unreadable range is known: the window notes a truncated file.
+        # The call of view.fault also detects that the file was truncated.
         is_noted = view.is_mapped or bool(view.unreadable)
         head = view.fault(at, FIXED_SIZE_V1) if is_noted else None
         if head is not None or not view.unreadable:
@@ -126,9 +112,9 @@ class LogBytes:
         return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
 
     def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
-        """A window with the whole frame at ``at``, and the verdict on it.
+        """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
 
-        In a DLedger log the window may begin with the head of the frame's entry.
+        In a DLedger log, the window may begin with the head of an entry.
         """
         window = self.window(file, at, dledger.HEAD.size + FIXED_SIZE_V1)
         data, left, skip = window.data.data, window.end, 0
@@ -143,7 +129,7 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """Find a sound frame, or a file that starts with a blank: the first in [start, limit)."""
+        """Return the offset of the first sound frame, or file with a blank, in [start, limit)."""
         for index, file in enumerate(self._files.files):
             if file.base + self._files.file_size <= start or self.size(file) == 0:
                 continue
@@ -160,7 +146,7 @@ class LogBytes:
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)
         while at < stop:
-            # A frame may start in the hole before the data: a part of its head can be zeros.
+            # A frame may start in the hole before the data, because its first bytes may be 0.
             data = view.next_data(at)
             if data >= stop:
                 return None
@@ -169,7 +155,7 @@ class LogBytes:
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             window = self.window(file, at, length)
-            # Search piece by piece, so that later holes are skipped too.
+            # Search in small pieces, so that later holes are skipped too.
             piece = min(stop - at, _SEARCH_BYTES)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
             if code == REACHED_STOP:
@@ -178,7 +164,7 @@ class LogBytes:
                 at += piece
                 continue
             if window.length == self.view(file).size - at:
-                # The window holds the whole file, so the rest of the frame does not exist.
+                # The window reaches the end of the file, so the frame is incomplete.
                 at += place + 1
                 continue
             if place == 0:

@@ -1,24 +1,15 @@
 """Identifies the files of the commit log by their content.
 
-A file's name is the physical offset of its first byte. Each frame has its own physical offset too
-(PHYSICALOFFSET), so the frames of a file show where it begins, regardless of its name.
-:func:`identify_files` compares names and frames for a whole log. Verify reports the differences,
-recover renames the files, salvage reads them as if they had their right names, and every other
-reader refuses a log with wrong names (:class:`logquarry.errors.MisnamedFile`).
+A file's name is the physical offset of its first byte. Each frame has its physical offset too
+(PHYSICALOFFSET), so the frames show the offset of a file with a wrong name. Rules:
 
-These rules decide which offset a file has:
-
-- Usually the first frame has the offset of the name: then the name is right.
-- Otherwise the first whole frames of the file with correct body CRCs vote, so that one damaged
-  PHYSICALOFFSET changes nothing. Stale frames from an earlier use of the file do no harm either,
-  because they vote for the same offset.
-- A file without a whole frame (only zeros or a blank) keeps its name, unless another file needs
-  that name.
-- If the frames of two files show the same offset, the file with that name is right and the other
-  one is a copy.
-- The offsets alone cannot show that a file is from another store. The queues can: the entry of a
-  message has its physical offset. If the queues have all sampled messages of a misnamed file at
-  other offsets, the recovery does not rename the file and refuses the store.
+- If the first frame agrees with the name, the name is right.
+- Otherwise the first whole frames with correct CRCs vote, so that one damaged PHYSICALOFFSET does
+  no harm. Stale frames vote for the same offset.
+- A file without a frame keeps its name, unless another file needs that name.
+- If the frames of two files show the same offset, the file without that name is a copy.
+- A file of another store is found with the queues: if all sampled messages of the file have other
+  offsets in the queues, recover does not rename the file, and refuses the store.
 """
 
 from __future__ import annotations
@@ -45,10 +36,9 @@ from logquarry.log.store_files import (
 )
 
 RENAMING: Final = ".renaming"
-"""Suffix of a file that a recovery is renaming; the part before it is the right name."""
+"""Suffix of a log file during a recovery's rename. The part before the suffix is the right name."""
 _LEAST_FRAMES: Final = 2
-"""If no queue confirms the frames, this many frames must agree to reject a name that could be
-right."""
+"""Minimum number of frames that can reject a possible name without confirmation by a queue."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -57,13 +47,7 @@ _OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A file of the log that has a wrong name.
-
-    Attributes:
-        path: its path now.
-        base: physical offset of its first byte, by its frames.
-        reason: why the name is wrong, in words.
-    """
+    """A log file with a wrong name. ``base`` is the physical offset according to its frames."""
 
     path: str
     base: int
@@ -71,7 +55,7 @@ class Rename:
 
     @property
     def target(self) -> str:
-        """The path that it should have."""
+        """The path that the file should have."""
         return right_path(self.base)
 
 
@@ -79,12 +63,8 @@ class Rename:
 class LogNames:
     """The files of a log, by their content.
 
-    Attributes:
-        files: the log's files with the offsets that their frames show, in order.
-        renames: the files that have a wrong name.
-        strangers: files that are named like log files but have no place in this log, each with the
-            reason.
-        doubts: for each file whose place the frames do not decide, the reason.
+    ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
+    file, but does not belong to the log. The frames of a doubtful file do not decide its offset.
     """
 
     files: tuple[StoreFile, ...]
@@ -94,15 +74,11 @@ class LogNames:
 
     @property
     def are_right(self) -> bool:
-        """Whether every file has its right name, as far as its frames show the name."""
+        """Whether every file has its right name, as far as frames show the name."""
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
-        """The error of a reader that relies on names.
-
-        Args:
-            first: path of the misnamed file that the reader found (default: the first one).
-        """
+        """Make the error for a reader that relies on names and found the file ``first``."""
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
         path, offset, reason = next((one for one in found if one[0] == first), found[0])
@@ -117,34 +93,25 @@ class LogNames:
 
 
 def right_path(base: int) -> str:
-    """The path of the log file that begins at a physical offset."""
+    """Return the path of the log file that begins at a physical offset."""
     return f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}"
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether a file's first frame has another physical offset than its name. Reads one head.
-
-    Args:
-        base: the offset by its name; None if the name is not an offset.
-    """
+    """Whether a file's first frame has another physical offset than the name. Reads one head."""
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
-        # The reader of this file reports that it cannot be read.
+        # The reader of this file reports the error.
         return False
     return told is not None and told >= 0 and told != base
 
 
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: int) -> bool:
-    """Whether the listing of a log, or a look into a few of its files, shows a doubtful name.
+    """Whether a log may have wrong names.
 
-    Checks the places where a walk over the log could miss a misnamed file: the first and the last
-    file, those around a gap, and files whose names are not offsets. The reader checks all other
-    files when it opens them.
-
-    Args:
-        files: the files whose names are offsets, in order.
-        size: bytes of each file.
+    Checks only files that a walk could miss: the first and last file, files beside a gap, and files
+    whose names are not offsets. Readers check all other files at their opening.
     """
     suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
@@ -156,7 +123,7 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
         try:
             view = filesystem.open(path)
         except (OSError, LogquarryError):
-            # The reader of this file reports that it is missing, or cannot be read.
+            # The reader of this file reports the error.
             continue
         if contradicts_name(view, base):
             return True
@@ -164,16 +131,12 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
 
 
 def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNames:
-    """Identify the files of a log by their content.
-
-    Args:
-        files: the files whose names are offsets, in order.
-    """
+    """Identify the files of a log. ``files`` are the files whose names are offsets, in order."""
     return _Identification(filesystem, files).run()
 
 
 def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
-    """The files of the log's folder, and those of its subfolders (a backup, ``lost+found``)."""
+    # Subfolders are included: a backup, or lost+found.
     for entry in filesystem.list(COMMIT_LOG):
         path = f"{COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:
@@ -191,10 +154,9 @@ class _Item:
     """One file.
 
     Attributes:
-        named: the offset by its name, None if the name is not an offset.
+        named: the offset in the name, None if the name is not an offset.
         ours: the offset in the new name that an interrupted recovery was giving to the file.
-        base: the offset by its frames, None if they show none.
-        frames: the frames that agree on it.
+        base: the offset that ``frames`` show, None if unknown.
     """
 
     path: str
@@ -206,8 +168,6 @@ class _Item:
 
 
 class _Identification:
-    """Identifies the files of one log."""
-
     def __init__(self, filesystem: FileSystem, files: Sequence[StoreFile]) -> None:
         self._filesystem = filesystem
         self._items = [_Item(file.path, file.size, file.base) for file in files]
@@ -219,7 +179,7 @@ class _Identification:
                 self._items.append(_Item(path, entry.size, None, target))
         sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
         sizes = sizes or Counter(item.size for item in self._items)
-        # The most frequent size. The names do not count here, because they may be wrong.
+        # The most frequent size. Names are not used, because names may be wrong.
         self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
         self._right: dict[int, _Item] = {}
         self._mute: list[_Item] = []
@@ -230,7 +190,6 @@ class _Identification:
         self._queues: dict[str, list[tuple[int, str]]] = {}
 
     def run(self) -> LogNames:
-        """Identify the files."""
         for item in self._items:
             self._judge(item)
         self._drop_other_grids()
@@ -259,8 +218,7 @@ class _Identification:
             elif told is not None:
                 self._vote(item, view)
         except (OSError, LogquarryError):
-            # The file keeps its name. A reader of the file reports that it is missing or cannot be
-            # read.
+            # The file keeps its name. The reader of this file reports the error.
             item.base, item.frames = None, []
         if item.base is None and item.ours is not None:
             item.base = item.ours
@@ -287,7 +245,7 @@ class _Identification:
             item.base = item.named if item.named in votes else None
 
     def _may_be_right(self, item: _Item) -> bool:
-        """Whether another file of the log shows that the name is possible."""
+        # The name is possible if its distance to the other names is a multiple of the file size.
         if item.named is None or not self._size:
             return False
         rest = Counter(one.named % self._size for one in self._items if one.named is not None)
@@ -295,7 +253,7 @@ class _Identification:
 
     # ------------------------------------------------------------------------------- all of them
     def _drop_other_grids(self) -> None:
-        """Forget the offsets at which no file of this log can begin."""
+        """Drop offsets whose distance to the other offsets is not a multiple of the file size."""
         if not self._size:
             return
         bases = [*self._right, *(item.base for item in self._wrong if item.base is not None)]
@@ -310,7 +268,6 @@ class _Identification:
                     self._mute.append(item)
 
     def _place(self) -> None:
-        """Give misnamed files the offsets that their frames show, if these are possible."""
         claims: defaultdict[int, list[_Item]] = defaultdict(list)
         for item in self._wrong:
             assert item.base is not None
@@ -340,7 +297,7 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        """Accept files whose names are not offsets, except for copies of expired files."""
+        # Files whose names are not offsets are accepted, except for copies of expired files.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -362,7 +319,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        """Report a copy if its name is an offset. Any other copy does no harm, and is ignored."""
+        # A copy whose name is not an offset does no harm, and is ignored.
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -370,11 +327,11 @@ class _Identification:
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        """Give a place to each file whose content shows no offset."""
+        """Place the files whose content shows no offset."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all known names are wrong by the same distance, so are the names of empty files.
+        # If all known names are wrong by the same distance, the names of empty files are too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:
@@ -394,9 +351,7 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """Offsets without a file: first those whose names become free by renames, then gaps, then
-        the log's end.
-        """
+        """Yield unused offsets: names that renames release, then gaps, then the end of the log."""
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -406,7 +361,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether queues have a file's messages at the offsets in its frames; None if unknown."""
+        """Whether queues and frames have equal offsets for a file's messages; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)
@@ -415,11 +370,10 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # One queue offset can be in the log twice: RocketMQ 3 counts wrong after a restart.
+        # RocketMQ 3 counts wrong after a restart, so the log can have one queue offset twice.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:
-        """The physical offset that the queue has for a message, None if it has no entry."""
         topic = message.topic.decode("utf-8", "replace")
         if topic in ("", ".", "..") or "/" in topic or "\0" in topic:
             return None

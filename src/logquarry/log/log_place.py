@@ -1,9 +1,7 @@
-"""Finds the log of a store that keeps it outside of ``commitlog/``, or only partly in it.
+"""Finds the log of a store whose log is not, or not completely, in ``commitlog/``.
 
-RocketMQ 5 writes its log to several folders (``storePathCommitLog=a,b``), and DLedger writes it to
-``dledger-ID/data`` with 48 bytes before each frame. A reader of ``commitlog/`` alone would find no
-messages or only old ones, and would report an empty store. This module finds the folders of the
-log. If it does not find all of them, it makes an error that names the feature and the next step.
+RocketMQ 5 can write its log to several folders (``storePathCommitLog=a,b``). DLedger writes its log
+to ``dledger-ID/data``, with 48 bytes before each frame.
 """
 
 from __future__ import annotations
@@ -40,7 +38,7 @@ _NO_LOG: Final = frozenset(
         *("rocksdbstore", "kvStore", "tiered", ".logquarry", ".salvage"),
     }
 )
-"""Folders in a store's root that, except ``commitlog`` itself, never hold files of the log."""
+"""Folders in a store's root that never hold files of the log, except ``commitlog``."""
 
 _STATED: Final = ("storePathCommitLog", "readOnlyCommitLogStorePaths")
 _NOTHING_READ: Final = "Nothing was read or changed."
@@ -64,13 +62,10 @@ _TWICE: Final = "Compare the two, and move the one that is not the broker's out 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """The place of a log that is outside of ``commitlog/``, or only partly in it.
+    """The place of a log that is not, or only partly, in ``commitlog/``.
 
-    Attributes:
-        feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`.
-        evidence: the folders, files or settings that show it.
-        reason: the evidence in words, as a clause.
-        advice: the next step; None for the next step that is usual for the feature.
+    ``evidence`` are the folders, files or settings that show ``feature``, and ``reason`` is a
+    clause. ``advice`` replaces the feature's usual next step.
     """
 
     feature: str
@@ -79,7 +74,7 @@ class LogPlace:
     advice: str | None = None
 
     def error(self, root: str) -> UnsupportedStore:
-        """The error of a reader or writer that needs the log."""
+        """Make the error for a reader or writer that needs the log."""
         end = "" if self.reason.endswith("?") else "."
         return UnsupportedStore(
             f"{root}: {self.reason}{end} {_NOTHING_READ} {self.advice or _ADVICE[self.feature]}",
@@ -89,7 +84,7 @@ class LogPlace:
 
 
 def setting(config: StoreConfig, name: str) -> str:
-    """A broker setting by its name in RocketMQ; empty if the configuration does not state it."""
+    """Return a broker setting by its name in RocketMQ; empty if the setting is not configured."""
     return dict(config.broker_settings).get(name, "").strip()
 
 
@@ -100,15 +95,13 @@ def is_on(config: StoreConfig, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LogFolders:
-    """The folders that hold the whole log, below the store's root or beside it.
+    """The folders that hold the log, in the store's root or beside it.
 
     Attributes:
-        paths: the folders; almost always ``commitlog`` alone.
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
-        read_only: the folders in ``paths`` in which no new file is created.
-        missing: the place of the log, or of a part of it, that these folders do not hold; None if
-            there is no sign of one.
+        read_only: folders in which no new file is created.
+        missing: the place of a missing part of the log; None if there is no sign of such a part.
     """
 
     paths: tuple[str, ...] = (COMMIT_LOG,)
@@ -118,7 +111,7 @@ class LogFolders:
 
     @property
     def has_heads(self) -> bool:
-        """Whether the log is a DLedger log: each frame follows the head of its entry."""
+        """Whether the log is a DLedger log, in which heads precede frames."""
         return self.feature == DLEDGER
 
 
@@ -128,20 +121,14 @@ def find_log_folders(
     config: StoreConfig,
     durable_end: Callable[[], int | None] = lambda: None,
 ) -> LogFolders:
-    """The folders of the log; ``commitlog`` alone if no other folders hold the whole log.
+    """Find the folders of the log. Reads only folder names.
 
-    A DLedger log counts if the store has only one and ``commitlog/`` has no files. Several folders
-    count in two cases: the configuration names them and each is found (in the store, or at its
-    path); or they lie in the store and continue the log. A recovery may have left an empty folder.
-    An empty folder counts if the files in the other folders reach the durable offset. Reads folder
-    names only.
-
-    Args:
-        names: the entries of its root.
-        durable_end: returns the durable offset, None if it is unknown.
-
-    Raises:
-        StoreNotFound: if a folder cannot be read.
+    - A DLedger log is accepted if the store has only one, and ``commitlog/`` has no files.
+    - Configured folders are accepted if each has a log file, in the store or at its path.
+    - If no folders are configured, other folders in the store are accepted if their files continue
+      the log.
+    - An empty folder is accepted if the files in the other folders reach the durable offset,
+      because a recovery may have emptied this folder.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, COMMIT_LOG)
@@ -189,7 +176,7 @@ def _missing(feature: str, evidence: tuple[str, ...], reason: str) -> LogFolders
 
 
 def _twice(filesystem: FileSystem, folders: Sequence[str]) -> LogFolders | None:
-    """Return the error if two folders have files of the same name; else None."""
+    """Return an error if two folders have files of the same name."""
     seen: dict[int, str] = {}
     for folder in folders:
         for base in _offset_names(filesystem, folder):
@@ -207,7 +194,7 @@ def _paths(config: StoreConfig, name: str) -> list[str]:
 
 
 def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
-    """Whether the files in some folders follow each other up to the durable offset."""
+    """Whether the files of the folders follow each other up to the durable offset."""
     files = {
         int(entry.name): entry.size
         for folder in folders
@@ -228,10 +215,7 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """The folders that a configuration names, and those of them that get no new file.
-
-    A folder without a file of the log is None.
-    """
+    """Return the configured folders (None for one without log files), and the read-only ones."""
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
@@ -246,11 +230,8 @@ def _stated_folders(
 def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
-    """A configured folder, below the store's root; None if it has no file of the log. With
-    ``may_be_empty``, a folder without files is returned too, so None means that it does not exist.
-
-    In a copied store, the folder may have another parent than the configured one.
-    """
+    # A copied store may have its folders at another place than the configured one. With
+    # may_be_empty, a folder without files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
         root = Path(filesystem.full_path("")).absolute()
@@ -263,7 +244,6 @@ def _folder_of(
 
 
 def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
-    """The folders with the files of DLedger logs."""
     return tuple(
         f"{name}/data"
         for name in folders
@@ -274,7 +254,7 @@ def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
 def _other_parts(
     filesystem: FileSystem, folders: Sequence[str], bases: Sequence[int]
 ) -> tuple[str, ...]:
-    """The folders in the store that continue its log."""
+    """Return the folders in the store that continue its log."""
     return tuple(
         name
         for name in folders
@@ -288,17 +268,10 @@ def _other_parts(
 def find_missing_log(
     filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
 ) -> LogPlace | None:
-    """The place of the log if ``commitlog/`` holds no file of it; None if the store is new.
+    """Find the place of the log if ``commitlog/`` has no file; None if the store is new.
 
-    A store is new if no queue has an entry and the checkpoint has no store time; without a
-    checkpoint, if the index has no entry either. Reads the first entry of one queue after another,
-    until a queue has one.
-
-    Args:
-        names: the entries of its root.
-
-    Raises:
-        StoreNotFound: if a folder cannot be read.
+    A store is new if no queue has an entry and the checkpoint has no store time. If there is no
+    checkpoint, the index must have no entry either.
     """
     known = _known_message(filesystem, [entry.name for entry in names if entry.is_dir])
     if known is None:
@@ -310,7 +283,7 @@ def find_missing_log(
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    """Whether files of another folder continue this log; those of a copy repeat its offsets."""
+    # The files of a copy have the same offsets as files of the log.
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 
@@ -318,13 +291,13 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # A folder of the file system that this user is not allowed to read, such as lost+found.
+        # This user may not read a folder of the file system, such as lost+found.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """A file that points to a message in the log, None if there is none."""
+    """Return a file that points to a message in the log."""
     for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
             for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():
@@ -341,11 +314,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    """An index file with an entry, or a folder in place of one; None if there is neither.
-
-    Used only if there is no checkpoint: when a recovery in mode ``rocketmq`` accepts the loss of a
-    log, the index stays.
-    """
+    # Called only if there is no checkpoint: if a recovery in mode ``rocketmq`` accepts the loss of
+    # a log, the index stays.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):
@@ -359,10 +329,7 @@ def _known_entry(filesystem: FileSystem) -> str | None:
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:
-    """Whether a queue file has its first entry: the size in an entry is never 0.
-
-    Entries of batch queues begin with the same two fields.
-    """
+    # The size in an entry is never 0. Entries of batch queues begin with the same two fields.
     try:
         return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
     except FileNotFoundError:

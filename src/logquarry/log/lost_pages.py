@@ -1,20 +1,19 @@
 """Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
 
-Compiled by Cython (``lost_pages.pxd`` has the handler). If this module runs interpreted, it watches
-no map, and the process touches no page of a map: readers copy their windows
-(:class:`logquarry.log.readable.ReadableMap`), writers call ``pwrite``
+A page can fail after its probe: the page cache drops the page and the disk fails later, another
+program truncates the file, or a full disk has no block for a written page. The handler replaces
+such a page by a page of ``FILL``, and notes the page's number. The access then continues. After
+each read, :mod:`logquarry.log.readable` checks whether a page was lost.
+
+Cython compiles this module; ``lost_pages.pxd`` has the handler. If this module runs interpreted, no
+map is watched, and the process touches no page of a map. Readers then copy their windows
+(:class:`logquarry.log.readable.ReadableMap`), and writers call ``pwrite``
 (:class:`logquarry.disk.write_buffers.FileCopy`).
 
-A page of a map can fail after it was probed: the page cache drops it and the disk fails when it is
-read again, another program truncates the file, or a written page finds no block on a full disk.
-The handler puts a page of ``FILL`` in place of such a page and notes its number; the access
-continues. After each read, :mod:`logquarry.log.readable` checks whether a page was lost.
-
-The handler is installed with the first map. If another handler took its place, such as that of
-``faulthandler``, the next map installs it again. It replaces pages of watched maps only. For every
-other address, for a signal that a process sent, and for misaligned accesses it calls the handler
-that was there before. With ``LOGQUARRY_SIGBUS=off`` no handler is installed. Set this if another
-library in the process, such as a Java virtual machine, must be the only one to handle SIGBUS.
+If another handler, for example of ``faulthandler``, replaced this handler, the next map installs
+this handler again. The handler calls the earlier handler for other addresses, for signals that a
+process sent, and for misaligned accesses. ``LOGQUARRY_SIGBUS=off`` prevents the installation, for
+example if a Java virtual machine in this process must handle SIGBUS.
 """
 
 from __future__ import annotations
@@ -39,12 +38,7 @@ _noted = 0
 
 
 def watch(mapped: mmap.mmap, in_children: bool) -> int:
-    """Watch a map until :func:`forget`; returns its number, -1 if it is not watched.
-
-    Args:
-        mapped: the map.
-        in_children: whether forked children have the map too.
-    """
+    """Watch a map until :func:`forget`. Return its number, -1 if the map is not watched."""
     if not cython.compiled or not _IS_ON:
         return -1
     with memoryview(mapped) as view:
@@ -53,13 +47,13 @@ def watch(mapped: mmap.mmap, in_children: bool) -> int:
 
 
 def forget(number: int) -> None:
-    """Stop watching a map; it is unmapped afterwards."""
+    """Stop watching a map that is being closed."""
     if cython.compiled:
         c_forget(number)
 
 
 def lost() -> int:
-    """How often this process has lost a page of a map, or found a truncated file."""
+    """Return how often this process lost a page of a map, or found a truncated file."""
     return c_total() if cython.compiled else _noted
 
 
@@ -73,8 +67,5 @@ def note_truncated() -> None:
 
 
 def next_lost(number: int, block: int) -> int:
-    """The first lost block of a watched map at or after ``block``; -1 if there is none.
-
-    A block has 4,096 bytes.
-    """
+    """Return the first lost block (4,096 bytes) of a map from ``block`` on; -1 if there is none."""
     return c_next(number, block) if cython.compiled else -1

@@ -1,11 +1,7 @@
-"""Reads frames at given offsets; merges runs that other threads or machines read into a walk.
+"""Reads frames at given offsets, and merges runs of frames from other threads into a walk.
 
-:func:`guided` takes runs of frames that others read, the guesses, and merges them into the walk. A
-frame has its physical offset in it, so any part of a log can be read separately. But only the walk
-(:class:`LogReader`) decides whether a frame belongs to the log: a guess counts if the walk arrives
-exactly at its start. The walk reads all other parts itself.
-
-:func:`runs_at` reads the frames at the offsets in entries of consume queues or the index.
+A frame has its physical offset, so other threads or machines can read any part of a log. But only
+the walk (:class:`LogReader`) decides whether a frame belongs to the log.
 """
 
 from __future__ import annotations
@@ -45,15 +41,10 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order, and take the guesses that fit.
+    """Walk the whole log in order, and replace runs by guesses that begin at the walk's position.
 
-    Args:
-        reader: the walk; see :meth:`LogReader.events`. Its store must have no live writer.
-        guesses: in the order of the log.
-        accept: decides whether to take a guess that starts exactly at the walk's position.
-
-    Yields:
-        The walk's events, and the accepted guesses in place of the runs that they cover.
+    ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer has the store
+    open.
     """
     position = reader.files.start
     for guess in guesses:
@@ -76,7 +67,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk from the end of this event would report the same as the current walk."""
+    """Whether a new walk from the end of the event would report the same as the current walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
@@ -104,16 +95,9 @@ def runs_at(
     batch_bytes: int = walk.DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
-    """Read the frames at some physical offsets, in their order.
+    """Read the frames at ascending physical offsets. A missing frame gives a :class:`DamagedSpan`.
 
-    An offset without such a frame gives a :class:`DamagedSpan`.
-
-    Args:
-        offsets: physical offsets, ascending.
-        sizes: the size that each frame must have; 0 for any.
-        check_crc: whether to compare bodies with their CRC.
-        batch_bytes: approximate bytes of frames in one run.
-        any_size: accept a sound frame even if its size differs from ``sizes``.
+    A frame must have its size in ``sizes``, unless that is 0 or ``any_size`` is set.
     """
     files = layout.commit_log
     start = 0
@@ -149,7 +133,7 @@ def _in_file(
     try:
         view = layout.open_file(file.path)
     except FileNotFoundError:
-        # A live broker's retention may delete the file after the listing.
+        # A live broker may delete the file after the listing.
         for offset, size in zip(offsets.tolist(), sizes.tolist(), strict=True):
             yield DamagedSpan(offset, size, walk.MISSING_FILE, "the file was deleted", path)
         return
@@ -161,7 +145,7 @@ def _in_file(
         stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
         first = int(offsets[start]) - file.base
         if not view.is_mapped:
-            # One fetched range serves the whole batch, including the bytes between the frames.
+            # One fetch reads the frames of the batch and the bytes between the frames.
             near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
             stop = max(start + 1, min(stop, near))
         last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
@@ -196,10 +180,9 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    """Find out which frames lie entirely in the window; it is enlarged if not even the first does.
+    """Return the number of the first frame after the window, and the window.
 
-    Returns:
-        The number of the first frame for the next window, and the window.
+    If even the first frame is not entirely in the window, the window is enlarged.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -223,7 +206,7 @@ def _hidden(
     rows: Rows,
     codes: Int32,
 ) -> dict[int, Unreadable]:
-    """Number of a place -> unreadable range, for each place whose frame overlaps such a range."""
+    """Return place number -> unreadable range that overlaps the frame at this place."""
     if not view.unreadable:
         return {}
     lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)

@@ -1,18 +1,16 @@
-"""Maps files so that unreadable pages end no process: probes pages first, and notes lost ones.
+"""Maps files so that unreadable pages end no process.
 
-A read of a mapped page that the disk cannot deliver raises SIGBUS, and so does a read beyond the
-end of a file that was truncated after it was mapped. So each reader gets a window, a range of the
-file, from :class:`ReadableMap`, which probes each page once: ``MADV_POPULATE_READ`` (Linux 5.14)
-loads it and returns an error in place of the signal. On other systems ``pread`` reads the pages.
+A read of a mapped page raises SIGBUS if the disk does not deliver the page, or if another program
+truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window.
+``MADV_POPULATE_READ`` (Linux 5.14) loads the page, and returns an error instead of a signal. On
+other systems, ``pread`` reads the page.
 
-If pages cannot be read, the window is a copy in which these pages hold ``FILL``, and
-:attr:`ReadableMap.unreadable` lists them. No frame, queue entry or index entry begins with ``FILL``
-bytes. A caller that decodes bytes without a CRC must ask :func:`first_unreadable` too, after it has
-read them: a page can be lost after its probe, and then holds ``FILL`` too
-(:mod:`logquarry.log.lost_pages`). :func:`lost` is a cheap check whether the process lost any page.
+An unreadable page has ``FILL`` bytes in the window, and no frame or entry begins with these bytes.
+A page lost after its probe (:mod:`logquarry.log.lost_pages`) has ``FILL`` bytes too. So a caller
+that decodes bytes without a CRC must then call :func:`first_unreadable`.
 
-If no handler watches the map, a lost page would end the process. All windows are copies then, made
-with ``pread``.
+If no handler watches a map, the windows are copies that ``pread`` makes: a lost page of the map
+would end the process.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ T = TypeVar("T")
 UNREADABLE: Final = DamageKind.UNREADABLE.label
 """Kind of damage: bytes that the disk does not deliver."""
 FILL: Final = b"\xff"
-"""The byte that a window has for each unreadable byte of the file."""
+"""The byte in a window for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""Bytes of a block: if one byte of a block is unreadable, all are."""
+"""Bytes of a block. If one byte of a block is unreadable, all bytes of the block are."""
 CHUNK: Final = 128 << 10
-"""Bytes that are probed together. At a page fault the system reads this many bytes ahead."""
+"""Bytes of one probe. The system reads this many bytes ahead at a page fault."""
 _STEP: Final = 8 << 20
-"""Maximum bytes of one probe: a larger one would hold the process's memory map lock too long."""
+"""Maximum bytes of one probe. A larger probe would hold the process's memory map lock too long."""
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
 _NO_BYTES: Final = memoryview(b"")
@@ -58,13 +56,7 @@ _LOST: Final = "could be read before, and the disk does not deliver them any mor
 
 
 class Unreadable(NamedTuple):
-    """A range of a file that cannot be read.
-
-    Attributes:
-        offset: position of its first byte in the file.
-        length: number of bytes.
-        reason: the reason in words, with the errno.
-    """
+    """A range of a file that cannot be read: position, bytes, and the reason with the errno."""
 
     offset: int
     length: int
@@ -77,12 +69,7 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """The first unreadable range that overlaps some bytes of a file.
-
-    Args:
-        ranges: unreadable ranges, ordered by offset, without overlaps.
-        start: position of the bytes in the file.
-    """
+    """Return the first of ordered, separate ranges that overlaps some bytes of a file."""
     if not ranges:
         return None
     at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)
@@ -90,7 +77,7 @@ def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> U
 
 
 def joined(ranges: Iterable[Unreadable]) -> tuple[Unreadable, ...]:
-    """Ranges in order; adjacent ranges with the same reason are joined."""
+    """Sort the ranges, and join adjacent ranges with the same reason."""
     found: list[Unreadable] = []
     for one in sorted(ranges):
         last = found[-1] if found else None
@@ -109,12 +96,7 @@ class Probe:
     """Makes the system calls that find out whether pages can be read. Tests replace this object."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
-        """Load mapped pages; returns whether that worked, None if the system has no such call.
-
-        Args:
-            position: position of the first page in the file.
-            address: address of the first page.
-        """
+        """Load mapped pages. Return whether this worked; None if the system has no such call."""
         libc = _libc()
         if libc is None:
             return None
@@ -136,7 +118,7 @@ class Probe:
 @cache
 def _libc() -> Any:
     if sys.platform != "linux":
-        # On other systems this number of madvise does not exist or has another meaning.
+        # Other systems have no such number of madvise, or use the number for something else.
         return None
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -161,14 +143,14 @@ def probed_by(probe: Probe) -> Iterator[None]:
 
 
 def reason_of(error: OSError) -> str:
-    """The reason of a failed read in words, with the errno."""
+    """Return the reason of a failed read, with the errno."""
     return f"cannot be read: {error.strerror or error} (errno {error.errno})"
 
 
 def rereads(read: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that only reads, so that it runs again if pages were lost meanwhile.
+    """Decorate a function that only reads, so that the function runs again if pages were lost.
 
-    The second run finds the lost pages by its probe, and handles them as unreadable.
+    The probe of the second run finds the lost pages, so the function handles them as unreadable.
     """
 
     @wraps(read)
@@ -189,12 +171,7 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise an error at the end of a block if pages were lost in it: its results may be wrong.
-
-    Raises:
-        UnreadableFile: with ``place`` as its path. The next call knows the lost pages and does not
-            use them.
-    """
+    """Raise UnreadableFile for ``place`` after a block that lost pages and so may be wrong."""
     before = lost()
     yield
     if lost() != before:
@@ -202,29 +179,24 @@ def none_lost(place: str) -> Iterator[None]:
 
 
 class WatchedMap(mmap.mmap):
-    """A map that can be watched, so that a failing page does not end the process with SIGBUS.
-
-    Attributes:
-        number: its number in :mod:`logquarry.log.lost_pages`; -1 if it is not watched.
-    """
+    """A map with a handler for failing pages. ``number`` is -1 if no handler watches the map."""
 
     number = -1
-    # A class attribute, because close() may run at the interpreter's exit, when the module's names
-    # are already deleted.
+    # A class attribute: close() may run at the interpreter's exit, without the module's names.
     _end = staticmethod(lost_pages.forget)
 
     @property
     def is_watched(self) -> bool:
-        """Whether the map is watched: a failing page is replaced and does not end the process."""
+        """Whether a handler watches the map."""
         return self.number >= 0
 
     def watch(self, *, in_children: bool = True) -> WatchedMap:
-        """Watch the map until it is closed; returns it."""
+        """Watch the map until its close, and return the map."""
         self.number = lost_pages.watch(self, in_children)
         return self
 
     def close(self) -> None:
-        """See :meth:`mmap.mmap.close`."""
+        """Close the map; see :meth:`mmap.mmap.close`."""
         super().close()
         self._forget()
 
@@ -237,7 +209,7 @@ class WatchedMap(mmap.mmap):
             self._end(number)
 
     def lost_blocks(self) -> list[Unreadable]:
-        """The blocks that were lost so far."""
+        """Return the blocks that were lost so far."""
         found = []
         at = -1
         while self.number >= 0 and (at := lost_pages.next_lost(self.number, at + 1)) >= 0:
@@ -246,16 +218,13 @@ class WatchedMap(mmap.mmap):
 
 
 class ReadableMap:
-    """A mapped file; it knows which of its pages can be read.
-
-    Any number of threads may use it.
+    """A mapped file with a record of its unreadable pages. Any thread may use this object.
 
     Args:
-        mapped: its map. It must not be closed while this object or a window is in use.
-        size: bytes of the map.
+        mapped: the map. It stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
-        descriptor: the file's descriptor, if windows are copies of the file; closed by this object.
-        note: called with all unreadable ranges whenever a new one is found.
+        descriptor: set if windows must be copies. This object closes the descriptor.
+        note: called with all unreadable ranges after a new range is found.
     """
 
     def __init__(
@@ -293,17 +262,16 @@ class ReadableMap:
         return self._unreadable
 
     def reaches(self, end: int) -> bool:
-        """Whether the file still has all bytes before a position, and so was not truncated."""
+        """Whether the file still has all bytes before a position."""
         return self._map.size() >= end
 
     def _is_truncated(self) -> bool:
         return self._is_watched and self._map.size() < self._left
 
     def window(self, start: int, length: int) -> memoryview:
-        """At least ``length`` bytes from a position, or all up to the map's end.
+        """Return at least ``length`` bytes from a position, or all bytes up to the map's end.
 
-        If any of the bytes cannot be read, the view is a copy. Else it is a part of the map, and
-        ends where the probed bytes end.
+        The window is a copy if some of these bytes are unreadable; else a part of the map.
         """
         stop = min(self._size, start + length)
         if start >= stop:
@@ -323,7 +291,6 @@ class ReadableMap:
         return self._view[start : self._good_end(last)]
 
     def _copy(self, start: int, stop: int) -> memoryview:
-        """Copy a window from the file."""
         first = start - start % BLOCK
         data, faults = self._read(first, stop - first)
         if faults:
@@ -332,18 +299,17 @@ class ReadableMap:
         return memoryview(data)[start - first :]
 
     def _good_end(self, chunk: int) -> int:
-        """The end of the run of good chunks that begins at ``chunk``."""
         ends = [at for at in (self._state.find(s, chunk) for s in (_UNKNOWN, _BAD)) if at >= 0]
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
     def good_start(self, position: int) -> int:
-        """The start of the run of good chunks that ends at a position."""
+        """Return the start of the run of good chunks that contains a position."""
         chunk = position // CHUNK
         begins = max(self._state.rfind(s, 0, chunk + 1) for s in (_UNKNOWN, _BAD))
         return min(position, (begins + 1) * CHUNK)
 
     def let_go(self) -> None:
-        """Release the view of the map: later windows are empty."""
+        """Release the view of the map. Later windows are empty."""
         view, self._view, self._size = self._view, _NO_BYTES, 0
         with suppress(BufferError):
             view.release()
@@ -367,7 +333,7 @@ class ReadableMap:
         return _probe.populate(self.path, start, self._address + start, stop - start)
 
     def _judge(self, chunk: int) -> None:
-        """Probe one chunk; if it fails, copy what can be read."""
+        # If the probe of a chunk fails, keep a copy of its readable bytes.
         populated = self._populate(chunk, chunk + 1)
         if populated:
             self._state[chunk : chunk + 1] = _GOOD
@@ -382,7 +348,7 @@ class ReadableMap:
         self._state[chunk : chunk + 1] = _BAD
 
     def _read(self, start: int, length: int) -> tuple[bytes, list[Unreadable]]:
-        """The bytes of a range, with FILL for unreadable bytes, and the unreadable ranges."""
+        """Return the bytes, with FILL for unreadable bytes, and the unreadable ranges."""
         if self._descriptor is not None:
             return self._read_from(self._descriptor, start, length)
         try:
@@ -421,9 +387,8 @@ class ReadableMap:
             self._tell(self._unreadable)
 
     def _note_lost(self) -> None:
-        """Note the pages that were lost: later windows are copies there."""
         with self._change:
-            # A page that is lost after this line is counted again by the next call.
+            # A page that is lost after this line is noted by the next call.
             seen = lost()
             known = self._unreadable
             new = [
@@ -441,7 +406,7 @@ class ReadableMap:
             self._lost = seen
 
     def _truncated(self) -> None:
-        """Note that the file became shorter: a page after its end raises SIGBUS."""
+        # Pages after the file's end raise SIGBUS.
         with self._change:
             left = self._map.size()
             if left >= self._left:

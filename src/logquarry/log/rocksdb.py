@@ -1,15 +1,11 @@
-"""Opens a RocksDB folder of a store for reading; writes nothing to the store.
+"""Opens a RocksDB folder of a store for reading, and writes nothing to the store.
 
-In every mode, the package ``rocksdict`` writes a file into the folder that it opens. So the reader
-opens a temporary folder of symbolic links to the files; for a remote store it copies them there.
-RocksDB opens all files at once, so the temporary folder is removed before the first read.
+The package ``rocksdict`` writes a file into every folder that it opens. So the reader opens a
+temporary folder with links to the files. RocksDB opens all files at once, so the temporary folder
+is removed before the first read.
 
-A broker keeps the newest queue entries in memory, without RocksDB's write-ahead log. So they can be
-missing in the folder of a broker that runs or was killed.
-
-:func:`read_config` reads the documents of ``config/``, from RocksDB if the broker keeps them there.
-The JSON file of such a table is not read, because it is older, or is a copy that the broker
-exported.
+A broker keeps the newest queue entries in memory, without RocksDB's write-ahead log. If the broker
+runs or was killed, the folder may lack these entries.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ _FAMILY: Final = "default"
 
 
 def is_there(filesystem: FileSystem, folder: str) -> bool:
-    """Whether a folder holds a RocksDB database, even if its file CURRENT is missing."""
+    """Whether a folder has a RocksDB database, even if the file CURRENT is missing."""
     return filesystem.exists(f"{folder}/{CURRENT}") or any(
         entry.name.startswith(_MANIFEST) or entry.name.endswith(".sst")
         for entry in filesystem.list(folder)
@@ -57,7 +53,7 @@ def is_installed() -> bool:
 
 
 def needs_package(what: str) -> UsageError:
-    """The error if ``rocksdict`` is not installed; ``what`` begins a clause "... in RocksDB"."""
+    """Make the error for a missing package. ``what`` begins a clause "... in RocksDB"."""
     return UsageError(
         f"{what} in RocksDB, and the package rocksdict is not installed: "
         "pip install 'logquarry[rocksdb]'"
@@ -65,15 +61,7 @@ def needs_package(what: str) -> UsageError:
 
 
 class RocksDb:
-    """A RocksDB database, as its files were when it was opened.
-
-    Args:
-        folder: the folder below the store's root.
-
-    Raises:
-        UsageError: if the package is not installed.
-        CorruptFile: if RocksDB cannot open the files.
-    """
+    """A snapshot of a RocksDB database. Raises UsageError (no ``rocksdict``) or CorruptFile."""
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:
         self.path = filesystem.full_path(folder)
@@ -85,14 +73,14 @@ class RocksDb:
                 return
             except UsageError:
                 raise
-            # rocksdict raises no narrower class.
+            # rocksdict raises only this class.
             except Exception as error:
-                # A live broker may have replaced files while they were linked.
+                # A live broker may have replaced files during the linking.
                 if not left or filesystem.list(folder) == before:
                     raise self._failed(error) from error
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """The value of a key; None if it has none."""
+        """Return the value of a key; None if there is none."""
         if family not in self.families:
             return None
         try:
@@ -104,11 +92,7 @@ class RocksDb:
     def items(
         self, family: str, start: bytes = b"", stop: bytes | None = None
     ) -> Iterator[tuple[bytes, bytes]]:
-        """The keys in ``[start, stop)`` with their values, in order.
-
-        Raises:
-            CorruptFile: if RocksDB cannot read one of them.
-        """
+        """Yield the keys in ``[start, stop)`` with their values, in order."""
         if family not in self.families:
             return
         try:
@@ -120,13 +104,13 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # The iterator ends at damage just as at the last key; only the status shows the damage.
+            # At damage, the iterator ends as after the last key. Only the status shows the damage.
             found.status()
         except Exception as error:
             raise self._failed(error) from error
 
     def prefixed(self, family: str, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The keys that begin with a prefix, with their values, in order."""
+        """Yield the keys that begin with a prefix, with their values, in order."""
         for key, value in self.items(family, prefix):
             if not key.startswith(prefix):
                 return
@@ -143,7 +127,7 @@ def _open(filesystem: FileSystem, folder: str, links: str) -> tuple[Rdict, tuple
             from rocksdict import AccessType, Options, Rdict
         except ImportError as error:
             raise needs_package(f"{filesystem.full_path(folder)}: its data are") from error
-        # Copy CURRENT first: it names the manifest. Then link the files that the manifest names.
+        # Copy CURRENT first, because it names the manifest. The manifest names the other files.
         Path(links, CURRENT).write_bytes(filesystem.read(f"{folder}/{CURRENT}"))
         for entry in filesystem.list(folder):
             named = entry.name.startswith(_MANIFEST) or entry.name.endswith(_DATA)
@@ -165,7 +149,7 @@ def _link(filesystem: FileSystem, path: str, link: Path) -> None:
 
 
 def place_of(filesystem: FileSystem, file: str) -> str | None:
-    """The RocksDB folder that has the table of a JSON file; None if there is none."""
+    """Return the RocksDB folder with the table of a JSON file; None if there is no such folder."""
     if file not in FOLDERS_V1:
         return None
     folders = (f"{_CONFIG}/{FOLDER_V2}", f"{_CONFIG}/{FOLDERS_V1[file]}")
@@ -173,15 +157,11 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
 
 
 def read_config(filesystem: FileSystem, file: str) -> bytes:
-    """A document of ``config/``, as a JSON document.
+    """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
-    Args:
-        file: name of the JSON file in ``config/`` that has, or would have, the document.
-
-    Raises:
-        FileNotFoundError: if the store has neither this file nor a RocksDB with the document.
-        UsageError: if it is in RocksDB, and the package ``rocksdict`` is not installed.
-        CorruptFile: if RocksDB cannot read it, or a record has an unknown layout.
+    ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
+    file is older or an export. Raises FileNotFoundError if there is neither, or the errors of
+    :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:
@@ -197,7 +177,7 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
 
 
 def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
-    """JSON file -> document, of each table in RocksDB; None if one of them cannot be read."""
+    """Return JSON file -> document of each table in RocksDB; None if a table cannot be read."""
     found = [file for file in FOLDERS_V1 if place_of(filesystem, file) is not None]
     try:
         return {file: read_config(filesystem, file) for file in found}

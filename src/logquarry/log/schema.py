@@ -1,4 +1,4 @@
-"""The columns of a message: one table, from which the Arrow and Spark schemas derive."""
+"""The columns of a message: one table for the Arrow schema and the Spark schema."""
 
 from __future__ import annotations
 
@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Attributes:
-        name: as in DataFrames, Parquet files and JSON lines.
-        spark: Spark's type.
-        meaning: a short description for the docs.
-        optional: whether messages may lack it.
-    """
+    """One column. ``spark`` is Spark's type, and ``meaning`` is a description for the docs."""
 
     name: str
     spark: str
@@ -62,13 +55,12 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""A column for exports only, invisible to users: without it, the exact property string would be
-lost."""
+"""A hidden column for exports. Without this column, the exact property string would be lost."""
 
 
 @cache
 def arrow_types() -> dict[str, pa.DataType]:
-    """The Arrow type of each column."""
+    """Return the Arrow type of each column."""
     import pyarrow as pa
 
     by_spark_name = {
@@ -84,27 +76,17 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Check a selection of columns and return it as a tuple.
-
-    Raises:
-        UsageError: if it is empty, names an unknown column, or names a column twice.
-    """
+    """Check a selection of columns. Raises UsageError for no, unknown or double names."""
     return selected(names, NAMES, "physical_offset", "the columns are")
 
 
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of some known columns; see :func:`check_names`.
-
-    Args:
-        known: the names of all columns.
-        to_count: the column that the error for an empty selection suggests.
-        are: begins the list of the known columns in the error for an unknown one.
-    """
+    """Check a selection of ``known`` columns; ``to_count`` and ``are`` are parts of errors."""
     result = tuple(names)
     if not result:
-        # An Arrow batch without columns has no row count either.
+        # An Arrow batch without columns has no row count.
         raise UsageError(f"no column is named; to count messages, name {to_count}")
     for name in result:
         if name not in known:
@@ -115,11 +97,11 @@ def selected(
 
 
 def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
-    """The Arrow schema of some columns. All are nullable, as in Spark."""
+    """Return the Arrow schema of some columns. All columns are nullable, as in Spark."""
     return _arrow_schema(tuple(names))
 
 
-# Each batch asks for its schema; a scan by places makes many small batches.
+# Cached, because each of many small batches needs its schema.
 @cache
 def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
@@ -129,7 +111,7 @@ def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
 
 
 def markdown() -> str:
-    """The columns as a table for the documentation."""
+    """Format the columns as a table for the documentation."""
     lines = ["| column | type | meaning |", "|---|---|---|"]
     lines += [f"| {c.name} | `{c.spark}` | {c.meaning} |" for c in COLUMNS]
     return "\n".join(lines)

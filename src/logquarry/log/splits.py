@@ -1,8 +1,8 @@
 """Splits of the log: ranges that threads or machines read independently.
 
-A split [start, stop) owns the frames that start in it, and the damage after them. A split that
-starts inside a file finds its first frame by resync. So planning needs neither a scan nor an index,
-and the splits cover the log without gaps or overlaps.
+A split [start, stop) owns the frames that start in the range, and the damage after these frames. If
+a split starts inside a file, resync finds its first frame. So planning needs neither a scan nor an
+index, and the splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ DEFAULT_SPLIT_SIZE = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogSplit:
-    """A range of physical offsets.
+    """A range of physical offsets; ``stop`` is exclusive.
 
     Attributes:
-        start: first byte of the range.
-        stop: end of the range (exclusive).
         resync: whether ``start`` may lie inside a frame.
-        tail: whether the range lies after the last queued message. Then its frames count only if
-            the chain of frames before it is unbroken.
+        tail: whether the range lies after the last queued message. The frames of a tail count only
+            if the chain of frames before the tail is unbroken.
     """
 
     start: int
@@ -50,14 +48,12 @@ class LogSplit:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """The start and the end of the log, as far as known without reading all of it.
+    """The start and the end of the log, as far as known without reading all of the log.
 
     Attributes:
-        start: physical offset of the first byte.
         stop: end (exclusive) of the bytes that can belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        tail: where the log's tail starts: the sound frames between the last queued message and
-            ``stop``. None if there is no tail, or no ``bound``.
+        tail: start of the sound frames after the last queued message; None if unknown.
     """
 
     start: int
@@ -69,33 +65,31 @@ class LogExtent:
 def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
     """Find the extent of the log.
 
-    Args:
-        bound: see :class:`~logquarry.log.walk.LogReader`.
-        known_end: an offset at which the log has a frame or its end (the largest end of a queued
-            message); the chain is followed from there.
+    ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
+    queued message. The log has a frame there, or ends there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
     if bound is not None:
-        # It is possible that all queue entries point to messages before the log's first file.
+        # All queue entries may point to messages before the log's first file.
         known = max(bound, files.start)
         end = reader.chain_end(known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # The bound may lie inside a frame if a queue entry is wrong. Search no further than
-            # the longest frame: from a remote file, every searched byte has to be fetched.
+            # If a queue entry is wrong, the bound may lie inside a frame. Search only the length of
+            # the longest frame, because all searched bytes of a remote file must be fetched.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = reader.chain_end(known_end)
-    # After the end of the chain there may be damage and then sound frames again.
+    # After the end of the chain there may be damage, and then more sound frames.
     return LogExtent(files.start, max(end, reader.data_end(end)))
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """End of the frame that holds an offset; ``offset`` itself if the chain does not reach it."""
+    """Return the end of the frame at ``offset``; ``offset`` if the chain of frames ends before."""
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:
@@ -116,14 +110,10 @@ def plan_splits(
     split_size: int = DEFAULT_SPLIT_SIZE,
     min_splits: int = 1,
 ) -> list[LogSplit]:
-    """Plan splits that cover the log between two physical offsets without gaps or overlaps.
+    """Plan splits that cover the log between two physical offsets, without gaps or overlaps.
 
-    Args:
-        extent: from :func:`log_extent`.
-        start: first offset (default: the log's start).
-        stop: end, exclusive (default: the log's end).
-        split_size: maximum bytes of one split.
-        min_splits: minimum number of splits, if the log is large enough.
+    A split has at most ``split_size`` bytes. If the log is large enough, there are at least
+    ``min_splits`` splits.
     """
     if split_size <= 0 or min_splits <= 0:
         raise UsageError("the split size and the minimum number of splits must be above 0")
@@ -137,12 +127,12 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # There are no bytes up to the next file. A wrong queue entry can make this gap look
+                # There are no bytes up to the next file. A wrong queue entry can make this gap
                 # huge.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
-                # A split that starts where a file starts needs no resync.
+                # A split that starts with a file needs no resync.
                 snapped = cut - (cut - files.start) % files.file_size
                 if position < snapped and cut != body_end:
                     cut = snapped
@@ -170,23 +160,16 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames passed in one call. With frames of 256 bytes, one call is enough for a
-stretch. Fewer calls mean less work per queue."""
+"""Maximum number of frames in one call. With frames of 256 bytes, a stretch needs one call."""
 
 Each = Callable[[Window, Followed], None]
-"""Called with frames and their dispatch requests; both are valid until it returns."""
+"""Called with frames and their dispatch requests. The arguments are valid during the call."""
 E = TypeVar("E", bound=Each)
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A run of sound frames.
-
-    Attributes:
-        start: physical offset of the first frame.
-        end: physical offset after the last frame.
-        count: number of frames.
-    """
+    """A run of ``count`` sound frames between two physical offsets."""
 
     start: int
     end: int
@@ -194,7 +177,7 @@ class Stretch:
 
 
 def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
-    """Cut the log into ranges (start, stop) of ``size`` bytes; none crosses the end of a file."""
+    """Cut the log into ranges of ``size`` bytes. No range crosses the end of a file."""
     room = layout.commit_log.file_size
     for file in layout.commit_log.files:
         for start in range(file.base, file.base + room, size):
@@ -202,12 +185,7 @@ def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
 
 
 class StretchReader:
-    """Follows stretches of a log. One thread may use it at a time.
-
-    Args:
-        check_crc: whether to compare bodies with their CRC.
-        keys: which keys of a message are indexed (default: as configured).
-    """
+    """Follows stretches of a log. One thread may use a reader at a time."""
 
     def __init__(
         self, layout: StoreLayout, *, check_crc: bool = True, keys: IndexKeys | None = None
@@ -220,20 +198,14 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # Room for the last frame, which may reach beyond the end of the stretch.
+        # The last frame may reach beyond the end of the stretch.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
         """Follow the frames that start in a range, up to the first position without a frame.
 
-        Args:
-            start: start of the range.
-            stop: end of the range, in the same file.
-            each: called with the frames, some at a time.
-            resync: whether ``start`` may lie inside a frame; ignored at the start of a file.
-
-        Returns:
-            The stretch of these frames; None if there are no frames.
+        The range lies in one file. With ``resync``, ``start`` may lie inside a frame. Returns None
+        if there are no frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:
@@ -262,13 +234,9 @@ class StretchReader:
     def read_all(
         self, start: int, stop: int, size: int, make: Callable[[], E]
     ) -> Iterator[tuple[Stretch, E]]:
-        """Follow all frames that start between two positions of one file, stretch by stretch.
+        """Follow all frames between two positions of one file, in stretches of ``size`` bytes.
 
-        Args:
-            start: start of the first stretch; may lie inside a frame.
-            stop: end of the last stretch.
-            size: bytes of a stretch.
-            make: makes the receiver of the frames for each stretch.
+        ``start`` may lie inside a frame. ``make`` makes the receiver of a stretch's frames.
         """
         at, resync = start, True
         while at < stop:
@@ -284,21 +252,17 @@ class StretchReader:
 def stretches_ahead(
     layout: StoreLayout, size: int, make: Callable[[], E]
 ) -> Generator[tuple[Stretch, E]]:
-    """Yield the sound stretches of a log; threads read a few of them ahead of the caller.
+    """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
 
-    A log of a single stretch yields nothing, because it is not worth a thread. A caller that stops
-    early must close the generator.
-
-    Args:
-        size: bytes of a stretch.
-        make: makes the receiver of the frames for each stretch.
+    A log with a single stretch yields nothing, because threads would not pay off. If the caller
+    stops early, the caller must close the generator.
     """
     log = layout.commit_log
     if log.end - log.start <= size:
         return
     places = tiles(layout, size)
     coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
-    # Each thread needs a reader, and the readers are interchangeable.
+    # The two readers are interchangeable. A thread takes a reader for each stretch.
     idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
     def read(start: int, stop: int, each: Each) -> Stretch | None:

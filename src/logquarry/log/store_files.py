@@ -1,6 +1,4 @@
-"""Defines the names of a store's files and the sizes of queue files, and lists a store's folders.
-
-The log, a queue or a table of 3.x is a :class:`FileSequence`: files that form one offset space.
+"""Names of a store's files, sizes of queue files, and listings of a store's folders.
 
 ::
 
@@ -38,7 +36,7 @@ COMPACTED_LOG = "compaction/compactionLog"
 COMPACTED_QUEUE = "compaction/compactionCq"
 INDEX = "index"
 TRANSACTION = "transaction"
-"""Folder of 3.x with its state table and redo log."""
+"""Folder of RocketMQ 3.x for the state table and the redo log."""
 STATE_TABLE = f"{TRANSACTION}/statetable"
 REDO_LOG = f"{TRANSACTION}/redolog/TRANSACTION_REDOLOG_TOPIC_XXXX/0"
 CONFIG = "config"
@@ -46,22 +44,21 @@ CHECKPOINT = "checkpoint"
 ABORT = "abort"
 LOCK = "lock"
 SIDECAR = ".logquarry"
-"""The folder of a store with files of this library. RocketMQ ignores it."""
+"""Folder for logquarry's own files in a store. RocketMQ ignores this folder."""
 DURABLE = f"{SIDECAR}/durable"
 LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
 SETTINGS = f"{SIDECAR}/settings.json"
-"""The settings with which a writer of this library made or continued the store."""
+"""The settings with which logquarry last opened the store for writing."""
 REBUILD = f"{SIDECAR}/rebuild"
 """Folder in which a rebuild makes queues and index."""
 SALVAGE = ".salvage"
-"""Folder in which a salvage builds a store; the salvage removes it at its end."""
+"""Folder in which a salvage builds a store. The salvage removes the folder at its end."""
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""A file whose name is a larger number is skipped, so that offset arithmetic stays within 64
-bits."""
+"""Files with larger numbers as names are skipped, so that offset arithmetic fits into 64 bits."""
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
@@ -73,40 +70,30 @@ def is_offset_name(name: str) -> bool:
 
 
 def is_index_name(name: str) -> bool:
-    """Whether a name has the form of an index file's name: the time when it was made."""
+    """Whether a name has the form of an index file's name: the time of its creation."""
     return name.isascii() and name.isdigit()
 
 
 def quarantine(root: Path, *parts: str) -> Path:
-    """The folder for quarantined files of a store; ``parts`` name the part of the store."""
+    """Return the folder for quarantined files of a store. ``parts`` name the part of the store."""
     return root.joinpath(SIDECAR, "quarantine", *parts)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """The folder of a topic's queues, and the sizes of their files and entries.
-
-    Attributes:
-        root: folder below the store's folder, with TOPIC/QUEUE/FILE.
-        entry_size: bytes of an entry.
-        file_size: bytes of a file.
-    """
+    """The folder of a topic's queues, and the sizes of files and entries in bytes."""
 
     root: str
     entry_size: int
     file_size: int
 
     def file_at(self, folder: Path, position: int) -> Path:
-        """The file of a queue's folder that has, or would have, a position in the queue."""
+        """Return the file in a queue's folder that has, or would have, a position."""
         return folder / f"{position - position % self.file_size:0{NAME_DIGITS}d}"
 
 
 def queue_form(config: StoreConfig, topic: str) -> QueueForm:
-    """The form of a topic's queues.
-
-    Args:
-        config: settings of the store, with all sizes.
-    """
+    """Return the form of a topic's queues. ``config`` must have all sizes."""
     if topic in config.batch_topics:
         assert config.batch_queue_file_size is not None
         return QueueForm(BATCH_QUEUE, batch.ENTRY_SIZE, config.batch_queue_file_size)
@@ -118,10 +105,8 @@ def queue_form(config: StoreConfig, topic: str) -> QueueForm:
 class StoreFile:
     """One file of a file sequence.
 
-    Attributes:
-        base: offset of its first byte in the sequence (its name).
-        size: its bytes on disk; a short file has fewer than ``file_size``.
-        path: path below the store's root.
+    ``base`` is the offset of the first byte (the file's name). ``size`` is the number of bytes on
+    the disk; a short file has fewer than the sequence's ``file_size``.
     """
 
     base: int
@@ -131,30 +116,24 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space, in which each has a range of ``file_size`` bytes.
-
-    ``has_heads``: whether they are files of a DLedger log, in which a head precedes each frame.
-    """
+    """Files that form one offset space. In a DLedger log (``has_heads``), heads precede frames."""
 
     files: tuple[StoreFile, ...]
     file_size: int
     has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
-        """Index of the file with room for ``offset``, None if there is none."""
+        """Return the index of the file whose range contains ``offset``, None if there is none."""
         index = bisect_right(self.files, offset, key=attrgetter("base")) - 1
         return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
     def at(self, offset: int) -> StoreFile | None:
-        """The file whose range contains ``offset``, None if there is none."""
+        """Return the file whose range contains ``offset``, None if there is none."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
 
     def next_boundary(self, offset: int) -> int:
-        """The end of the file, or of the gap between files, that contains an offset.
-
-        After the last file the gap has no end: the result is the largest offset.
-        """
+        """Return the end of the file, or of the gap between files, that contains an offset."""
         file = self.at(offset)
         if file is not None:
             return file.base + self.file_size
@@ -172,49 +151,36 @@ class FileSequence:
 
 
 def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
-    """The files of a queue or a table; the range of each holds a whole number of entries."""
+    """Make the sequence of a queue or table. Each range holds a whole number of entries."""
     size = stated or size_of(files)
     # If even the largest file has no room for a whole entry, use the size of one entry.
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether the files can have been made with a given size, even if some were damaged later.
-
-    Args:
-        size: bytes of a file, as a setting gives it.
-        sequences: the files of the log, or those of each queue.
-    """
+    """Whether files of this size are possible, even if some files were damaged later."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names of the files show no size, the size of any file is possible. A larger size is
-    # possible too, if all files were cut short.
+    # If the names show no size, each file's size is possible, and so is a larger size.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
 def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
-    """The file sizes that the names of neighbouring files confirm."""
+    """Return the file sizes that the names of neighbouring files confirm."""
     sizes = {file.size for files in sequences for file in files if file.size}
     return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
 
 
 def size_of(files: tuple[StoreFile, ...]) -> int:
-    """Bytes in the range of each file, inferred from the files."""
+    """Infer the bytes in the range of each file."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two neighbours give the exact size; a gap between files gives only a multiple.
+    # Two neighbours show the exact size. A gap between files shows only a multiple.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
 class StoreFolders:
-    """The folders of one store. Each call lists them again.
-
-    Args:
-        by_names: whether names in the log's folder that are not offsets count as stray.
-
-    Attributes:
-        ignored: names in the store's folders that are not store files, as found so far.
-    """
+    """A store's folders. With ``by_names``, log files without an offset as name count as stray."""
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
         self.filesystem = filesystem
@@ -222,7 +188,7 @@ class StoreFolders:
         self._goes_by_names = by_names
 
     def queue_names(self, root: str = CONSUME_QUEUE) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue in a folder, sorted."""
+        """Return (topic, queue id) of each queue in a folder, sorted."""
         names: list[tuple[str, int]] = []
         topics = self.filesystem.list(root)
         if any(not topic.is_dir for topic in topics) and is_there(self.filesystem, root):
@@ -241,7 +207,7 @@ class StoreFolders:
         return tuple(sorted(names))
 
     def index_files(self) -> tuple[Entry, ...]:
-        """The index files by name, oldest first."""
+        """Return the index files by name, oldest first."""
         found: list[Entry] = []
         for entry in self.filesystem.list(INDEX):
             if not entry.is_dir and is_index_name(entry.name):
@@ -251,10 +217,10 @@ class StoreFolders:
         return tuple(found)
 
     def numbered(self, folder: str) -> tuple[StoreFile, ...]:
-        """The files of a folder whose names are offsets, sorted by offset."""
+        """Return the files of a folder whose names are offsets, sorted by offset."""
         files: dict[int, StoreFile] = {}
         for _ in range(_LISTINGS):
-            # A listing that is made while a broker creates files can miss a file in the middle.
+            # If a broker creates files during a listing, the listing can miss a file in the middle.
             files |= {file.base: file for file in self._list_numbered(folder)}
             found = [files[base] for base in sorted(files)]
             steps = {b.base - a.base for a, b in pairwise(found)}
@@ -268,7 +234,6 @@ class StoreFolders:
         for entry in self.filesystem.list(folder):
             name = entry.name
             numbered = is_offset_name(name)
-            # Offset arithmetic from any accepted base stays within 64 bits.
             if numbered and not entry.is_dir and int(name) <= LARGEST_BASE:
                 files.append(StoreFile(int(name), entry.size, f"{folder}/{name}"))
                 continue
@@ -277,21 +242,21 @@ class StoreFolders:
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")
         if files and folder == COMMIT_LOG:
-            # A folder, or a link to a disk that is not mounted, has the name of a file of the log:
-            # its messages are lost, not expired.
+            # A folder, or a link to an unmounted disk, with the name of a log file: its messages
+            # are lost, not expired.
             hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
             names = [name for name in hidden if int(name) <= LARGEST_BASE]
             files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
         return files
 
     def ignore(self, path: str) -> None:
-        """Note a stray file."""
-        # A stray file makes RocketMQ refuse to start; here it only causes a warning.
+        """Note and log a stray file."""
+        # RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))
 
 
 def _is_queue_id(name: str) -> bool:
-    # Accept only the spelling that RocketMQ writes: a folder 00 is not queue 0.
+    # Only the spelling that RocketMQ writes is accepted: a folder 00 is not queue 0.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX

@@ -1,4 +1,4 @@
-"""Resolves paths, URLs and globs to one or more stores, and names the broker of each store."""
+"""Resolves paths, URLs and globs to stores, and names the broker of each store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from logquarry.log.location import path_or_url
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE
 
 Stores = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A path, a URL or a glob, or several of these."""
+"""A path, a URL or a glob, or several of them."""
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -25,13 +25,11 @@ def find_stores(
 ) -> tuple[str, ...]:
     """Resolve paths, URLs and globs to stores, in their order, each store once.
 
-    Paths become absolute. A glob (``*``, ``?``, ``[...]``, each within one name) gives the matching
-    folders that are stores, sorted by name. An existing path that contains such a character is used
-    as a path. Locations without wildcards are not checked.
+    A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
+    ``[...]``) matches within one name. An existing path with a wildcard character counts as a path.
+    Locations without wildcards are not checked.
 
-    Raises:
-        StoreNotFound: if a glob matches no store.
-        UsageError: if there are no locations, or no file system knows a URL.
+    Raises StoreNotFound if a glob matches no store.
     """
     found: dict[str, None] = {}
     for location in locations:
@@ -52,17 +50,10 @@ def stores_by_name(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
-    """Resolve paths, URLs and globs to stores with names that do not change later.
+    """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
 
-    Unlike with :func:`broker_names`, the name of a store that a glob found does not depend on the
-    other stores: it is the part that the wildcards matched (``/data/*/store``: ``b1``;
-    ``/r*/b*/store``: ``r1/b1``).
-
-    Returns:
-        Name -> location, in the order of the locations, each store once.
-
-    Raises:
-        StoreNotFound, UsageError: as :func:`find_stores`; also if two stores get the same name.
+    The name of a globbed store is the part that the wildcards match (``/data/*/store``: ``b1``;
+    ``/r*/b*/store``: ``r1/b1``). Raises UsageError if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -100,27 +91,27 @@ def has_wildcard(pattern: str) -> bool:
 
 
 def as_paths(stores: Stores) -> tuple[str, ...]:
-    """One or several paths, URLs or globs as a tuple."""
+    """Return one or several paths, URLs or globs as a tuple."""
     given = [stores] if isinstance(stores, str | os.PathLike) else stores
     return tuple(os.fspath(store) for store in given)
 
 
 def absolute(location: str | os.PathLike[str]) -> str:
-    """Make a path absolute; ``file:`` URLs become paths, other URLs stay."""
+    """Make a path absolute. A ``file:`` URL becomes a path; other URLs stay."""
     text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")
     text = path_or_url(text)
     if "://" in text:
         return text.rstrip("/")
-    # Windows accepts both separators; this package splits paths at "/".
+    # Windows accepts both separators, but logquarry splits paths at "/".
     return os.path.abspath(text).replace(os.sep, "/")  # noqa: PTH100
 
 
 def _matches(pattern: str, storage_options: Mapping[str, Any] | None) -> list[str]:
     wildcard = _WILDCARD.search(pattern)
     assert wildcard is not None
-    base, _, rest = pattern[: wildcard.start()].rpartition("/")
+    base = pattern[: wildcard.start()].rpartition("/")[0]
     rest = pattern[len(base) + 1 :].strip("/")
     try:
         folder = open_filesystem(base or "/", storage_options)
@@ -153,15 +144,13 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Name the brokers of some stores; no two names are equal.
+    """Return a different broker name for each store. Raises UsageError for a store given twice.
 
-    The name is that of the store's folder. If several folders share a name, their brokers get the
-    names of the nearest parent folders that are all different (``/a/b1/store`` and ``/a/b2/store``:
-    ``b1``, ``b2``). If no level has different names, each broker gets the shortest end of its path
-    that no other path has (``r1/b1/store``).
-
-    Raises:
-        UsageError: if a store is given twice.
+    - The name is the name of the store's folder.
+    - If folders share a name, the nearest level of parent folders with different names decides
+      (``/a/b1/store`` and ``/a/b2/store``: ``b1``, ``b2``).
+    - If there is no such level, the name is the shortest end of the path that no other path has
+      (``r1/b1/store``).
     """
     absolutes = [absolute(location) for location in locations]
     for path in absolutes:
@@ -186,9 +175,6 @@ def _components(path: str) -> tuple[str, ...]:
 
 
 def _telling_level(group: list[tuple[str, ...]]) -> list[str]:
-    """The names of the nearest parent folders that are all different; if there are none, the last
-    names.
-    """
     for level in range(2, min(map(len, group)) + 1):
         names = [path[-level] for path in group]
         if len(set(names)) == len(names):

@@ -1,21 +1,18 @@
 """Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
-Most code that reads the whole log uses :class:`LogReader`: scans, ``verify``, export. Damage is an
-event, not an error: the walk reports it, finds the next sound frame and continues. This search, the
-resync, is possible because each frame contains its own physical offset. The caller decides how to
-handle damage.
+If the walk finds damage, it reports an event, searches for the next sound frame (resync), and
+continues. Resync is possible because each frame has its physical offset.
 
-The log ends at the end of the unbroken chain, or at ``bound`` if that is larger and the store was
-shut down cleanly. Sound frames after the end are stale: an earlier recovery truncated the log.
-Without a bound (after a crash, or beside a live writer) every sound frame counts.
+After a clean shutdown, the log ends where the chain of frames breaks, or at ``bound`` if that is
+larger. Sound frames after the end are stale. Without a bound (after a crash, or beside a live
+writer), every sound frame counts.
 
-If the durable offset (:mod:`logquarry.format.checkpoint`) is at or above the bound, or the bound
-comes from a store that crashed, no break of the chain before the bound ends the log: the walk
-reports damage and continues after it.
+A break of the chain before the bound is damage inside the log if the durable offset
+(:mod:`logquarry.format.checkpoint`) is at or above the bound, or if the store crashed.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
-end, even if queue entries point to messages after it. RocketMQ's recovery truncates the log there,
-in memory only; the files on disk do not show whether RocketMQ cut the log there or the store was
+end, even if queue entries point to messages after the break. RocketMQ's recovery truncates the log
+there, in memory only. The files do not show whether RocketMQ truncated the log, or the store was
 damaged later.
 """
 
@@ -43,7 +40,7 @@ _TAIL_RETRIES = 3
 _TAIL_RETRY_SECONDS = 0.01
 
 MISSING_FILE = "missing_file"
-"""Kind of damage: a part of the log for which there is no file."""
+"""Kind of damage: a part of the log has no file."""
 TORN_TAIL = "torn_tail"
 """Kind of damage: bytes after the last sound frame that are neither a frame nor zeros."""
 
@@ -57,13 +54,11 @@ class Run:
     """Consecutive frames in one window.
 
     Attributes:
-        window: their bytes.
         rows: one row per frame (:mod:`logquarry.format.rows`).
-        path: the file, for messages.
-        view: the file, None if the window is a copy.
+        view: the file; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk; returns whether the read
-            continues without it (:mod:`logquarry.log.frames`).
+        on_lost: called with each frame that was lost after the walk. Returns whether the read
+            continues without this frame.
     """
 
     window: codec.Window
@@ -103,13 +98,9 @@ class DamagedSpan:
     """Bytes within the log that are not frames.
 
     Attributes:
-        offset: physical offset of the first byte.
-        length: bytes up to the next sound frame or the log's end. A span ends at the end of its
-            file at the latest: the next file is judged separately.
+        length: bytes up to the next sound frame, the file's end or the log's end.
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
-        reason: a description.
-        path: the file.
-        ends_log: whether the log ends here, although queue entries point to messages after it.
+        ends_log: whether the log ends here, although queue entries point to later messages.
     """
 
     offset: int
@@ -121,12 +112,12 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether another program may have cut the log here; not if the bytes are unreadable."""
+        """Whether another program may have truncated the log here. False for unreadable bytes."""
         return self.kind != UNREADABLE
 
     @property
     def is_tail(self) -> bool:
-        """Whether this is a torn tail: no sound frame follows."""
+        """Whether this is a torn tail, without a sound frame after it."""
         return self.kind == TORN_TAIL
 
 
@@ -139,7 +130,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSpan:
-    """A part of the log that a live broker deleted during the read; this is not damage."""
+    """A part of the log that a live broker deleted during the read. This is not damage."""
 
     offset: int
     length: int
@@ -152,12 +143,9 @@ class LogReader:
     """Walks the commit log of a store.
 
     Args:
-        bound: offset up to which the log is known to reach (the largest end of a queued message, in
-            a store that was shut down cleanly); None if there is no bound.
-        check_crc: whether to compare bodies with their CRC.
-        batch_bytes: approximate bytes of frames in one :class:`Run`.
-        live: whether a writer has the store open; the walk then reads a torn tail again before it
-            reports it.
+        bound: offset up to which the log is known to reach; None if unknown. In a store that was
+            shut down cleanly, the bound is the largest end of a queued message.
+        live: whether a writer has the store open. The walk then reads a torn tail again.
     """
 
     def __init__(
@@ -186,15 +174,12 @@ class LogReader:
     ) -> Iterator[Event]:
         """Walk from ``start`` to the log's end, in physical order.
 
-        The last event is a :class:`LogEnd`, unless the walk reaches ``stop`` first. Each range owns
-        the frames that start in it, and the damage or blank after them up to the next frame or
-        file. So exactly one of two neighbouring ranges reports the damage between them.
+        The last event is a :class:`LogEnd`, unless the walk reaches ``stop`` first. A range owns
+        the frames that start in the range, and the damage or blank after each frame. So exactly one
+        of two neighbouring ranges reports the damage between them.
 
-        Args:
-            start: first offset (default: the first file); a frame must start there.
-            stop: the walk takes no frame that starts at or after it.
-            resync: ``start`` may lie anywhere; the walk begins at the next sound frame or file and
-                skips the bytes before it without an event.
+        A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
+        file, and skips the bytes before without an event.
         """
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
@@ -223,12 +208,12 @@ class LogReader:
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # Later files may hold more such bytes, but no frame.
+                    # Later files may have more such bytes, but no frame.
                     torn = event.offset
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """The frames and blanks from ``start`` up to the first position that has neither."""
+        """Yield frames and blanks from ``start`` up to the first position with neither."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -238,7 +223,7 @@ class LogReader:
                 return
 
     def chain_end(self, start: int) -> int:
-        """Where the unbroken chain from ``start`` ends; ``start`` if no frame or blank is there."""
+        """Return the end of the unbroken chain from ``start``; ``start`` if there is no chain."""
         end = start
         for event in self.chain(start):
             end = event.end
@@ -250,24 +235,20 @@ class LogReader:
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:
-        """See :meth:`LogBytes.data_end`."""
+        """Return the end of the data; see :meth:`LogBytes.data_end`."""
         return self._log.data_end(start, stop)
 
     def find(self, start: int, stop: int) -> int | None:
-        """See :meth:`LogBytes.find`."""
+        """Find a sound frame; see :meth:`LogBytes.find`."""
         return self._log.find(start, stop)
 
     def fault(self, offset: int, length: int) -> Unreadable | None:
-        """The first unreadable range within some bytes of one log file."""
+        """Return the first unreadable range that overlaps a range of one log file."""
         file = self.files.at(offset)
         return None if file is None else self._log.fault(file, offset - file.base, length)
 
     def window(self, offset: int, length: int) -> codec.Window:
-        """Bytes of the log from an offset on, at most up to the end of their file.
-
-        Raises:
-            ValueError: if no file has room for the offset.
-        """
+        """Return bytes of the log from an offset, at most up to the end of their file."""
         file = self.files.at(offset)
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
@@ -279,9 +260,7 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        """The damage or blank at the end of a range. The next range skips it when it searches for
-        its first frame.
-        """
+        """Yield the damage or blank at the end of a range. The next range skips this event."""
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
@@ -294,10 +273,9 @@ class LogReader:
     def _step(
         self, position: int, limit: int | None, *, look_ahead: bool = True
     ) -> tuple[Event | None, int]:
-        """Read one event at ``position``; also returns the position after it.
+        """Read one event. Return the event and the position after it.
 
-        Without ``look_ahead`` the end of the chain gives a LogEnd, regardless of the bytes after
-        it.
+        Without ``look_ahead``, the end of the chain gives a LogEnd, no matter which bytes follow.
         """
 
         def broken(kind: str, reason: str) -> tuple[Event, int]:
@@ -338,16 +316,14 @@ class LogReader:
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
-            # Frames of a log are of similar size: make the table a quarter larger than needed last
-            # time.
+            # Frames of a log have similar sizes: make the next table a quarter larger.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
             return run, window.base + after
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # In a DLedger log, an entry begins before its frame, and the limit may lie between the
-            # two starts.
+            # In a DLedger log, an entry begins before its frame, so the limit may lie between them.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)
@@ -359,7 +335,7 @@ class LogReader:
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether a file and all files before it were deleted: retention deletes from the start."""
+        """Whether retention deleted the file: retention deletes the first files of a log."""
         if not file.size or not isinstance(self._log.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()
@@ -376,7 +352,6 @@ class LogReader:
         return MISSING_FILE, "there is no file for this part of the log"
 
     def _link_reason(self, position: int) -> str | None:
-        """The reason for a missing file, if its name is a link whose target does not exist."""
         target = self.layout.filesystem.broken_link(self.layout.log_file(position))
         if target is None:
             return None
@@ -385,21 +360,20 @@ class LogReader:
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
-        """Decide whether the broken chain at ``position`` is the log's end or damage within it."""
+        """Decide whether the broken chain at ``position`` is the log's end or damage in the log."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
         path = self._log.path_at(position)
-        # RocketMQ's recovery cuts the log at a frame that it can read.
+        # RocketMQ's recovery truncates the log only at a frame that RocketMQ can read.
         is_cut = kind != UNREADABLE and not self._is_sure
         if self.bound is not None and is_cut and not self._goes_on(position):
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # An unreadable frame does not heal: a later read may find whole bytes in the page cache,
-        # but the disk still fails.
+        # A later read may find the bytes in the page cache, but the disk still fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
-            # The writer had not finished the frame at the first read, and has written more since.
+            # After the first read, the writer has completed the frame and written more.
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
@@ -422,7 +396,7 @@ class LogReader:
             length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
-            # Only zeros follow: there is no frame that a writer may still finish.
+            # Only zeros follow, so there is no frame that a writer may still complete.
             return LogEnd(position), position
         if may_heal and self._heals(position):
             event, after = self._step(position, None)
@@ -438,23 +412,20 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """The number of synced bytes after a position that another program cut from the live log.
+        """Return the synced bytes that another program cut; 0 if the writer wrote them later."""
 
-        0 if the bytes are missing only because the writer wrote them after the walk's read.
-        """
         durable = self.layout.durable_end
         if durable is None or durable <= position:
             return 0
         listed = self.files.at(position)
         if listed is None or listed.size < self.files.file_size:
-            # The writer may have made the file after the listing.
+            # The writer may have created the file after the listing.
             now = {file.base: file.size for file in self.layout.list_commit_log()}
             if now.get(position - position % self.files.file_size, 0) >= self.files.file_size:
                 return 0
         return durable - position
 
     def _heals(self, position: int) -> bool:
-        """Wait briefly for a live writer to finish the frame at ``position``."""
         for _ in range(_TAIL_RETRIES):
             time.sleep(_TAIL_RETRY_SECONDS)
             if self._is_whole(position):
@@ -462,7 +433,6 @@ class LogReader:
         return False
 
     def _is_whole(self, position: int) -> bool:
-        """Whether a whole frame, or a blank, starts at ``position`` now."""
         file = self.files.at(position)
         if file is None or file.size == 0:
             return False
@@ -470,10 +440,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a file after the one with ``position`` holds data of the log.
-
-        A file that starts with zeros was only created in advance.
-        """
+        """Whether a later file has data. A file that starts with zeros was created in advance."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
@@ -483,13 +450,13 @@ class LogReader:
         return False
 
     def _next_sound(self, start: int) -> int | None:
-        """The offset of the first sound frame, or file that begins with a blank, from ``start``."""
+        """Return the offset of the first sound frame, or file that begins with a blank."""
         if self._searched is not None:
             begun, found = self._searched
             if begun <= start and (found is None or start <= found):
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
         found = self._log.find(start, limit)
-        # Remember the result, so that several files without a frame do not cause several searches.
+        # Several files without a frame need only one search.
         self._searched = None if self.live else (start, found)
         return found

@@ -18,7 +18,7 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
 from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
-from logquarry.log.folder_tree import below
+from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import tables_in_rocksdb

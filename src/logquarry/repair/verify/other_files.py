@@ -22,8 +22,7 @@ from logquarry.format.broker_config import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
-from logquarry.log.filesystem import LocalFileSystem
-from logquarry.log.folder_tree import below
+from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE
 from logquarry.log.rocksdb import is_installed, place_of, read_config
