@@ -51,12 +51,12 @@ def host_bytes(text: str) -> bytes:
 
 
 def encode(store_host: bytes, physical_offset: int) -> str:
-    """The message id of a frame with the host field ``store_host``."""
+    """Make the message id from STOREHOSTADDRESS and the physical offset."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def decode(message_id: str) -> tuple[str, int]:
-    """The store host and the physical offset in a message id."""
+    """Return the store host and the physical offset in a message id."""
     if len(message_id) not in (ID_LENGTH_V4, ID_LENGTH_V6):
         raise UsageError(
             f"not a message id: {message_id!r} has {len(message_id)} characters, "

@@ -60,5 +60,5 @@ Array = npt.NDArray[Any]
 
 
 def empty_put_rows(count: int) -> PutRows:
-    """A table for ``count`` messages, not initialised."""
+    """Make an uninitialised table for ``count`` messages."""
     return np.empty((FIELD_COUNT, count), np.int64)

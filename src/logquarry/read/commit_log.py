@@ -22,7 +22,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames to follow without kernels. For more frames, the kernels are loaded."""
+"""Longest chain of frames to follow in Python. Longer chains are followed by the kernels."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -32,8 +32,7 @@ class CommitLog:
     """The log of a store (``CommitLog``). All offsets are physical offsets.
 
     Args:
-        files: reads them (default: a new :class:`OpenFiles`).
-        last_entries: returns the last entry of each queue, the entry that points furthest first
+        last_entries: returns the last entry of each queue, sorted by falling physical offset
             (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
 
     Attributes:
@@ -53,8 +52,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used. The next read often needs it
-        # again.
+        # (offset, end, bytes) of the view that the last read used; the next read often needs it
+        # too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -64,7 +63,7 @@ class CommitLog:
         self.close()
 
     def close(self) -> None:
-        """Release the last view, because it keeps its file mapped."""
+        """Release the last view, which keeps its file mapped."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property
@@ -74,16 +73,17 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Offset at which the first file starts; 0 if there are no files."""
+        """Physical offset of the first file's start; 0 if there are no files."""
         return self.files.start
 
     @property
     def max_offset(self) -> int:
-        """Where the log ends: the end of its last message, or of the blank after it.
+        """Physical offset after the last message, or after the blank that follows the last message.
 
-        The last message that a queue entry points to shows the end. The log is not read, so damage
-        before that message is not noticed. If that message is missing, the last file is read. If
-        there are no queues, the whole log is read.
+        The search starts at the durable offset if it is recorded; otherwise, it starts at the
+        message of the furthest queue entry. Damage before this start is not noticed. If the message
+        is missing, the search starts at the last file; without queues, the search reads the whole
+        log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -122,7 +122,8 @@ class CommitLog:
 
     # ----------------------------------------------------------------------------- single frames
     def frame_at(self, offset: int, size: int) -> memoryview | None:
-        """The ``size`` bytes from an offset, None if they are not in one file (``getMessage``).
+        """The ``size`` bytes from an offset; None if one file does not have all of them
+        (``getMessage``).
 
         QUIRK: if file 0 was deleted, Java answers for offset 0 with the first file's start. Here a
         deleted file has no bytes.
@@ -133,9 +134,9 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """A view around ``size`` bytes from an offset: start, end, and the bytes.
+        """Return the start, end and bytes of a view that contains ``offset``.
 
-        The view may have fewer than ``size`` bytes.
+        The view may end before ``offset + size``.
         """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
@@ -152,26 +153,26 @@ class CommitLog:
         return hot
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Bytes of a file; FILL replaces unreadable bytes."""
+        """Read bytes of a file; FILL replaces unreadable bytes."""
         start, data = self._reader.window(path, position, length)
         return data[position - start : position - start + length]
 
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has the bytes before a physical offset.
 
-        If not, another program has truncated it, and a read of the view raises SIGBUS.
+        If not, another program has truncated the file, and a read of the view raises SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
 
     def unreadable_at(self, offset: int, size: int) -> Damage | None:
-        """The damage, if the disk did not deliver all of the ``size`` bytes read; else None."""
+        """The damage if the disk could not deliver all of the ``size`` bytes; else None."""
         file = self.files.at(offset)
         fault = None if file is None else self._reader.fault(file.path, offset - file.base, size)
         return None if fault is None else Damage(DamageKind.UNREADABLE, fault.words)
 
     def store_time_at(self, offset: int, size: int) -> int:
-        """The store time of a message, -1 if there is none (``pickupStoreTimestamp``)."""
+        """The store time of a message; -1 if there is no message (``pickupStoreTimestamp``)."""
         data = self.frame_at(offset, size)
         if data is None or size < frame.FIXED_SIZE_V1 or self.unreadable_at(offset, size):
             return _NO_TIME

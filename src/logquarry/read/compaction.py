@@ -5,9 +5,8 @@ In ``compaction/``, the broker keeps the newest message of each key of such a to
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
     compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
 
-A get answers from these files, even for messages whose frames in ``commitlog/`` have expired.
-``commitlog/`` still has all messages after the last one in these files: a get finds them through
-the consume queue.
+A get answers from these files, even if the frame in ``commitlog/`` has expired. Later messages are
+only in ``commitlog/``; a get finds them through the consume queue.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ QueueKey = tuple[str, int]
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
     """The compaction topics that have files in ``compaction/``.
 
-    Topics whose policy was changed back are left out, because the broker reads their consume
-    queues.
+    If a topic's policy was changed back, the topic is omitted: the broker reads its consume queue.
     """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
@@ -77,10 +75,6 @@ class CompactedQueue(BatchQueue):
 class CompactedGets:
     """Answers the gets of compaction topics.
 
-    Args:
-        limits: maximum number of messages and bytes of one answer.
-        read: makes a message, as :func:`~logquarry.read.messages.read_message` does.
-
     Attributes:
         topics: the compaction topics that have files.
     """
@@ -101,7 +95,7 @@ class CompactedGets:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> GetResult | None:
-        """The messages from a queue offset on; None if the compacted log ends before it.
+        """Get messages from a queue offset on; None if the compacted log ends before this offset.
 
         Raises:
             CorruptFrame: if the first message is damaged.
@@ -110,8 +104,8 @@ class CompactedGets:
         end = compacted.max_offset
         if offset >= end:
             return None
-        # The broker continues with the next entry, however far away it is. If the offset is before
-        # the first entry, the broker continues with the first entry.
+        # Like the broker, a get continues with the next entry, at any distance, or with the first
+        # entry.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(
@@ -125,7 +119,9 @@ class CompactedGets:
         return found._replace(min_offset=low, max_offset=high, status=status)
 
     def bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first queue offset of a queue of a compaction topic, and one past its last."""
+        """The first queue offset of a compaction topic's queue, and the queue offset after the last
+        message.
+        """
         compacted, _ = self._opened(queue)
         low, high = queue.bounds()
         if compacted.max_offset:
@@ -133,8 +129,8 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue that a get from this offset reads: the compacted queue, or the consume queue
-        for later messages.
+        """Return the compacted queue if it has this offset or later ones; otherwise the consume
+        queue.
         """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
@@ -153,7 +149,7 @@ class CompactedGets:
 
 
 class CompactionFault(NamedTuple):
-    """A message of a compacted log that cannot be read: its place, and the reason."""
+    """An unreadable message of a compacted log: its place, and the reason."""
 
     path: str
     offset: int
@@ -162,7 +158,7 @@ class CompactionFault(NamedTuple):
 
 
 def compaction_faults(layout: StoreLayout) -> Iterator[CompactionFault]:
-    """The messages that entries in ``compaction/`` point to, but that are damaged or missing."""
+    """Yield the damaged or missing messages that entries in ``compaction/`` point to."""
     files = OpenFiles(layout)
     for topic in sorted(compacted_topics(layout)):
         for folder in layout.filesystem.list(f"{COMPACTED_QUEUE}/{topic}"):

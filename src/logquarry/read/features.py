@@ -1,15 +1,11 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-This library can read some files of RocketMQ 5 but not write them, and cannot even read others.
-:class:`StoreFeatures` lists the features that such files show, each with its evidence; from the
-features, :mod:`.fence` decides which calls a store allows.
-
-This module reads only:
+From the features, :mod:`.fence` decides which calls a store allows. Only these files are read:
 
 - the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
 - ``config/topics.json`` and the checkpoint;
-- up to 64 frames that queues point to;
-- the last 256 entries of the newest index file, and the frames that they point to;
+- up to 64 frames: the log's first frame, and the frames of the queues' last entries;
+- the last 256 entries of the newest index file, and their frames;
 - for pending timers, the used pages of ``timerwheel``.
 """
 
@@ -95,12 +91,12 @@ _KNOWN_CONFIG: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature that a store shows.
+    """A feature of a store.
 
     Attributes:
-        name: its name in JSON, errors and docs/rocketmq-5.md.
-        evidence: the files and folders below the root, or the settings, that show it.
-        detail: the evidence in words, for people.
+        name: the name in JSON, errors and docs/rocketmq-5.md.
+        evidence: files and folders below the root, or settings.
+        detail: the evidence in words for users.
     """
 
     name: str
@@ -110,12 +106,11 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store, as far as its files show it.
+    """The version of the broker that wrote a store, as far as the files show it.
 
     Attributes:
-        at_least: the oldest version that writes these files; None if no file shows it.
-        before: the first version whose files would differ; None if no file shows it.
-        evidence: the files that show it.
+        at_least: the oldest version that writes these files.
+        before: the first version that writes different files.
     """
 
     at_least: str | None = None
@@ -137,14 +132,13 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class StoreFeatures:
-    """What a store consists of.
+    """All features of a store.
 
     Attributes:
-        features: the features that were found, in a fixed order.
-        queue_kinds: topic -> kind of its queues, of each topic with a known kind.
-        writer: the version that wrote the store.
+        features: the features in a fixed order.
+        queue_kinds: topic -> kind of its queues. Topics with an unknown kind are absent.
         unknown: files and folders in the root and in ``config/`` that no known version of RocketMQ
-            writes. This library never changes them.
+            writes. logquarry never changes them.
     """
 
     features: tuple[Feature, ...]
@@ -156,15 +150,15 @@ class StoreFeatures:
         return any(feature.name == name for feature in self.features)
 
     def get(self, name: str) -> Feature | None:
-        """The feature with a name; None if the store does not show it."""
+        """The feature with a name; None if the store does not have the feature."""
         return next((feature for feature in self.features if feature.name == name), None)
 
     def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
-        """The topics whose queues are of a given kind, sorted."""
+        """The sorted topics with a kind of queue."""
         return tuple(sorted(name for name, found in self.queue_kinds.items() if found == kind))
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of ``info --json``."""
+        """Return the object for ``info --json``."""
         return {
             "found": [document(feature) for feature in self.features],
             "queue_kinds": dict(sorted(self.queue_kinds.items())),
@@ -174,10 +168,9 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
-    """Determine the features of a store; see the head of this module for the files that it reads.
+    """Determine the features of a store.
 
     Args:
-        layout: the store's files.
         index: whether to read the index too, for INDEX_TAGS and the version of the writer.
 
     Raises:
@@ -187,7 +180,7 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 
 
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Topic -> kind of its queues, and whether the store has queues in RocksDB.
+    """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
 
     Reads folder names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
     """
@@ -197,7 +190,7 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 
 
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
-    """The feature of a configuration in RocksDB, None if the store has none. Reads names only."""
+    """The feature of a configuration in RocksDB, None if the store has none. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
     folders = (*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2)
     evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
@@ -221,8 +214,6 @@ def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Finder:
-    """Collects the features of one store."""
-
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
         self._config = layout.config
@@ -232,7 +223,6 @@ class _Finder:
         self._other_log = layout.other_log
 
     def find(self, *, index: bool) -> StoreFeatures:
-        """All features; without ``index``, only those that can be found without the index."""
         kinds = self.queue_kinds()
         self._rocksdb()
         if index:
@@ -248,7 +238,6 @@ class _Finder:
         return StoreFeatures(tuple(self._features), kinds, self._writer(), unknown)
 
     def has(self, name: str) -> bool:
-        """Whether a feature was found so far."""
         return any(feature.name == name for feature in self._features)
 
     def _add(self, name: str, evidence: tuple[str, ...], detail: str) -> None:
@@ -263,11 +252,10 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
-        """The kind of each topic's queues. Adds the features that these kinds imply."""
+        """Also adds the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild was interrupted between two renames, only the rebuild's folder has the queues
-        # in RocksDB.
+        # If a rebuild stopped between two renames, only its folder has the queues in RocksDB.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -286,7 +274,7 @@ class _Finder:
         return kinds
 
     def _add_topics(self, name: str, folder: str, attribute: str, value: str) -> set[str]:
-        """Add a feature of some topics: those with a folder, and those with an attribute."""
+        """Add a feature if there are topics with a folder, or with an attribute."""
         there = {entry.name for entry in self._list(folder) if entry.is_dir}
         stated = {topic for topic, found in self._topics.items() if found.get(attribute) == value}
         if there or stated:
@@ -305,8 +293,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. If RocksDB is not used, it has no table and
-        # an empty log.
+        # Every store of RocketMQ 5.4 has this folder. An unused RocksDB has no table and an empty
+        # log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name
@@ -389,7 +377,7 @@ class _Finder:
         first = log.outcome_at(log.min_offset, check_crc=False)
         if isinstance(first, Frame):
             yield None, first
-        # Queues that multi-dispatch fills have no entry in topics.json. They are read first.
+        # Read first: queues of multi-dispatch. They have no entry in topics.json.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
             queue = ConsumeQueue(self._layout, topic, queue_id, files=files)
@@ -412,7 +400,7 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a configured path is this store's ``commitlog/``; the store may be a copy."""
+        """Whether a configured path is this store's ``commitlog/``. The store may be a copy."""
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]
         return path in (
@@ -458,8 +446,8 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # 5.x would have written "attributes" for each topic, and by default a timer wheel. In a
-            # store with our folder, topics.json proves nothing: this library writes the file too.
+            # 5.x would have written "attributes" for each topic, and by default a timer wheel. If
+            # the store has our folder, topics.json proves nothing: logquarry writes the file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

@@ -1,19 +1,10 @@
 """Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
 
-A query follows each chain at most once and only backwards, so that no damage makes it loop. If a
-file is too short, the entries after its end are missing. A read raises no error for damaged bytes.
+A query follows each chain only backwards, so no damage can make it loop. A read raises no error for
+damaged bytes; if a file is too short, the entries after its end count as missing.
 
-If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
-size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
-determine them: the last nonzero byte belongs to the last entry, and the header has the number of
-that entry. Every entry must also be in the chain of its slot, and the place of a slot depends on
-the number of slots.
-
-The index is evidence of messages that log and queues have lost. The queues are the first evidence
-of a lost part of the log. If the queues are lost too, the index still has the physical offset of
-each message with a key, but not its size. The size of a lost frame is then estimated: it reaches to
-the next frame in the index. For the last frame in the index, the estimate is the smallest size that
-a frame can have.
+The index also shows messages that the log and all queues have lost. It has their physical offsets,
+but not their sizes, so :func:`indexed_frames` estimates these.
 """
 
 from __future__ import annotations
@@ -54,10 +45,11 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 
 
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
-    """Find the shape of an index file from its contents; None if they do not determine it.
+    """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    A file of RocketMQ's default size has its default shape. An index without entries has no
-    determined shape, and needs none.
+    The file's size does not determine both numbers. But the last nonzero byte belongs to the last
+    entry, whose number is in the header. And every entry must be in the chain of its slot, whose
+    place depends on the number of slots. A file without entries has no determined shape.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -65,7 +57,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # Works for a damaged file too: a wrong number of slots fits almost none of its entries.
+    # A wrong number of slots fits almost no entry, even if the file is damaged.
     for share in (1.0, _ENOUGH):
         for slots in _guesses(data, header):
             if _share_that_fits(data, header, slots) >= share:
@@ -75,24 +67,25 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
 
 def kept_shape(layout: StoreLayout) -> IndexShape | None:
-    """The shape that a writer recorded in the store, None if there is no record."""
+    """The shape that a writer recorded in the store; None if there is no record."""
     slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
     return IndexShape(slots, entries) if slots and entries else None
 
 
 def likely_shape(size: int) -> IndexShape:
-    """The most probable shape of index files without entries: about four entries for each slot, as
-    in RocketMQ's default."""
+    """The most probable shape of index files without entries, at about four entries per slot.
+
+    RocketMQ's default shape has this ratio.
+    """
     room = max(size - HEADER.size, SLOT.size + ENTRY.size)
     slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
-    # The rest of the file is whole entries.
     words = room // _WORD
     slots += (words - slots) % _ENTRY_WORDS
     return IndexShape(slots, (words - slots) // _ENTRY_WORDS)
 
 
 def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
-    """Numbers of slots to try, the most probable first. Each fits the file's size."""
+    """Yield the possible numbers of slots for the file's size, the most probable number first."""
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
@@ -121,12 +114,12 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
 
 
 def _last_nonzero_word(data: memoryview) -> int | None:
-    """Index of the last nonzero word after the header."""
+    """Return the index of the last nonzero 4-byte word after the header."""
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A live index may change during the read, but numpy's flatnonzero needs data that does not
-        # change: search a copy.
+        # A writer may change the index meanwhile, but flatnonzero needs constant data: search a
+        # copy.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -135,7 +128,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Numbers of the words (4 bytes) at which a given physical offset is stored."""
+    """Yield the indexes of the 4-byte words at which a physical offset is stored."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -169,8 +162,10 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """Share of some entries that are chained correctly: the entry's slot points to it or to a newer
-    entry, and the entry points to an earlier entry of the same slot.
+    """Share of the entries that are chained correctly.
+
+    - The slot points to the entry or to a newer entry.
+    - The entry points to an earlier entry of the same slot, or to none.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
@@ -193,14 +188,14 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """The header, as it is now. Bytes that a short file lacks count as zeros."""
-        # Java extends a short file when it opens it.
+        """The header at this moment. If the file is too short, missing bytes count as zeros."""
+        # Java extends a short file when Java opens the file.
         data = bytes(self._reader.read(self.path, 0, HEADER.size))
         return index.decode_header(data.ljust(HEADER.size, b"\0"))
 
     @cached_property
     def shape(self) -> IndexShape | None:
-        """Slots and entries, from the settings, else from the contents; None if unknown."""
+        """The shape from the settings, or else from the contents; None if unknown."""
         stated = self._layout.config.index_shape
         if stated is not None:
             return stated
@@ -231,16 +226,16 @@ class IndexFile:
         return first <= begin <= last or first <= end <= last
 
     def read(self, position: int, length: int) -> memoryview:
-        """Bytes of the file; fewer if the file ends before the range does."""
+        """Read bytes of the file; fewer if the file ends before the range does."""
         return self._reader.read(self.path, position, length)
 
     def select_offsets(
         self, found: list[int], topic: str, key: str, max_count: int, begin: int, end: int
     ) -> None:
-        """Add the offsets of a key, newest first, until there are ``max_count``.
+        """Add the physical offsets of a key to ``found``, newest first, up to ``max_count``.
 
-        Hashes are compared, not keys. Times are compared in whole seconds after the file's first
-        store time, because the entries store them so.
+        Hashes are compared, not keys. Entries store times in whole seconds after the file's first
+        store time, so ``begin`` and ``end`` are compared at this precision.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)
@@ -254,9 +249,9 @@ class IndexFile:
                 return
 
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
-        """All offsets that the file has for a key, newest first; hashes are compared.
+        """Return all physical offsets of a key's hash, newest first.
 
-        None if the chain is broken, because offsets could be missing then.
+        None if the chain is broken: offsets could be missing.
         """
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
@@ -282,7 +277,6 @@ class IndexFile:
         return found
 
     def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
-        """The entries of the slot of a hash, newest first."""
         header = self.header
         # The shape is cached: it must not be inferred while the file is empty.
         shape = self.shape if header.entry_count > 1 else None
@@ -296,8 +290,8 @@ class IndexFile:
             if entry is None or entry.seconds < 0:
                 return
             yield entry
-            # QUIRK: Java follows each pointer except one to the entry itself; a torn chain that
-            # points forwards makes it loop for ever (apache/rocketmq#8018).
+            # QUIRK: Java follows each pointer except a pointer to the entry itself. If a torn chain
+            # points forwards, Java loops for ever (apache/rocketmq#8018).
             if entry.previous >= number:
                 return
             number = entry.previous
@@ -312,18 +306,16 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """The hashes that an entry of a key can have; the first one determines its slot."""
+    """The hashes that an entry of a key can have; the first hash determines the slot."""
     # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
 LARGEST_MESSAGE: Final = 64 << 20
-"""Maximum bytes of a message; a message that seems larger is damage."""
+"""Maximum bytes of a message; a larger size is damage."""
 _ENTRIES_AT_ONCE: Final = 1 << 20
-"""Number of entries that are read at once."""
 _LEAST_APART: Final = 2
-"""Messages far after the log's files count only if there are this many, because a single one may
-come from a damaged entry."""
+"""One message far after the log's files may come from a damaged entry; two messages count."""
 
 
 class Span(Protocol):
@@ -339,10 +331,10 @@ class Span(Protocol):
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """The last message in the index, in the form of a queue entry.
+    """Return the last message in the index as a queue entry.
 
-    Usually this reads one header: the entries are read only if the message starts at or after
-    ``least``. A header that contradicts the entries counts as damaged.
+    Usually this reads one header. The entries are read only if the last message starts at or after
+    ``least``. If header and entries disagree, the file counts as damaged.
 
     Args:
         least: physical offset up to which other files show messages.
@@ -356,7 +348,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user has no permission to read the index: a reader of the log does not need it.
+        # The user may not read the index: a reader of the log does not need it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None
@@ -370,13 +362,15 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """The messages that the index has from a physical offset on, in the order of the log.
+    """Return the messages that the index has from a physical offset on, in the order of the log.
 
     Args:
-        spans: damaged parts of the log, in order; a message that starts in one ends in it too.
+        spans: damaged parts of the log, in order; a message that starts in a part ends in it too.
 
     Returns:
-        The physical offset of each message, and its bytes, estimated by the next message.
+        The physical offset and the size of each message. The size is estimated: a message reaches
+            to
+            the next message in the index; the last message has the smallest possible size.
     """
     places, size = _all_places(layout, least), layout.commit_log.file_size
     after = np.append(places[1:], places[-1:] + FIXED_SIZE_V1)
@@ -413,7 +407,7 @@ def _is_possible(header: IndexHeader) -> bool:
 
 
 def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
-    """The physical offsets of a file's entries, some at a time; none if its shape is unknown."""
+    """Yield the physical offsets of a file's entries; none if its shape is unknown."""
     shape, count = file.shape, file.header.entry_count - 1
     if shape is None:
         return
@@ -428,6 +422,6 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
 
 
 def _size_at(layout: StoreLayout, offset: int) -> int:
-    """Bytes of the frame at an offset; those of the smallest frame if there is none."""
+    """Size of the frame at an offset; if there is no frame, the smallest size of a frame."""
     first = next(LogReader(layout, check_crc=False).chain(offset), None)
     return int(first.rows[0, SIZE]) if isinstance(first, Run) else FIXED_SIZE_V1

@@ -1,30 +1,16 @@
-"""Finds, for readers, the end of a log and the damage that a recovery has noted in it.
+"""Finds the end of a log, and reads the damage that a recovery has noted.
 
-A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
-reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.
+A store that logquarry wrote has a durable offset (:mod:`logquarry.format.checkpoint`). Even after a
+crash, the log reaches at least up to it. A break in the chain of frames before it is damage.
 
-If a store has no durable offset but was shut down cleanly (no ``abort``), every message was
-dispatched. So the log reaches at least to the end of the last message in any queue. Bytes after
-that are stale frames of an earlier recovery, unless an unbroken chain of frames continues there
-(verify.md, "Where the log ends").
+If a store has no durable offset but was shut down cleanly, every message was dispatched. So the log
+reaches at least to the end of the last message in any queue, and further while the chain of frames
+is unbroken. Later frames are stale (verify.md, "Where the log ends").
 
-QUIRK: the queues may be stale too. When RocketMQ's recovery finds a bad frame, it deletes all later
-files of the log, but cuts the file with the bad frame, and the queues, in memory only: sound frames
-and sound entries stay after the cut. So a break of the chain in the *last* file of a cleanly shut
-down store is the log's end (:func:`sound_bound`). A break in an earlier file is damage, because the
-recovery would have deleted the later files.
-
-:class:`LogFrontier` follows the log for readers that poll for new messages and must never read
-bytes that turn out not to be a message:
-
-- with a durable offset: up to that offset;
-- if a process has the store open, or possibly has it open: up to the last whole frame of the chain.
-  The next call reads an incomplete frame again;
-- if the store was not shut down cleanly and no process has it open: up to the last frame;
-- if the store was shut down cleanly: up to the last message in the queues, and further while the
-  chain is unbroken.
-
-Each call of :meth:`~LogFrontier.end_of` reads the bytes that were written since the last call.
+QUIRK: the queues may be stale too. If RocketMQ's recovery finds a bad frame, it deletes all later
+log files. But it cuts the file with the bad frame, and the queues, only in memory. So a break in
+the *last* file of a cleanly shut down store is the log's end (:func:`sound_bound`). A break in an
+earlier file is damage: the recovery would have deleted the later files.
 """
 
 from __future__ import annotations
@@ -62,7 +48,7 @@ class Noted(NamedTuple):
 
 
 class DamageMap:
-    """The damaged parts of a log; ``offset in map`` tests whether an offset is in one.
+    """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
 
     Args:
         spans: the damage, in order. The list may grow later.
@@ -85,7 +71,7 @@ class DamageMap:
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
-    """The damage that the last recovery of this library noted in a store."""
+    """Return the damage that the last recovery by logquarry noted in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
@@ -94,20 +80,19 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # No durable offset: another program wrote to the store last, and may have truncated its log.
+    # Without a durable offset, another program wrote to the store last, and may have cut the log.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
-    """The last entry of each queue (default: all), the one that reaches furthest first.
+    """Return the last entry of each queue (default: all queues), sorted by falling end offset.
 
     If the index has a later message than all queues, an entry for that message comes first: the
-    queues may be lost too.
+    queues may be lost too. Of RocksDB's queues, only the furthest 64 count.
 
-    An entry is left out if its message would end more than a file after the log's last file: it may
-    be damaged. But if the entry before it also points after that file, the two show that files of
-    the log are missing, and the entry counts. This reads at most the last files of each queue.
-    RocksDB may have millions of queues, so only those of its queues that reach furthest count.
+    If an entry's message would end more than one file after the log, the entry may be damaged, and
+    is omitted. But if the entry before it also points after the log, both entries count: together
+    they show that files of the log are missing.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -139,11 +124,10 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended before its last files were lost or a crash emptied them. None if neither
-    happened.
+    """Return where the log ended before its last files were lost, or were emptied by a crash.
 
     After a crash the queues may be ahead of the log within one file. But if an entry points to a
-    message in a later file, that file had messages.
+    message in a later file, that file had messages. None if no file was lost or emptied.
 
     Args:
         entries: the result of :func:`last_entries`.
@@ -159,15 +143,17 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """The durable offset, or the end of the last message in the queues of a closed store.
+    """Return the durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store. Without a durable offset, the result is also None in two
-    cases: no queue has an entry; or there is an ``abort`` file, and no queue points to a missing
-    file after the log. This reads no byte of the log, so it does not see damage at the log's end; a
-    walk over the log needs :func:`sound_bound`.
+    No log bytes are read, so damage at the log's end stays unnoticed; a walk over the log needs
+    :func:`sound_bound`. The result is None in these cases:
+
+    - A process has the store open to write.
+    - There is no durable offset, and no queue has an entry.
+    - There is no durable offset but an ``abort`` file, and no queue points to a missing last file.
 
     Args:
-        queues: its queues (default: all that have files).
+        queues: the queues (default: all that have files).
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -183,8 +169,8 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Cut a bound at the first break in the log's last file, for a walk over the log.
 
-    This reads the last file up to the bound, and checks CRCs; it reads nothing if no break before
-    the bound can end the log.
+    Reads the last file up to the bound and checks CRCs. If no break can end the log, this reads
+    nothing.
 
     Args:
         bound: the result of :func:`log_bound`.
@@ -231,7 +217,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     Args:
         stop: physical offset at which the log ends.
     """
-    # The module imports pyarrow, which a reader of a few messages does not need.
+    # The import loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):
@@ -249,19 +235,25 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A listing of a closed store, and the end of the log that belongs to this listing."""
-
     files: tuple[StoreFile, ...]
     checkpoint: object
     end: int
 
 
 class LogFrontier:
-    """Finds the end of one log, again at each call of :meth:`end_of`.
+    """Finds the end of a growing log for readers that poll for new messages.
+
+    A reader must never read bytes that later turn out to be no message. So the end is:
+
+    - with a durable offset: that offset;
+    - if a process has the store open, or may have it open: the end of the last whole frame;
+    - if the store was not shut down cleanly and no process has it open: the end of the last frame;
+    - if the store was shut down cleanly: the end of the last message in the queues, and further
+      while the chain of frames is unbroken.
 
     Args:
-        skips_damage: whether reading continues after damage. The end of a closed log is then the
-            first break in its last file, where RocketMQ would cut it.
+        skips_damage: whether reading continues after damage. Then a closed log ends at the first
+            break in its last file, where RocketMQ would cut it.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -273,6 +265,8 @@ class LogFrontier:
 
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
+
+        Reads the bytes that were written since the last call.
 
         Args:
             layout: a new listing of the store's files.
@@ -299,10 +293,10 @@ class LogFrontier:
         return self._end
 
     def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
-        """The end of a log, and a warning if files before an earlier known end are lost.
+        """Return the end of the log if files before an earlier known end are lost.
 
-        A read that does not skip damage goes up to the known end, and reports the loss there. For a
-        read that skips damage, the log ends with its files, and one warning names the loss.
+        If the read does not skip damage, it goes up to the known end and reports the loss there.
+        Otherwise the log ends with its files, and one warning reports the loss.
         """
         if not self._skips_damage:
             return max(end, known)
@@ -316,7 +310,6 @@ class LogFrontier:
         return end
 
     def _end_of_closed(self, layout: StoreLayout) -> int | None:
-        """The end of a closed log; None if no queue has an entry."""
         files = layout.commit_log.files
         try:
             checkpoint: object = layout.read_checkpoint()
@@ -333,7 +326,7 @@ class LogFrontier:
         entries = last_entries(layout)
         if not entries:
             return None
-        # The module imports pyarrow, which a reader of a few messages does not need.
+        # The import loads pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
         bound = entries[0].end
@@ -349,8 +342,8 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # The bytes before the last file with a frame are frames or damage; a later read of them
-        # shows which. So a walk from a known offset far back is not necessary.
+        # A later read shows whether bytes before the last file with a frame are frames or damage.
+        # So the walk need not start at a known offset in an earlier file.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
@@ -371,8 +364,8 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut these frames off, in memory only. Once the writer begins a
-        later file, the break is damage, and the frames are read.
+        RocketMQ's recovery may have cut these frames off, but only in memory. Once the writer
+        begins a later file, the break is damage, and readers read these frames.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:

@@ -1,7 +1,7 @@
 """Finds messages that a log has lost: the last ones by the checkpoint, others by queues and index.
 
-The checkpoint has the store time of the last message on the disk. If queues and index are lost
-with the end of the log, only the checkpoint shows that there were later messages.
+The checkpoint has the store time of the last synced message. If queues and index are lost with the
+end of the log, only the checkpoint shows that there were later messages.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def checkpoint_times(layout: StoreLayout) -> Checkpoint:
 
 
 def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
-    """The evidence, in words, that a log has lost its last messages; None if there is none.
+    """Return the evidence, in words, that a log has lost its last messages; else None.
 
-    In 386 stores that RocketMQ and this library wrote, the checkpoint was later than the last
-    message only if messages were lost. A power cut may be the reason: it loses messages that were
-    dispatched, but not synced.
+    In 386 stores that RocketMQ and logquarry wrote, the checkpoint was later than the last message
+    only if messages were lost. For example, a power cut loses messages that were dispatched, but
+    not synced.
 
     Args:
         layout: the files of a store that no process has open.
@@ -59,10 +59,9 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
 
 
 def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | None:
-    """As :func:`lost_tail`, for a caller that has not read the log.
+    """Do the same as :func:`lost_tail`, for a caller that has not read the log.
 
-    This reads the last message in a queue. If the checkpoint is later, it reads the last file of
-    the log.
+    Reads the last message in a queue. If the checkpoint is later, reads the last log file.
 
     Args:
         layout: the files of a store that no process has open.
@@ -82,7 +81,7 @@ def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | 
 
 
 def warn_of_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> None:
-    """Warn a reader of the log that its last messages are lost (:func:`find_lost_tail`)."""
+    """Log a warning if the log has lost its last messages (:func:`find_lost_tail`)."""
     reason = find_lost_tail(layout, entries)
     if reason is not None:
         logger.warning("%s: %s; type: logquarry verify %s", *(layout.root, reason, layout.root))
@@ -96,8 +95,7 @@ class LostMessages(NamedTuple):
     """Messages outside the sound parts of the log.
 
     Attributes:
-        messages: their number.
-        bytes: their sizes, according to their queue entries.
+        bytes: the sizes in the queue entries.
     """
 
     messages: int
@@ -112,15 +110,15 @@ def lost_messages(
 ) -> LostMessages:
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
-    Reads all queue entries. A message in several queues counts once. Each message of an inner batch
-    counts, and the bytes of its frame count once. The bytes of a message that is only in the index
-    are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
+    Reads all queue entries. A message in several queues counts once. An inner batch counts all its
+    messages, and its bytes once. If only the index has a message, its bytes are an estimate
+    (:func:`logquarry.read.index_file.indexed_frames`).
 
     Args:
         spans: the damaged parts, in the order of the log.
         log_end: physical offset of the log's end (default: count only messages in ``spans``).
     """
-    # An entry that points further beyond the log's end than this is damaged itself.
+    # An entry that points after this offset is itself damaged.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files and log_end < java.LONG_MAX:

@@ -1,11 +1,7 @@
 """The messages of a get: their CRC is checked at once, their fields are decoded on first use.
 
-:func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
-hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
-
-:class:`GotMessages` holds the messages of one get that the kernel answered: a copy of their frames,
-and a table of the fields that the kernel found (:mod:`logquarry.format.rows`). A message object is
-made when you read it, so that counting or forwarding messages makes no objects.
+:func:`read_message` serves gets without the kernel. :class:`GotMessages` holds the messages of one
+get that the kernel answered.
 """
 
 from __future__ import annotations
@@ -27,14 +23,12 @@ assert _PREFIX.size == frame.BODY_POSITION
 _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 _BODY_AT: Final = frame.BODY_POSITION
 _LENGTHS: Final = frame.FIXED_SIZE_V1 - frame.BODY_POSITION
-"""Bytes of TOPICLEN and PROPERTIESLEN."""
 _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame is sound. The frame is decoded when a field is first used.
-
-    Made by :func:`read_message`.
+    """A message with a sound frame, made by :func:`read_message`. The first use of a field decodes
+    it.
     """
 
     def __init__(
@@ -58,7 +52,7 @@ class LazyMessage(StoredMessage):
         """The frame as the log has it."""
         return self._data
 
-    # The fields that most readers use, without decoding the others.
+    # Frequently read fields, available without decoding the frame.
     @property
     def size(self) -> int:
         """Bytes of the frame."""
@@ -66,12 +60,12 @@ class LazyMessage(StoredMessage):
 
     @property
     def physical_offset(self) -> int:
-        """Where the frame starts in the commit log."""
+        """Physical offset of the frame."""
         return int(self._prefix[6])
 
     @property
     def queue_offset(self) -> int:
-        """Index in the consume queue."""
+        """Queue offset of the message."""
         return int(self._prefix[5])
 
     @property
@@ -91,7 +85,7 @@ class LazyMessage(StoredMessage):
         return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The cached fields are not pickled.
+        # Cached fields are not pickled.
         return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
 
 
@@ -100,15 +94,15 @@ def read_message(
 ) -> StoredMessage | Damage | None:
     """Read the message whose frame is all of ``data``, and check its CRC.
 
+    A fast path handles the common frame: 4.9.3's magic, IPv4 hosts.
+
     Args:
-        broker: the ``broker`` of the message.
-        delay_levels_ms: delay of each level, for the message's tags code.
         data: the bytes that a queue entry points to.
-        offset: their physical offset.
+        offset: physical offset of ``data``.
 
     Returns:
-        The message; None if the bytes are zeros (the log lost its end, or never had this message);
-        else the damage.
+        The message; None if the bytes are zeros: the log lost its end, or never had the message;
+        otherwise the damage.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -141,7 +135,7 @@ def read_message(
 
 
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
-    """The frames of messages as the log has them, one after the other.
+    """Join the stored frames of messages.
 
     Each message of an inner batch of RocketMQ 5 gets a separate frame.
     """
@@ -160,7 +154,7 @@ class GotMessage(GotFields, StoredMessage):
 
     @cached_property
     def frame(self) -> Frame:
-        """The message as the log holds it."""
+        """The decoded frame."""
         at = self._frame_at
         outcome = frame.decode_at(
             self._block, at, base=self.physical_offset - at, end=at + self.size, check_crc=False
@@ -185,14 +179,17 @@ def _tags_of(message: GotMessage) -> str | None:
 class GotMessages(Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
-    Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a call of a
-    constructor would take half as long as reading a message.
+    Holds a copy of the frames, and the kernel's table of fields (:mod:`logquarry.format.rows`). The
+    first read of a message makes the message objects; counting or forwarding makes none.
+
+    :class:`logquarry.read.get_kernel.KernelGet` sets the attributes: a constructor call would take
+    half as long as reading a message.
     """
 
     __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
 
     _block: bytes
-    """The bytes of the table and the frames."""
+    """The bytes of the table, followed by the frames."""
     _count: int
     """Number of rows in the table."""
     _broker: str
@@ -234,7 +231,7 @@ class GotMessages(Sequence[StoredMessage]):
 
     @property
     def frames(self) -> bytes:
-        """The frames of the messages, one after the other."""
+        """The stored frames, one after the other."""
         if not self._count:
             return b""
         _, _, _, first, *_ = ROW.unpack_from(self._block)

@@ -43,9 +43,7 @@ class Unacknowledged(NamedTuple):
     """Messages of one queue that a group has popped and not acknowledged.
 
     Attributes:
-        group: the consumer group.
         topic: the topic; the retry topic if the messages were popped again.
-        queue_id: the queue.
         messages: number of messages.
         oldest: time of the oldest pop, in ms.
     """
@@ -61,24 +59,24 @@ class Pops(NamedTuple):
     """The unacknowledged pops of a store.
 
     Attributes:
-        queues: by group, topic and queue.
-        hint: the reason why some pops are not included; None if all are.
+        queues: sorted by group, topic and queue.
+        hint: the reason why some pops are not included; None if all pops are included.
     """
 
     queues: tuple[Unacknowledged, ...]
     hint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of ``stats --json``."""
+        """Return the object for ``stats --json``."""
         return {"queues": [one._asdict() for one in self.queues], "hint": self.hint}
 
 
 _Popped = dict[tuple[str, str, int], dict[int, int]]
-"""(group, topic, queue id) -> queue offset -> time of its pop."""
+"""(group, topic, queue id) -> queue offset -> time of the pop."""
 
 
 def unacknowledged_pops(layout: StoreLayout) -> Pops:
-    """The pops that consumers have not acknowledged, as the files show them.
+    """Find the pops that consumers have not acknowledged, as the files show them.
 
     For some seconds, a broker keeps recent pops only in memory.
     """
@@ -98,7 +96,7 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
 
 
 def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
-    """The check points and acknowledgements that the broker has not finished."""
+    """Yield the check points and acknowledgements that the broker has not finished."""
     log = CommitLog(layout)
     queues: dict[QueueKey, Queue] = {}
     if rocksdb_folders(layout):
@@ -115,7 +113,7 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
         offsets = {}
     places: list[int] = []
     for (topic, queue_id), queue in sorted(queues.items()):
-        # The offset is that of the last message that the broker has handled.
+        # The stored offset is the queue offset of the last message that the broker has handled.
         last = offsets.get((topic, REVIVE_GROUP), {}).get(queue_id, -1)
         start = max(last + 1, queue.min_offset)
         places += [entry.physical_offset for _, entry in queue.entries(start)]
@@ -165,7 +163,7 @@ def _add_orders(popped: _Popped, table: dict[str, Any]) -> None:
 
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
-    """Add ``kvStore/``'s records (``PopConsumerRecord``); returns the reason if that fails."""
+    """Add ``kvStore/``'s records (``PopConsumerRecord``); return the reason if that fails."""
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
             record = json.loads(value)

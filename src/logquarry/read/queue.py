@@ -1,13 +1,8 @@
 """Reads consume queues: maps queue offsets to physical offsets.
 
-:class:`Queue` is the interface. :class:`ConsumeQueue` and
-:class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
-:class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
-:class:`logquarry.read.log_queues.LogQueue` is made from the log.
-
-Guarantees: a read raises no error for damaged bytes. A read of a range takes no more memory than
-the files have bytes. The exception is :meth:`Queue.units`, whose result is as long as the caller
-requests.
+:class:`Queue` is the interface. A read raises no error for damaged bytes. A read of a range takes
+at most as much memory as the files have bytes; only :meth:`Queue.units` returns as many entries as
+the caller requests.
 """
 
 from __future__ import annotations
@@ -29,13 +24,14 @@ from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
 """Tags code of an entry whose frame holds several messages with different tags. Like an address
-into ConsumeQueueExt, the code does not determine the tags."""
+into ConsumeQueueExt, the code does not determine the tags.
+"""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
-"""Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""
+"""Entries in the stored form: fields physical_offset, size and tags_code, big-endian."""
 
 StoreTime = Callable[[int, int], int]
-"""(physical offset, size) -> store timestamp of the message there, -1 if there is none."""
+"""(physical offset, size) -> store time of the message there, -1 if there is no message."""
 
 MOST_HOLES: Final = 1 << 24
 """Maximum number of entries in one range that are in missing files."""
@@ -57,8 +53,6 @@ class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets: they count entries.
 
     Attributes:
-        topic: its topic.
-        queue_id: its number in the topic.
         units_per_file: entries of a queue file; a ``get`` never reads past the end of a file.
         is_batch: whether several queue offsets may lead to one frame, an inner batch.
     """
@@ -71,12 +65,12 @@ class Queue(ABC):
     @property
     @abstractmethod
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log (``getMinOffsetInQueue``)."""
+        """The first queue offset whose message is still in the log (``getMinOffsetInQueue``)."""
 
     @property
     @abstractmethod
     def max_offset(self) -> int:
-        """One past the last offset (``getMaxOffsetInQueue``)."""
+        """Queue offset after the last message (``getMaxOffsetInQueue``)."""
 
     @property
     def entry_end(self) -> int:
@@ -84,11 +78,11 @@ class Queue(ABC):
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:
-        """Min and max offset."""
+        """Return the min offset and the max offset."""
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset (none was truncated)."""
+        """Whether the files still have all entries before a queue offset: no file was truncated."""
         return True
 
     @property
@@ -98,25 +92,26 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends (``maxPhysicOffset``), by its entry;
-        None if there is no message."""
+        """Physical offset after the last message (``maxPhysicOffset``); None if there is no
+        message.
+        """
         entry = self.last_entry
         return None if entry is None else entry.end
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files, first to last, including empty ones."""
+        """Yield the queue's files, first to last, including empty files."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in ``[start, stop)``: (offset of the first, entries), file by file.
+        """Yield the entries in ``[start, stop)`` file by file, each with its first queue offset.
 
-        Offsets in missing files are skipped. Entries that were never written (:func:`is_written`)
-        are included.
+        Queue offsets in missing files are skipped. Unwritten entries (:func:`is_written`) are
+        included.
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The entries in ``[start, stop)``, cut at the queue's end, without a gap.
+        """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
         Entries in missing files are zeros: not written. A range in one file is not copied.
 
@@ -143,7 +138,7 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """(offset, entry) of each written entry in ``[start, stop)``; by default of the whole
+        """Yield (queue offset, entry) of each written entry in a range; by default, in the whole
         queue.
         """
         end = self.max_offset if stop is None else min(stop, self.max_offset)
@@ -154,14 +149,14 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The offset of a message stored at or near ``timestamp`` (``getOffsetInQueueByTime``).
+        """Return the queue offset of a message stored at or near ``timestamp``
+        (``getOffsetInQueueByTime``).
 
-        It is the result of Java's search: a message stored at that time; else the nearer neighbour
-        in the file, the earlier one on a tie; 0 if there is no message.
+        The result is Java's: a message stored at that time; else the nearer neighbour in the file,
+        the earlier message on a tie; 0 if there is no message.
 
-        QUIRK: Java chooses the file by its modification time. A file is last written with its last
-        message, so this method uses that message's store time; copied files, whose modification
-        times differ, give the same answer.
+        QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
+        method uses the store time of the file's last message: the last write adds this message.
         """
         chosen = self._segment_by_time(timestamp, store_time, log_min_offset)
         if chosen is None or chosen.count == 0:
@@ -170,7 +165,7 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = _bisect(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # If entries are missing (not possible in Java), the others are searched.
+            # If entries are missing, search the other entries. In Java, no entry can be missing.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
@@ -205,11 +200,10 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Search from ``low`` for the entry whose message was stored at or near ``timestamp``.
+    """Find the index of the entry with a message stored at or near ``timestamp``, by Java's search.
 
-    The search is Java's. The result is -1 if it finds no message in the log, and None if it reaches
-    an unwritten entry. If a message is missing, Java returns offset 0; this function returns an
-    index before the queue.
+    The result is -1 if no message is in the log, and None if the search reaches an unwritten entry.
+    If a message is missing, Java returns offset 0; this function returns a negative index.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -239,27 +233,25 @@ def _bisect(
 
 
 def is_written(units: Units) -> Bools:
-    """Which entries RocketMQ counts as present."""
+    """Whether RocketMQ counts each entry as present."""
     written: Bools = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
 def has_message(units: Units) -> Bools:
-    """Which entries point to a message: those that are written and do not only pad a file."""
+    """Whether each entry points to a message: it is written, and is not a filler."""
     message: Bools = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 
 class FileQueue(Queue):
-    """A queue whose entries are in numbered files: a consume queue or a batch queue.
+    """A queue with entries in numbered files: a consume queue or a batch queue.
 
-    Making the object reads nothing. The last file is read when the queue's end is needed, other
-    files when their entries are needed.
+    The constructor reads nothing. The last file is read when the queue's end is needed, other files
+    when their entries are needed.
 
     Args:
-        queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
-        files: reads them (default: a new :class:`OpenFiles`).
         with_stale: whether a consume queue includes entries that point after the log's end. Such
             entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
 
@@ -291,13 +283,13 @@ class FileQueue(Queue):
     @staticmethod
     @abstractmethod
     def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue of this kind, sorted."""
+        """Return the sorted (topic, queue id) of each queue of this kind."""
 
     @classmethod
     def all_of(
         cls, layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
     ) -> list[Self]:
-        """All queues of this kind that have files."""
+        """Return all queues of this kind that have files."""
         files, start = files or OpenFiles(layout), layout.commit_log.start
         return [
             cls(layout, *name, log_min_offset=start, files=files, with_stale=with_stale)
@@ -326,7 +318,7 @@ class FileQueue(Queue):
 
     @property
     def files(self) -> tuple[StoreFile, ...]:
-        """The files, in the order of the byte offset in the queue at which they start."""
+        """The files, sorted by the position in the queue at which each file starts."""
         return self.sequence.files
 
     @property
@@ -345,7 +337,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """(file, entries in it) of the last file that has a written entry.
+        """Find the last file with a written entry, and the number of its entries.
 
         ``count`` entries of the file with the base ``known`` are known to be written.
         """
@@ -358,7 +350,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten one; ``start`` are known as written."""
+        """Number of entries before a file's first unwritten entry; at least ``start`` are written."""
 
     def _room_of(self, index: int) -> int:
         """Bytes of a file before the next file begins."""
@@ -369,7 +361,7 @@ class FileQueue(Queue):
 
 
 class ConsumeQueue(FileQueue):
-    """A consume queue in its files; see :class:`FileQueue` for the arguments."""
+    """A consume queue in its files."""
 
     entry_size = UNIT_SIZE
 
@@ -388,7 +380,7 @@ class ConsumeQueue(FileQueue):
 
     @property
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log; 0 if the first file has none.
+        """The first queue offset whose message is still in the log.
 
         QUIRK: ``correctMinOffset`` reads only the first file. If no entry of that file points to a
         message in the log, the min offset is 0.
@@ -413,7 +405,7 @@ class ConsumeQueue(FileQueue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last written entry, unless it only pads the file."""
+        """The last written entry; None if it is a filler."""
         index, count = self._tail_position()
         if count == 0:
             return None
@@ -421,12 +413,12 @@ class ConsumeQueue(FileQueue):
         return None if entry.is_filler else entry
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files."""
+        """See :meth:`Queue.segments`."""
         for index, file in enumerate(self.files):
             yield QueueSegment(file.base // UNIT_SIZE, self._written(index))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, file by file, without a copy."""
+        """Yield the entries in a range, file by file, without a copy."""
         if start >= stop or not self.files:
             return
         index = self.sequence.index_of(start * UNIT_SIZE)
@@ -443,11 +435,11 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # Without any entry, the end is where ConsumeQueue.recover() begins: at the third-last file.
+        # Without any entry, the end is the third-last file, where ConsumeQueue.recover() begins.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Number of written entries of a file; a file before the last one with entries is full."""
+        """Number of written entries of a file. Files before the last file with entries are full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -467,7 +459,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Number of entries up to the last one that points before the end of a cut log."""
+        """Number of entries up to the last entry that points before the end of a cut log."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)
@@ -484,7 +476,6 @@ class ConsumeQueue(FileQueue):
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 
     def _read_units(self, index: int, start: int, stop: int) -> Units:
-        """Some entries of one file; fewer if the file is shorter."""
         if start >= stop:
             return np.empty(0, UNIT_DTYPE)
         path = self.files[index].path

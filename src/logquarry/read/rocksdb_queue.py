@@ -1,9 +1,8 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
-The broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown or
-when enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
-entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
-end. Thus the queue is complete even while a broker has the store open.
+A broker keeps its newest entries in memory. It writes them to RocksDB at a clean shutdown, or when
+there are enough entries. Messages after the dispatched end are therefore read from the log, so that
+a queue is complete even while a broker has the store open.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
 """Folders that may hold the queues in RocksDB."""
 ENTRY_DTYPE: Final = table.ENTRY.dtype()
 RocksEntries = Records
-"""Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
 
 _SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13
@@ -42,7 +40,9 @@ _CHUNK: Final = 1 << 13
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
-    """The folders with queues in RocksDB, below the store or a folder of it. Reads names only."""
+    """Return the folders with queues in RocksDB, below the store or a folder of it. Reads only
+    names.
+    """
     found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
     return tuple(one for one in found if is_there(layout.filesystem, one))
 
@@ -58,13 +58,13 @@ def require_package(layout: StoreLayout) -> None:
 
 
 class QueueDb:
-    """The queues of one store in RocksDB, as they were when this object was made.
+    """The queues of one store in RocksDB, at the time when this object was made.
 
     Attributes:
         folder: the folder below the store's root.
         dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, each with the place of its
-            message. The first is None if the broker has not written it.
+        bounds: (topic, queue id) -> first and last queue offset, each with its message's physical
+            offset. The first is None if the broker has not written it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -94,7 +94,7 @@ class QueueDb:
     def entries(
         self, topic: str, queue_id: int, start: int, stop: int
     ) -> Iterator[tuple[Int64, RocksEntries]]:
-        """Queue offsets and entries in ``[start, stop)``, some at a time, in order."""
+        """Yield queue offsets and entries in ``[start, stop)``, some at a time, in order."""
         first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -110,13 +110,13 @@ class QueueDb:
             yield _arrays(keys, values)
 
     def keys(self) -> Iterator[bytes]:
-        """The keys of all entries."""
+        """Yield the keys of all entries."""
         return (key for key, _ in self._db.items(table.ENTRIES))
 
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """All queues.
+        """Return all queues.
 
         Args:
             tails: the queues made from the log after the dispatched end.
@@ -143,10 +143,10 @@ def _warn_once(text: str) -> None:
 
 
 def open_queues(layout: StoreLayout) -> QueueDb | None:
-    """The queues of a store in RocksDB; None if readers must make the queues from the log.
+    """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    Readers must do so if there is no RocksDB, if the package ``rocksdict`` is missing, or if
-    RocksDB cannot read its files. Such queues lack no message, because the log has all messages.
+    This is the case if there is no RocksDB, if the package ``rocksdict`` is missing, or if RocksDB
+    cannot read its files. Queues made from the log lack no message: the log has all messages.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -164,9 +164,9 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """The queues of a store as RocksDB has them; empty if :func:`open_queues` returns None.
+    """Return the queues that RocksDB has; empty if :func:`open_queues` returns None.
 
-    Entries in a damaged block are missing, with a warning.
+    If a block of RocksDB is damaged, its entries are missing, and a warning is logged.
     """
     database = open_queues(layout)
     if database is None:
@@ -178,7 +178,7 @@ def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
 def derived_queues(
     layout: StoreLayout, reader: LogReader
 ) -> tuple[Mapping[QueueKey, Queue], int | None]:
-    """The queues in RocksDB with the later messages of the log, and the log's end.
+    """Return the queues in RocksDB with the later messages of the log, and the log's end.
 
     Without RocksDB, this reads the whole log. The log's end is None if the log is empty.
     """
@@ -196,17 +196,16 @@ class RocksQueue(Queue):
     """A queue in RocksDB, continued with the messages of the log after the dispatched end.
 
     Args:
-        database: the queues of the store.
         log_min_offset: physical offset of the log's first byte.
         tail: the messages after the dispatched end; None if there are none.
         is_strict: whether damage in RocksDB raises ``CorruptFile``; if not, entries are missing.
 
     Attributes:
-        files: always empty, because RocksDB has no files for single queues.
-        last_place: physical offset of the last message, as RocksDB has it.
+        files: always empty: RocksDB has no files for single queues.
+        last_place: physical offset of the last message in RocksDB.
     """
 
-    # There are no queue files at whose end a get would have to stop.
+    # A get need not stop at a file's end: there are no queue files.
     units_per_file = 1 << 62
     files: tuple[StoreFile, ...] = ()
 
@@ -231,7 +230,7 @@ class RocksQueue(Queue):
 
     @cached_property
     def _low(self) -> int:
-        """The first offset whose message the log has, as ``getMinCqOffset`` finds it."""
+        """The first queue offset whose message the log has, found as by ``getMinCqOffset``."""
         low = 0
         if self._first is not None:
             low, place = self._first
@@ -247,7 +246,7 @@ class RocksQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log."""
+        """See :attr:`Queue.min_offset`."""
         if self._low >= self._stop and self._tail is not None:
             return self._tail.min_offset
         return self._low
@@ -259,19 +258,19 @@ class RocksQueue(Queue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last entry."""
+        """See :attr:`Queue.last_entry`."""
         if self._tail is not None:
             return self._tail.last_entry
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """One segment for the whole queue, because RocksDB does not cut it into files."""
+        """Yield stretches of at most 65,536 entries: RocksDB has no files for single queues."""
         start, stop = self.bounds()
         for at in range(start, stop, _SEGMENT):
             yield QueueSegment(at, min(_SEGMENT, stop - at))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, in runs without a gap."""
+        """Yield the entries in a range, in runs without a gap."""
         for offsets, entries in self._entries(start, min(stop, self._stop)):
             units = np.empty(len(entries), UNIT_DTYPE)
             for name in UNIT_DTYPE.names or ():
@@ -298,8 +297,12 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first offset of a message stored at ``timestamp`` or later; the last offset if there
-        is none (the broker's search, ``BoundaryType.LOWER``, then returns the queue's end)."""
+        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
+        offset.
+
+        If all messages are older, the broker's search (``BoundaryType.LOWER``) returns the queue's
+        end.
+        """
         offsets = range(*self.bounds())
 
         def time_of(offset: int) -> int:

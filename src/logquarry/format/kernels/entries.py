@@ -43,18 +43,17 @@ def index_keys(
     numbers: Array,
     raw: bool,
 ) -> int:
-    """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
+    """Hash the keys of some frames over valid UTF-8, and return the number of keys.
+
+    The keys are UNIQ_KEY, the words of KEYS, and TAGS.
 
     Args:
-        starts, lengths: int32 (4, n), as :func:`parse_properties` fills them.
+        starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
         prefixes: int64; for each frame, the hash of the text ``<topic>#``.
         tag_prefixes: int64; for each frame, the hash of the text ``<topic>#T#``. Empty if tags are
             not hashed.
-        hashes, numbers: int64; they receive the hash of each key (with its sign if ``raw``), and
-            the number of the key's frame.
-
-    Returns:
-        The number of keys.
+        hashes, numbers: int64; get the hash of each key (with its sign if ``raw``), and the number
+            of the key's frame.
     """
     used = 0
     for i in range(count):
@@ -90,10 +89,13 @@ def check_chains(
 ) -> tuple[int, int, int, int, int]:
     """Check the chains of an index file: each entry's pointer, and the newest entry of each slot.
 
-    Args: addresses of the first entry and of the first slot, and the number of each; ``newest``
-    int32, of zeros, gets the number of each slot's newest entry.
-    Returns (number of wrong entries, index of the first one, the entry that it should point to,
-    number of wrong slots, index of the first one).
+    Args:
+        entries, table: addresses of the first entry and of the first slot.
+        newest: int32, filled with 0; gets the number of each slot's newest entry.
+
+    Returns:
+        Number of wrong entries, index of the first wrong entry, the entry that it should point to,
+        number of wrong slots, index of the first wrong slot.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -144,9 +146,11 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    ``ends`` int64 (queues + 1) gets a 0 and then the end of each queue's part in the other arrays;
-    ``which`` gets the number of each entry's frame, ``offsets`` its queue offset, and ``units``
-    (uint8) the entries.
+    Args:
+        ends: int64 (queues + 1); gets 0, then the end of each queue's part in the other arrays.
+        which: gets the number of each entry's frame.
+        offsets: gets the queue offset of each entry.
+        units: uint8; gets the entries.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -154,8 +158,7 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # Turn the sizes into the start of each part. The loop after this one raises each start to the
-    # part's end.
+    # Turn sizes into starts. The next loop raises each start to the part's end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -194,10 +197,12 @@ def put_index_keys(
     offsets: Array,
     times: Array,
 ) -> int:
-    """Put keys into an index file (``IndexFile.putKey``).
+    """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
 
-    Args: addresses of the slots and of the first new entry; ``number`` of that entry; ``begin``,
-        the time from which the entries count seconds. Returns the number of new chains.
+    Args:
+        slots_at, entry_at: addresses of the slots and of the first new entry.
+        number: number of the first new entry.
+        begin: time from which the entries count seconds, in ms.
     """
     begun = 0
     count = hashes.shape[0]

@@ -1,7 +1,7 @@
 """The kernel of a ``get``: checks and copies the frames of queue entries, and fills a table.
 
-For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. If it
-finds anything else, it returns a code, and the reference answers.
+For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. At
+anything else, the kernel returns a code, and the reference answers.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# This kernel does not release the GIL. It takes only a few microseconds. If it released the GIL, it
-# might wait a few milliseconds until another thread gives the GIL back.
+# The kernel takes only microseconds, so it keeps the GIL: after a release, it might wait
+# milliseconds for another thread to return the GIL.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -148,10 +148,16 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
-    Args: the address of ``count`` entries (at least 1); the maximum number of messages to return;
-        ``memory_start``: messages at lower offsets count as on disk; the addresses of the wanted
-        tags (0 for all tags) and of the state; ``room`` bytes of scratch. Returns NOT_SOUND or
-        NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+    Args:
+        units: address of ``count`` entries; at least one.
+        max_count: maximum number of messages.
+        memory_start: messages at lower physical offsets count as on disk.
+        wanted: address of the wanted tags; 0 for all tags.
+        state: address of the state.
+        room: bytes of scratch.
+
+    Returns:
+        NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))
@@ -178,7 +184,7 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # The entry is a filler for a lost message. The reference handles it as Java does.
+            # A filler for a lost message: the reference handles it as Java does.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -200,7 +206,7 @@ def get_frames(
         if verdict != REACHED_STOP or row[SIZE] != unit_size:
             return NOT_SOUND
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
-            # An inner batch: the reference finds the message of the queue offset in it.
+            # The reference finds the message of the queue offset in an inner batch.
             return NOT_SOUND
         props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
         is_text = is_ascii(props, props_length) or is_utf8(props, props_length)
