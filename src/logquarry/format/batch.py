@@ -59,11 +59,7 @@ class BatchItem:
 
 
 def encode(items: Iterable[BatchItem]) -> bytes:
-    """Encode messages to the wire form.
-
-    Raises:
-        ValueError: if a field does not fit its width.
-    """
+    """Encode messages to the wire form; a field that does not fit its width raises ValueError."""
     parts: list[bytes] = []
     for item in items:
         try:
@@ -76,11 +72,7 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode(data: bytes) -> Iterator[BatchItem]:
-    """Decode the messages of a wire form.
-
-    Raises:
-        ValueError: if the bytes end inside an item, or lengths contradict each other.
-    """
+    """Decode a wire form; wrong lengths raise ValueError."""
     position = 0
     while position < len(data):
         left = len(data) - position
@@ -164,8 +156,8 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
 def queue_count(frame: Frame) -> int:
     """Return the number of queue offsets that a frame takes when the broker dispatches it.
 
-    For an inner batch it is INNER_NUM, even if the body holds another number of messages
-    (``CommitLog.checkMessageAndReturnSize``).
+    For an inner batch this is INNER_NUM (``CommitLog.checkMessageAndReturnSize``), even if the body
+    holds another number of messages.
     """
     if not frame.sys_flag & sys_flag.INNER_BATCH:
         return 1

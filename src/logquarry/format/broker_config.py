@@ -1,11 +1,9 @@
 """A broker's settings and offsets: the JSON tables in ``config/``, and their form in RocksDB.
 
-A decoder never guesses: it raises ValueError with the reason.
-
-A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has one database per table. The key
-is the member's name in the JSON table, the value is its JSON. Version 2 (``configManagerVersion``)
-has one database; a key begins with the number of its table (``TablePrefix``, ``TableId``,
-``RecordPrefix``).
+A decoder never guesses: it raises ValueError with the reason. In RocksDB, version 1 has one
+database per table: the key is the member's name in the JSON table, the value is its JSON. Version 2
+(``configManagerVersion``) has one database; a key begins with the number of its table
+(``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 
 from __future__ import annotations
@@ -209,13 +207,8 @@ def prefixes(file: str, version: int) -> tuple[bytes, ...]:
 def document(file: str, items: Items, *, version: int) -> bytes:
     """Make the JSON document of a table from its records in RocksDB.
 
-    Args:
-        file: name of the JSON file that a broker without RocksDB writes.
-        items: keys and values of the table.
-        version: version of the layout, 1 or 2.
-
-    Raises:
-        ValueError: if a key or a value has another layout.
+    ``file`` is the name of the JSON file that a broker without RocksDB writes. If a key or a value
+    has another layout, this raises ValueError.
     """
     table: dict[str, Any] = {}
     pulled: dict[str, Any] = {}

@@ -3,14 +3,13 @@
 The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 adds three offsets; a
 4.9 broker leaves them 0.
 
-RocketMQ does not know the durable offset. Damage before the durable offset is rot: the bytes were
-once good. Damage after it may come from a crash. The file's content fits one sector, so a power cut
-leaves either the old or the new content. If RocketMQ opens the store, it rewrites the checkpoint,
-and the durable offset is then stale. So the file records the content of the checkpoint before and
-after the checkpoint's next write.
+Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
+crash. The file's content fits one sector, so a power cut leaves either the old or the new content.
+If RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So
+the file records the checkpoint before and after the checkpoint's next write.
 
-The file also has the physical offset of the log's start. Retention raises it before it deletes
-files. If the log's first file starts after it, the log has lost its first files.
+The file also has the physical offset of the log's start. Retention raises the start before it
+deletes files. If the first log file starts later, the log has lost its first files.
 """
 
 from __future__ import annotations
@@ -90,11 +89,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the timestamps.
-
-    Raises:
-        ValueError: if there are fewer than 24 bytes.
-    """
+    """Decode the timestamps; fewer than 24 bytes raise ValueError."""
     return Checkpoint(*LAYOUT.values(data))
 
 

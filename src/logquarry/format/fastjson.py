@@ -35,10 +35,8 @@ MAX_NESTING = 64
 def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
-    All other bytes stay, so members that logquarry does not know survive.
-
-    Raises:
-        ValueError: if one of the documents has no such member.
+    All other bytes stay, so members that logquarry does not know survive. If a document has no such
+    member, this raises ValueError.
     """
     start, stop = _member_span(document, name)
     first, last = _member_span(source, name)
@@ -67,8 +65,7 @@ def _member_span(document: str, name: str) -> tuple[int, int]:
 def decode(text: str | bytes) -> Any:
     """Decode a document; keys without quotes become strings.
 
-    Raises:
-        ValueError: if the text is neither JSON nor fastjson's dialect, or is nested too deeply.
+    If the text has another syntax or is nested too deeply, this raises ValueError.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -92,8 +89,7 @@ def decode(text: str | bytes) -> Any:
 def encode(value: Any) -> str:
     """Encode a document as fastjson's ``toJSONString(value, prettyFormat=true)``.
 
-    Raises:
-        ValueError: if a number is NaN or infinite: JSON has no such numbers.
+    JSON has no NaN and no infinite numbers: these raise ValueError.
     """
     return "".join(_pretty(value, 0))
 
@@ -105,11 +101,8 @@ class ObjectKeys(list[tuple[Any, Any]]):
 def compact(value: Any, *, quote_keys: bool = False) -> str:
     """Encode a document as fastjson's ``toJSONString(value)``, for bodies of the remoting protocol.
 
-    Args:
-        quote_keys: whether integer keys get quotes, as in strict JSON.
-
-    Raises:
-        ValueError: if a number is NaN or infinite.
+    With ``quote_keys``, integer keys get quotes, as in strict JSON. NaN and infinite numbers raise
+    ValueError.
     """
     if isinstance(value, ObjectKeys):
         items = (

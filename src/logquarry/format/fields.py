@@ -23,9 +23,8 @@ _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
 class Field:
     """One fixed-width big-endian field.
 
-    Attributes:
-        code: its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned).
-        meaning: a short description for the docs, with RocketMQ's name if it differs.
+    ``code`` is its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning`` is a
+    short description for the docs, with RocketMQ's name if it differs.
     """
 
     name: str
@@ -57,11 +56,7 @@ class Layout:
         return self.struct.pack(*values).ljust(PAGE_SIZE, b"\0")
 
     def values(self, data: bytes) -> tuple[int, ...]:
-        """Decode the fields at the beginning of a file.
-
-        Raises:
-            ValueError: if there are fewer bytes.
-        """
+        """Decode the fields at the beginning of a file; too few bytes raise ValueError."""
         if len(data) < self.size:
             raise ValueError(f"{len(data)} bytes instead of the {self.size} of a {self.name}")
         return self.struct.unpack_from(data, 0)

@@ -212,8 +212,7 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 def encode(frame: Frame) -> bytes:
     """Encode a frame. BODYCRC is copied from the frame, not computed.
 
-    Raises:
-        ValueError: if a host's size contradicts SYSFLAG or a field does not fit its width.
+    If a host's size contradicts SYSFLAG or a field does not fit, this raises ValueError.
     """
     sizes = len(frame.born_host), len(frame.store_host)
     if sizes != host_sizes(frame.sys_flag):
@@ -263,10 +262,9 @@ def decode_at(
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
     Never raises, on any bytes, and never reads after ``end``. A returned frame encodes to the same
-    bytes. The kernels of :mod:`logquarry.format.kernels` return the same verdict.
+    bytes.
 
     Args:
-        position: index into ``data``.
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
         check_crc: whether to compare the body with BODYCRC. As in Java, an empty body is never

@@ -126,11 +126,8 @@ def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
 
     It decides the order of properties when RocketMQ rewrites a property string. If a bucket gets a
     ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
-    bucket into a tree; this function makes no trees, because nine names would have to collide.
-
-    Args:
-        keys: distinct keys, in insertion order.
-        table_size: 16 for ``new HashMap<>()``, :func:`table_size_for` for a copy of a map.
+    bucket into a tree; this function makes no trees, because nine names would have to collide. For
+    a copied map, ``table_size`` must be :func:`table_size_for`.
     """
     buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
     for count, key in enumerate(keys, 1):

@@ -47,7 +47,6 @@ class JavaVerdict(NamedTuple):
         size: bytes of the message; 0 for a blank, -1 for other bytes.
         is_success: whether recovery continues after these bytes.
         end: position of Java's buffer afterwards.
-        request: the fields of the message.
     """
 
     size: int
@@ -65,20 +64,17 @@ def check_message(
     read_body: bool = True,
     is_5: bool = False,
 ) -> JavaVerdict:
-    """Return Java's verdict on the bytes at one position.
+    """Return Java's verdict on the bytes at one position in Java's buffer.
+
+    If Java would request an array that is too large, this raises JavaMemoryError.
 
     Args:
-        data: the bytes in Java's buffer.
         levels_ms: delay of each level; empty during a recovery, because Java reads the levels
             later.
-        check_crc: whether to compare a body that is not empty with BODYCRC.
         read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
             accepts a BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
             that reaches past the buffer is rejected.
-
-    Raises:
-        JavaMemoryError: if Java would request an array that is too large.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)

@@ -79,10 +79,8 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does, in their order.
-
-    Args:
-        is_closed: whether a separator also ends the string, as in 3.x.
+    """Encode properties as RocketMQ does; with ``is_closed``, a separator ends the string, as in
+    3.x.
     """
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()

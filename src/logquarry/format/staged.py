@@ -57,7 +57,7 @@ def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are the same message, apart from the fields that :func:`place` fills in."""
+    """Whether two frames are the same message, without the fields that :func:`place` sets."""
     at = _time_at(one)
     parts = (
         slice(0, _AT_NUMBER),

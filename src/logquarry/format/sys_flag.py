@@ -49,8 +49,7 @@ def is_compressed(flag: int) -> bool:
 def decompress(body: bytes, flag: int, *, limit: int = DEFAULT_LIMIT) -> bytes:
     """Decompress a body by its SYSFLAG; return an uncompressed body unchanged.
 
-    Raises:
-        DecompressionError: if the bytes do not decompress, or become more than ``limit`` bytes.
+    If the content is damaged or has more than ``limit`` bytes, this raises DecompressionError.
     """
     if not is_compressed(flag) or not body:
         return body

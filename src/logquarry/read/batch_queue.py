@@ -1,9 +1,9 @@
 """Reads batch queues of RocketMQ 5 (``BatchConsumeQueue``).
 
-An entry of a batch queue covers the queue offsets of all messages in one frame. Callers of a
-:class:`~logquarry.read.queue.Queue` expect one entry per queue offset. So :class:`BatchQueue` makes
-one entry, a *unit*, per message. All units of an inner batch point to the same frame. Reads skip
-unwritten entries, and entries with queue offsets below the end of an earlier entry.
+An entry covers the queue offsets of all messages in one frame. Callers of a
+:class:`~logquarry.read.queue.Queue` expect one entry per queue offset, so :class:`BatchQueue` makes
+one entry, a *unit*, per message. Reads skip unwritten entries, and entries with queue offsets below
+the end of an earlier entry.
 """
 
 from __future__ import annotations
@@ -48,9 +48,8 @@ def is_batch_written(entries: BatchEntries) -> Bools:
 
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
-    """Remove the queue offsets of lost messages from the start of each entry.
-
-    See :func:`logquarry.write.queue_writer.without_gaps`.
+    """Remove the queue offsets of lost messages (``write.queue_writer.without_gaps``) from each
+    entry.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
@@ -64,12 +63,7 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """Return the index of each frame's first unit, and the number of units of each frame.
-
-    Args:
-        places: physical offset in each unit.
-        is_batch: whether neighbouring units may point to one frame (:attr:`Queue.is_batch`).
-    """
+    """Return the index of the first unit of each frame, and the number of units of each frame."""
     if not is_batch:
         return np.arange(len(places)), np.ones(len(places), np.int64)
     firsts = np.flatnonzero(np.append(True, np.diff(places) != 0)[: len(places)])
@@ -78,12 +72,7 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The entries of one file in the order of their queue offsets.
-
-    Attributes:
-        starts: first queue offset of each entry.
-        stops: queue offset after the last message of each entry.
-    """
+    """The entries of one file, and their first queue offsets and exclusive ends, in rising order."""
 
     entries: BatchEntries
     starts: Int64
@@ -108,9 +97,7 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """Yield one unit per queue offset of some entries; a gap between queue offsets begins a new
-        run.
-        """
+        """Yield one unit per queue offset; a gap between queue offsets begins a new run."""
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
         cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
@@ -185,7 +172,7 @@ class BatchQueue(FileQueue):
                 yield QueueSegment(start, int(spans.stops[-1]) - start)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield one unit per queue offset in a range; queue offsets without an entry are skipped."""
+        """Yield one unit per queue offset in a range; missing queue offsets are skipped."""
         for spans in self.spans(start, stop):
             first = int(np.searchsorted(spans.stops, start, "right"))
             last = int(np.searchsorted(spans.starts, stop, "left"))
@@ -204,9 +191,7 @@ class BatchQueue(FileQueue):
                 return
 
     def positions(self, start: int, stop: int) -> BatchEntries:
-        """The written entries from position ``start`` to ``stop``. Positions count entries, not
-        bytes.
-        """
+        """The written entries in a range; positions count entries, not bytes."""
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():
             base = file.base // batch.ENTRY_SIZE
@@ -222,10 +207,8 @@ class BatchQueue(FileQueue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of the first frame stored at ``timestamp`` or later
-        (``getOffsetInQueueByTime``).
-
-        If all frames are older, return the first queue offset of the last frame.
+        """The first queue offset of the first frame stored at ``timestamp`` or later, else of the
+        last frame (``getOffsetInQueueByTime``).
         """
         found = 0
         for index in range(len(self.files)):
@@ -328,10 +311,7 @@ def open_queue(
 
 
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
-    """The queues with unreadable bytes in a file, each with the file, the offset and the reason.
-
-    All entries of the queues in files are read. Queues in RocksDB are not checked.
-    """
+    """The queues with unreadable bytes in a file, each with the reason. Reads all entries."""
     found = {}
     files = OpenFiles(layout, is_strict=True)
     for queue in (*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files)):

@@ -35,12 +35,7 @@ def message_filter(
     since: int | str | date | None,
     until: int | str | date | None,
 ) -> MessageFilter:
-    """Make a filter from the arguments of ``scan``.
-
-    Raises:
-        UsageError: if an argument is invalid, a name is empty, or ``since`` is later than
-            ``until``.
-    """
+    """Make a filter from the arguments of ``scan``; an invalid argument raises UsageError."""
     since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
         topics=names(arguments.optional(arguments.names, topics, "topics"), "topics"),
@@ -61,10 +56,7 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """Yield the messages before ``stop_offset`` that could pass a filter, in physical order.
-
-    Each message of an inner batch is a separate row.
-    """
+    """Yield the messages before ``stop_offset`` that could pass a filter, in physical order."""
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
@@ -131,9 +123,8 @@ _MOST_NAMES: Final = 5
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
     """Log a warning for each wanted topic that no store knows, and for a pattern without a match.
 
-    A topic is known if it has queues, or the configuration names it. If the topics of a store
-    cannot be listed, there is no warning. Messages of an unknown topic may exist: they may not be
-    in a queue yet. So an unknown topic is no error.
+    There is no warning if the topics of a store cannot be listed. An unknown topic is no error:
+    messages that are not yet in a queue may have the topic.
     """
     if wanted.topics is None and wanted.topic_pattern is None:
         return
@@ -180,7 +171,6 @@ def _configured(layout: StoreLayout) -> set[str]:
 
 
 def _in_rocksdb(layout: StoreLayout) -> set[str] | None:
-    """The topics with queues in RocksDB; None if RocksDB cannot be read."""
     if not rocksdb_folders(layout):
         return set()
     database = open_queues(layout)

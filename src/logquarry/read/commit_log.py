@@ -1,7 +1,4 @@
-"""Reads single frames of the commit log by physical offset, and finds the log's start and end.
-
-To read many messages, use :class:`logquarry.log.walk.LogReader`.
-"""
+"""Reads single frames of the commit log by physical offset, and finds the log's start and end."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Longest chain of frames to follow in Python. Longer chains are followed by the kernels."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -30,10 +26,6 @@ _NO_BYTES: Final = memoryview(b"")
 
 class CommitLog:
     """The log of a store (``CommitLog``). All offsets are physical offsets.
-
-    Args:
-        last_entries: returns the last entry of each queue, sorted by falling physical offset
-            (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
 
     Attributes:
         is_watched: whether another program may truncate the files.
@@ -80,10 +72,9 @@ class CommitLog:
     def max_offset(self) -> int:
         """Physical offset after the last message, or after the blank that follows the last message.
 
-        The search starts at the durable offset if it is recorded; otherwise, it starts at the
-        message of the furthest queue entry. Damage before this start is not noticed. If the message
-        is missing, the search starts at the last file; without queues, the search reads the whole
-        log.
+        The search starts at the durable offset, else at the message of the furthest queue entry.
+        Damage before this start is not noticed. If the message is missing, the search starts at the
+        last file. Without queues, the search reads the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -122,11 +113,10 @@ class CommitLog:
 
     # ----------------------------------------------------------------------------- single frames
     def frame_at(self, offset: int, size: int) -> memoryview | None:
-        """The ``size`` bytes from an offset; None if one file does not have all of them
-        (``getMessage``).
+        """The ``size`` bytes from an offset; None if one file does not have all of them.
 
-        QUIRK: if file 0 was deleted, Java answers for offset 0 with the first file's start. Here a
-        deleted file has no bytes.
+        QUIRK: if file 0 was deleted, ``getMessage`` answers for offset 0 with the first file's
+        start. Here a deleted file has no bytes.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -134,9 +124,8 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """Return the start, end and bytes of a view that contains ``offset``.
-
-        The view may end before ``offset + size``.
+        """Return the start, end and bytes of a view with ``offset``; it may end before ``offset +
+        size``.
         """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
@@ -160,7 +149,7 @@ class CommitLog:
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has the bytes before a physical offset.
 
-        If not, another program has truncated the file, and a read of the view raises SIGBUS.
+        If another program has truncated the file, a read of the view raises SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
@@ -240,11 +229,7 @@ class CommitLog:
         )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
-        """Why no message starts at an offset within the log.
-
-        The chain of frames from the start of the file decides, so that a wrong offset from the user
-        is not reported as damage.
-        """
+        # A walk from the file's start decides, so that a wrong offset is not reported as damage.
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         # Each entry of a DLedger log begins with a head.
@@ -269,13 +254,11 @@ class CommitLog:
 
     # --------------------------------------------------------------------------------- log's end
     def _chain_point(self, entry: QueueEntry) -> int | None:
-        """Where the message of an entry ends; None if the log does not have the whole message."""
         outcome = self.outcome_at(entry.physical_offset)
         sound = isinstance(outcome, Frame) and outcome.size == entry.size
         return entry.end if sound else None
 
     def _follow(self, position: int) -> int:
-        """Follow the chain of frames to its end, or part of the way if it is long."""
         for _ in range(_LONGEST_CHAIN):
             outcome = self.outcome_at(position)
             if isinstance(outcome, Damage):
@@ -290,7 +273,6 @@ class CommitLog:
         return position
 
     def _only_zeros_from(self, position: int) -> bool:
-        """Whether the log has only zeros from an offset on."""
         for file in self.files.files:
             at = max(0, position - file.base)
             stop = min(file.size, self.files.file_size)

@@ -5,8 +5,7 @@ In ``compaction/``, the broker keeps the newest message of each key of such a to
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
     compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
 
-A get answers from these files, even if the frame in ``commitlog/`` has expired. Later messages are
-only in ``commitlog/``; a get finds them through the consume queue.
+Later messages are only in ``commitlog/``; a get finds them through the consume queue.
 """
 
 from __future__ import annotations
@@ -32,10 +31,7 @@ QueueKey = tuple[str, int]
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """The compaction topics that have files in ``compaction/``.
-
-    If a topic's policy was changed back, the topic is omitted: the broker reads its consume queue.
-    """
+    """The compaction topics with files in ``compaction/``, unless their policy was changed back."""
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
@@ -73,11 +69,7 @@ class CompactedQueue(BatchQueue):
 
 
 class CompactedGets:
-    """Answers the gets of compaction topics.
-
-    Attributes:
-        topics: the compaction topics that have files.
-    """
+    """Answers the gets of compaction topics."""
 
     def __init__(
         self,
@@ -97,8 +89,7 @@ class CompactedGets:
     ) -> GetResult | None:
         """Get messages from a queue offset on; None if the compacted log ends before this offset.
 
-        Raises:
-            CorruptFrame: if the first message is damaged.
+        If the first message is damaged, this raises CorruptFrame.
         """
         compacted, log = self._opened(queue)
         end = compacted.max_offset
@@ -119,9 +110,7 @@ class CompactedGets:
         return found._replace(min_offset=low, max_offset=high, status=status)
 
     def bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first queue offset of a compaction topic's queue, and the queue offset after the last
-        message.
-        """
+        """The queue's first queue offset, and the queue offset after its last message."""
         compacted, _ = self._opened(queue)
         low, high = queue.bounds()
         if compacted.max_offset:
@@ -129,7 +118,7 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the compacted queue if it has this offset or later ones; otherwise the consume
+        """Return the queue that a get from this offset reads: the compacted queue, or the consume
         queue.
         """
         compacted, _ = self._opened(queue)

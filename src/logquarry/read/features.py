@@ -1,12 +1,8 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-From the features, :mod:`.fence` decides which calls a store allows. Only these files are read:
-
-- the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
-- ``config/topics.json`` and the checkpoint;
-- up to 64 frames: the log's first frame, and the frames of the queues' last entries;
-- the last 256 entries of the newest index file, and their frames;
-- for pending timers, the used pages of ``timerwheel``.
+From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
+``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of the newest index
+file and their frames, and, for pending timers, the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -91,13 +87,7 @@ _KNOWN_CONFIG: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a store.
-
-    Attributes:
-        name: the name in JSON, errors and docs/rocketmq-5.md.
-        evidence: files and folders below the root, or settings.
-        detail: the evidence in words for users.
-    """
+    """A feature of a store; ``evidence`` are files and folders below the root, or settings."""
 
     name: str
     evidence: tuple[str, ...]
@@ -106,12 +96,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store, as far as the files show it.
-
-    Attributes:
-        at_least: the oldest version that writes these files.
-        before: the first version that writes different files.
-    """
+    """The version of the broker that wrote a store: from ``at_least``, and before ``before``."""
 
     at_least: str | None = None
     before: str | None = None
@@ -132,13 +117,10 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class StoreFeatures:
-    """All features of a store.
+    """The features of a store, in a fixed order.
 
-    Attributes:
-        features: the features in a fixed order.
-        queue_kinds: topic -> kind of its queues. Topics with an unknown kind are absent.
-        unknown: files and folders in the root and in ``config/`` that no known version of RocketMQ
-            writes. logquarry never changes them.
+    Topics of an unknown kind are not in ``queue_kinds``. ``unknown`` has the files and folders in
+    the root and in ``config/`` that no known version of RocketMQ writes.
     """
 
     features: tuple[Feature, ...]
@@ -168,13 +150,9 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
-    """Determine the features of a store.
+    """Determine the features of a store; without ``index``, without INDEX_TAGS.
 
-    Args:
-        index: whether to read the index too, for INDEX_TAGS and the version of the writer.
-
-    Raises:
-        StoreNotFound: if a file or folder exists but cannot be read.
+    If a file or folder exists but cannot be read, this raises StoreNotFound.
     """
     return _Finder(layout).find(index=index)
 
@@ -182,7 +160,7 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
     """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
 
-    Reads folder names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
+    Reads only names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
@@ -274,7 +252,6 @@ class _Finder:
         return kinds
 
     def _add_topics(self, name: str, folder: str, attribute: str, value: str) -> set[str]:
-        """Add a feature if there are topics with a folder, or with an attribute."""
         there = {entry.name for entry in self._list(folder) if entry.is_dir}
         stated = {topic for topic, found in self._topics.items() if found.get(attribute) == value}
         if there or stated:

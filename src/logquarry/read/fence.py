@@ -1,8 +1,8 @@
 """Refuses calls that would harm a store with features that logquarry cannot maintain.
 
 Each call that changes a store first calls :func:`require`, before it writes even the lock file or
-``abort``. :data:`_REFUSED` lists the refused combinations. All other calls are allowed: after them,
-real brokers served every message of the store (docs/rocketmq-5.md).
+``abort``. :data:`_REFUSED` lists the refused combinations. After all other calls, real brokers
+served every message of the store (docs/rocketmq-5.md).
 """
 
 from __future__ import annotations
@@ -73,7 +73,6 @@ _HARM: Final = {
     names.LOG_PATH: "The log in commitlog/ may be an old one",
     names.DLEDGER: "The other members of the DLedger group would no longer agree with this log",
 }
-"""Feature -> the harm that the refused calls would do to the store."""
 
 _OUT = {
     names.ROCKSDB_QUEUES: "start the broker on the store: the broker recovers it; `logquarry "
@@ -86,7 +85,6 @@ _OUT = {
     names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
-"""Feature -> what the user can do instead."""
 _USUAL_OUT: Final = (
     "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
     "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
@@ -103,14 +101,7 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
-    """Raise an error if a feature of a store forbids an action. Changes nothing.
-
-    Args:
-        mode: the recovery mode, ``safe`` or ``rocketmq``.
-
-    Raises:
-        UnsupportedStore: if a feature forbids the action.
-    """
+    """Raise UnsupportedStore if a feature of a store forbids an action. Changes nothing."""
     error = refusal(layout, action, mode=mode)
     if error is not None:
         raise error
@@ -129,7 +120,6 @@ def refusal(
     Args:
         mode: the recovery mode, ``safe`` or ``rocketmq``.
         may_lack_log: whether the action is allowed if all files of the log are missing.
-        found: the store's features, if known.
 
     Raises:
         MisnamedFile: if a log file has a wrong name, and the action is not SALVAGE.
@@ -168,12 +158,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries.
-
-    Attributes:
-        batch: topics with batch queues.
-        has_rocksdb: whether queues are in RocksDB, for unknown topics.
-    """
+    """The queues that are not in files of 20-byte entries; ``batch`` has topics with batch queues."""
 
     batch: frozenset[str]
     has_rocksdb: bool
@@ -191,11 +176,9 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
-    """Refuse to read a queue with wrong or missing messages.
+    """Refuse a queue of multi-dispatch in RocksDB if the configuration switches multi-dispatch off.
 
-    Raises:
-        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches
-            multi-dispatch off.
+    Otherwise messages would be wrong or missing. The error is UnsupportedStore.
     """
     is_off = layout.config.enable_multi_dispatch is False
     if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
@@ -210,8 +193,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
 
     Raises:
         UnsupportedStore: if :func:`require_queue` refuses the queues of a topic.
-        UsageError: if the consumer offsets are in RocksDB, and the package ``rocksdict`` is not
-            installed.
+        UsageError: if consumer offsets are in RocksDB, and the package ``rocksdict`` is missing.
     """
     for topic in topics:
         require_queue(layout, others, topic)
@@ -234,7 +216,6 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
 
 
 def _are_all_in_rocksdb(found: StoreFeatures, feature: Feature) -> bool:
-    """Whether the store has one RocksDB database, and all its queues are in the database."""
     kinds = {*found.queue_kinds.values()} - {"rocksdb"}
     return not kinds and len(feature.evidence) == 1 and feature.evidence[0].endswith(CURRENT)
 

@@ -1,4 +1,4 @@
-"""Gets messages of a queue: the reference for ``DefaultMessageStore.getMessage`` of RocketMQ 4.9.3."""
+"""Gets messages of a queue, as ``DefaultMessageStore.getMessage`` of 4.9.3: the reference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,6 @@ class GetMessageStatus(Enum):
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
     """The queue has no entry at the offset, although the offset is within the queue's bounds."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    """The offset is after the queue's end."""
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     """The offset is the queue's end: there is no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
@@ -49,13 +48,7 @@ class GetMessageStatus(Enum):
 
 
 class GetResult(NamedTuple):
-    """The answer to a ``get`` (``GetMessageResult``).
-
-    Attributes:
-        messages: the messages in queue order; empty unless FOUND. Immutable.
-        next_offset: the queue offset for the next ``get``.
-        max_offset: queue offset after the last message.
-    """
+    """The answer to a ``get`` (``GetMessageResult``); ``messages`` is empty unless FOUND."""
 
     status: GetMessageStatus
     messages: Sequence[StoredMessage]
@@ -78,11 +71,8 @@ class GetResult(NamedTuple):
 class TransferLimits:
     """The maximum numbers of messages and bytes of one ``get`` (``isTheBatchFull``).
 
-    The first message is always part of the answer. ``count`` and ``size`` apply to messages in
-    memory, ``disk_count`` and ``disk_size`` to messages on disk.
-
-    Attributes:
-        memory_bytes: size of the log's last part; messages in that part count as in memory.
+    The first message is always part of the answer. The limits ``disk_*`` apply to messages before
+    the last ``memory_bytes`` of the log.
     """
 
     memory_bytes: int
@@ -117,19 +107,12 @@ def get_message(
 ) -> GetResult:
     """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    Tags are compared by tags code first, like in RocketMQ's store, and then as text, like in its
-    consumers.
-
-    Args:
-        tags: the tags of a subscription, None for all messages.
-        read: makes a message of the bytes at a physical offset
-            (:func:`~logquarry.read.messages.read_message`).
-        known_damage: physical offsets of damage that a recovery has noted; messages there are
-            skipped.
+    Tags are compared by tags code, like in RocketMQ's store, and then as text, like in its
+    consumers. Messages with ``known_damage``, which a recovery has noted, are skipped.
 
     Raises:
-        CorruptFrame: if the first message has damage that no recovery has noted. Later damage ends
-            the answer, so that the next ``get`` raises the error.
+        CorruptFrame: if the first message has other damage. Later damage ends the answer, so that
+            the next ``get`` raises the error.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -224,7 +207,7 @@ def get_message(
 
 
 class _InnerReader:
-    """Reads an entry's message. From an inner batch, selects the message by its queue offset."""
+    """From an inner batch, selects the message by its queue offset."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read

@@ -69,12 +69,8 @@ class Index:
     ) -> list[int]:
         """Return the physical offsets that the index has for a key, newest first (``queryOffset``).
 
-        The offsets include hash collisions.
-
-        Args:
-            max_count: maximum number of offsets, at most ``maxMsgsNumBatch``.
-            begin: first store time in milliseconds.
-            end: last store time in milliseconds.
+        The offsets include hash collisions; there are at most ``maxMsgsNumBatch``. ``begin`` and
+        ``end`` are inclusive store times in milliseconds.
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
@@ -90,12 +86,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TagEntries:
-    """Whether the index has entries for tags.
-
-    Attributes:
-        path: the index file that was read.
-        has_tags: whether a message that has a tag has an index entry for the tag.
-    """
+    """Whether the index has entries for tags, and the path of the index file that was read."""
 
     path: str
     has_tags: bool
@@ -104,8 +95,8 @@ class TagEntries:
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """Find out whether the index has tags, and return the layout with this setting.
 
-    If no message shows it, the settings recorded in the store decide, or else the version: since
-    5.4.0 a broker makes ``rocksdbstore/``.
+    If no message shows the setting, the settings recorded in the store decide, or else the folder
+    ``rocksdbstore/``, which a broker makes since 5.4.0.
     """
     if layout.config.index_tags is not None:
         return layout
@@ -116,10 +107,7 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
 
 
 def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
-    """Find index entries for the tags of the newest messages; None if no such message has a tag.
-
-    Reads the last 256 entries of the newest index file that has entries, and their frames.
-    """
+    """Find index entries for the tags of the newest messages; None if no such message has a tag."""
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     for file in reversed(Index(layout, files=files).files):
@@ -141,9 +129,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Whether the hash of a message's tag is among ``hashes``; None if there is no message or no
-    tag.
-    """
+    """None if there is no message or no tag."""
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None
@@ -194,11 +180,7 @@ def query_message(
 def search_log(
     events: Iterable[Event], topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Return the newest messages with a key, in the order of the log, without the index.
-
-    This reads the whole log, and decodes only frames that contain the bytes of the key. ``begin``
-    and ``end`` are compared with the exact store time.
-    """
+    """Return the newest messages with a key, in the order of the log, by a read of the whole log."""
     if not key or max_count <= 0:
         return []
     needle = key.encode("utf-8", "surrogatepass")
@@ -226,10 +208,7 @@ def search_log(
 
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
-    """Whether RocketMQ indexes a message under a topic and a key (``IndexService.buildIndex``).
-
-    The keys are the UNIQ_KEY and each word of KEYS. A message that was rolled back has no keys.
-    """
+    """Whether ``IndexService.buildIndex`` indexes a message under a UNIQ_KEY or word of KEYS."""
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:
         return False

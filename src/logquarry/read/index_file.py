@@ -1,10 +1,7 @@
 """Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
 
-A query follows each chain only backwards, so no damage can make it loop. A read raises no error for
-damaged bytes; if a file is too short, the entries after its end count as missing.
-
-The index also shows messages that the log and all queues have lost. It has their physical offsets,
-but not their sizes, so :func:`indexed_frames` estimates these.
+A query follows each chain only backwards, so no damage can make the query loop. A read raises no
+error for damaged bytes; if a file is too short, the entries after its end count as missing.
 """
 
 from __future__ import annotations
@@ -32,7 +29,6 @@ _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
 _CHUNK: Final = 4 << 20
 _MOST_CHECKED: Final = 4_096
-"""Maximum number of entries to check at each end of a file."""
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
@@ -73,10 +69,7 @@ def kept_shape(layout: StoreLayout) -> IndexShape | None:
 
 
 def likely_shape(size: int) -> IndexShape:
-    """The most probable shape of index files without entries, at about four entries per slot.
-
-    RocketMQ's default shape has this ratio.
-    """
+    """The most probable shape of index files without entries: RocketMQ's four entries per slot."""
     room = max(size - HEADER.size, SLOT.size + ENTRY.size)
     slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
     words = room // _WORD
@@ -114,7 +107,6 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
 
 
 def _last_nonzero_word(data: memoryview) -> int | None:
-    """Return the index of the last nonzero 4-byte word after the header."""
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
@@ -128,7 +120,6 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Yield the indexes of the 4-byte words at which a physical offset is stored."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -138,7 +129,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """Share of the entries, from 0 to 1, that are valid if the file has this number of slots."""
+    """Share of the entries that are valid if the file has this number of slots, from 0 to 1."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
@@ -162,11 +153,7 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """Share of the entries that are chained correctly.
-
-    - The slot points to the entry or to a newer entry.
-    - The entry points to an earlier entry of the same slot, or to none.
-    """
+    """The slot must point to the entry or a newer entry, and the entry to an older entry."""
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
     sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
@@ -249,10 +236,7 @@ class IndexFile:
                 return
 
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
-        """Return all physical offsets of a key's hash, newest first.
-
-        None if the chain is broken: offsets could be missing.
-        """
+        """Return all physical offsets of a key's hash, newest first; None for a broken chain."""
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
         if shape is None:
@@ -312,7 +296,6 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 
 
 LARGEST_MESSAGE: Final = 64 << 20
-"""Maximum bytes of a message; a larger size is damage."""
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
 """One message far after the log's files may come from a damaged entry; two messages count."""
@@ -331,16 +314,9 @@ class Span(Protocol):
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """Return the last message in the index as a queue entry.
+    """Return the last message in the index as a queue entry; None if it starts before ``least``.
 
-    Usually this reads one header. The entries are read only if the last message starts at or after
-    ``least``. If header and entries disagree, the file counts as damaged.
-
-    Args:
-        least: physical offset up to which other files show messages.
-
-    Returns:
-        The entry; None if the index has no message at or after ``least``.
+    If header and entries disagree, the file counts as damaged, and the result is None.
     """
     try:
         file = next((one for one in reversed(_files(layout)) if not one.is_empty), None)
@@ -362,15 +338,10 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """Return the messages that the index has from a physical offset on, in the order of the log.
+    """Return physical offset and size of the messages that the index has from ``least`` on.
 
-    Args:
-        spans: damaged parts of the log, in order; a message that starts in a part ends in it too.
-
-    Returns:
-        The physical offset and the size of each message. The size is estimated: a message reaches
-            to
-            the next message in the index; the last message has the smallest possible size.
+    A size is an estimate: the message reaches to the next message in the index, but not beyond its
+    file or its span of damage. The last message has the smallest possible size.
     """
     places, size = _all_places(layout, least), layout.commit_log.file_size
     after = np.append(places[1:], places[-1:] + FIXED_SIZE_V1)
@@ -407,7 +378,6 @@ def _is_possible(header: IndexHeader) -> bool:
 
 
 def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
-    """Yield the physical offsets of a file's entries; none if its shape is unknown."""
     shape, count = file.shape, file.header.entry_count - 1
     if shape is None:
         return
@@ -422,6 +392,6 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
 
 
 def _size_at(layout: StoreLayout, offset: int) -> int:
-    """Size of the frame at an offset; if there is no frame, the smallest size of a frame."""
+    """If there is no frame, the smallest size of a frame."""
     first = next(LogReader(layout, check_crc=False).chain(offset), None)
     return int(first.rows[0, SIZE]) if isinstance(first, Run) else FIXED_SIZE_V1

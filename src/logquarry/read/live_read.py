@@ -32,11 +32,7 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class LiveLog(CommitLog):
-    """The commit log, read from the writer's files.
-
-    Args:
-        layout: lists the store's files.
-    """
+    """The commit log, read from the writer's files. ``layout`` lists the store's files."""
 
     is_watched = False
 
@@ -94,7 +90,6 @@ class _LogBytes(OpenFiles):
         return None if file is None else first_unreadable(file.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
-        """True: only the writer, this process, changes the files."""
         return True
 
 
@@ -242,8 +237,6 @@ class LiveBatchQueue(_LiveFiles):
 
 
 class _Written(BatchQueue):
-    """The entries of a queue up to one moment."""
-
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, state: _Files) -> None:
         bases, self._end, self.log_min_offset = state
         size, folder = files.file_size, f"{BATCH_QUEUE}/{topic}/{queue_id}"

@@ -1,16 +1,13 @@
 """Finds the end of a log, and reads the damage that a recovery has noted.
 
-A store that logquarry wrote has a durable offset (:mod:`logquarry.format.checkpoint`). Even after a
-crash, the log reaches at least up to it. A break in the chain of frames before it is damage.
+- With a durable offset (:mod:`logquarry.format.checkpoint`), the log reaches at least to the
+  durable offset, even after a crash. A break in the chain of frames before it is damage.
+- Without a durable offset, after a clean shutdown, every message was dispatched. So the log reaches
+  at least to the last message in any queue, and further while the chain of frames is unbroken.
 
-If a store has no durable offset but was shut down cleanly, every message was dispatched. So the log
-reaches at least to the end of the last message in any queue, and further while the chain of frames
-is unbroken. Later frames are stale (verify.md, "Where the log ends").
-
-QUIRK: the queues may be stale too. If RocketMQ's recovery finds a bad frame, it deletes all later
-log files. But it cuts the file with the bad frame, and the queues, only in memory. So a break in
-the *last* file of a cleanly shut down store is the log's end (:func:`sound_bound`). A break in an
-earlier file is damage: the recovery would have deleted the later files.
+QUIRK: the queues may be stale. After a bad frame, RocketMQ's recovery deletes all later log files.
+But it cuts the file with the bad frame, and the queues, only in memory. So after a clean shutdown,
+a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is damage.
 """
 
 from __future__ import annotations
@@ -50,8 +47,7 @@ class Noted(NamedTuple):
 class DamageMap:
     """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
 
-    Args:
-        spans: the damage, in order. The list may grow later.
+    The spans must be in order. The list may grow later.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
@@ -88,11 +84,9 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     """Return the last entry of each queue (default: all queues), sorted by falling end offset.
 
     If the index has a later message than all queues, an entry for that message comes first: the
-    queues may be lost too. Of RocksDB's queues, only the furthest 64 count.
-
-    If an entry's message would end more than one file after the log, the entry may be damaged, and
-    is omitted. But if the entry before it also points after the log, both entries count: together
-    they show that files of the log are missing.
+    queues may be lost too. Of RocksDB's queues, only the furthest 64 count. If an entry's message
+    would end more than one file after the log, the entry may be damaged, and is omitted. But if the
+    entry before it also points after the log, both entries show that files of the log are missing.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -112,7 +106,6 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
 
 
 def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
-    """Whether the last two entries of a queue point to possible messages after the log's files."""
     at = queue.max_offset - 2
     before = next((entry for _, entry in queue.entries(at, at + 1)), None) if at >= 0 else None
     return (
@@ -124,13 +117,10 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Return where the log ended before its last files were lost, or were emptied by a crash.
+    """Return where the log ended before its last files were lost or emptied; None if none was.
 
-    After a crash the queues may be ahead of the log within one file. But if an entry points to a
-    message in a later file, that file had messages. None if no file was lost or emptied.
-
-    Args:
-        entries: the result of :func:`last_entries`.
+    After a crash the queues may be ahead of the log within one file. But if one of ``entries``
+    (:func:`last_entries`) points to a message in a later file, that file had messages.
     """
     log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
     if layout.has_abort and (entries or durable is not None):
@@ -145,15 +135,11 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """Return the durable offset, or the end of the last message in the queues of a closed store.
 
-    No log bytes are read, so damage at the log's end stays unnoticed; a walk over the log needs
-    :func:`sound_bound`. The result is None in these cases:
+    No log bytes are read; a walk over the log needs :func:`sound_bound`. The result is None if:
 
-    - A process has the store open to write.
-    - There is no durable offset, and no queue has an entry.
-    - There is no durable offset but an ``abort`` file, and no queue points to a missing last file.
-
-    Args:
-        queues: the queues (default: all that have files).
+    - a process has the store open to write;
+    - there is no durable offset, and no queue has an entry;
+    - there is no durable offset but an ``abort`` file, and no queue points to a missing last file.
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -167,13 +153,9 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Cut a bound at the first break in the log's last file, for a walk over the log.
+    """Cut a bound (:func:`log_bound`) at the first break in the log's last file, for a walk.
 
-    Reads the last file up to the bound and checks CRCs. If no break can end the log, this reads
-    nothing.
-
-    Args:
-        bound: the result of :func:`log_bound`.
+    Reads the last file and checks CRCs, unless no break can end the log.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -195,10 +177,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 
 
 def last_file_start(layout: StoreLayout) -> int | None:
-    """Where the last file with a frame starts; None if no file has a frame.
-
-    A file that begins with zeros was created ahead of its first write.
-    """
+    """Where the last file with a frame starts; None if no file has a frame."""
     for file in reversed(layout.commit_log.files):
         try:
             view = layout.open_file(file.path)
@@ -210,12 +189,9 @@ def last_file_start(layout: StoreLayout) -> int | None:
 
 
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
-    """The store time of a log's last message, in milliseconds; 0 if there is no message.
+    """The store time, in ms, of the last message before ``stop``; 0 if there is no message.
 
     The log must have no damage. This reads the last file that has a message, without bodies.
-
-    Args:
-        stop: physical offset at which the log ends.
     """
     # The import loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
@@ -251,9 +227,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the last message in the queues, and further
       while the chain of frames is unbroken.
 
-    Args:
-        skips_damage: whether reading continues after damage. Then a closed log ends at the first
-            break in its last file, where RocketMQ would cut it.
+    With ``skips_damage``, a reader continues after damage; then a closed log ends at the first
+    break in its last file, where RocketMQ would cut it.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -266,11 +241,8 @@ class LogFrontier:
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
-        Reads the bytes that were written since the last call.
-
-        Args:
-            layout: a new listing of the store's files.
-            known: an offset up to which the log was followed before, by any object.
+        Each call reads only new bytes. ``layout`` must be a new listing; ``known`` is an offset up
+        to which any reader followed the log before.
         """
         log = layout.commit_log
         if not log.files:
@@ -293,12 +265,8 @@ class LogFrontier:
         return self._end
 
     def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
-        """Return the end of the log if files before an earlier known end are lost.
-
-        If the read does not skip damage, it goes up to the known end and reports the loss there.
-        Otherwise the log ends with its files, and one warning reports the loss.
-        """
         if not self._skips_damage:
+            # The read goes up to the known end, and reports the loss there.
             return max(end, known)
         if known > end and not self._is_loss_known:
             logger.warning(

@@ -28,10 +28,9 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """The sums of some entries.
+    """The sums of some entries that point to messages in the log.
 
     Attributes:
-        messages: number of entries that point to a message in the log.
         bytes: bytes of the messages.
         largest: bytes of the largest message.
         end: physical offset after the last message.
@@ -57,9 +56,7 @@ def count_units(
 ) -> UnitCount:
     """Count the entries that point to a message between two physical offsets.
 
-    Args:
-        max_offset: physical offset after the last message.
-        is_batch: whether neighbouring entries may point to one frame, whose bytes count once.
+    With ``is_batch``, neighbouring entries may point to one frame, whose bytes count once.
     """
     if is_batch:
         firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
@@ -84,7 +81,7 @@ def count_units(
 
 
 class _Counted:
-    """The counts of one queue by file number, and the first uncounted queue offset."""
+    """``files``: counts by file number; ``until``: the first uncounted queue offset."""
 
     __slots__ = ("files", "until")
 
@@ -96,8 +93,8 @@ class _Counted:
 class RetainedCounter:
     """Counts the messages in the log, by queue. Any thread may use it.
 
-    Puts and dispatch do no work for it: each call reads the entries that are new since the last
-    call. After the log's start has moved, a call also reads the queue files that lost messages.
+    Each call reads the entries that are new since the last call. After the log's start has moved, a
+    call also reads the queue files that lost messages.
     """
 
     def __init__(self) -> None:
@@ -108,12 +105,8 @@ class RetainedCounter:
     def count(
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
-        """Count the messages of each queue that are in the log now.
-
-        Args:
-            queues: all queues of the store.
-            log_start: physical offset at which the log begins.
-            log_end: physical offset at which the log ends.
+        """Count the messages of each queue between two physical offsets. ``queues`` must have all
+        queues.
         """
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
@@ -190,7 +183,6 @@ class LogQueue(Queue):
     Args:
         offsets: queue offsets, in ascending order; damage to the log leaves gaps.
         units: the entry at each offset.
-        units_per_file: entries that a file of this queue would have.
     """
 
     def __init__(
@@ -238,8 +230,7 @@ class LogQueue(Queue):
 class QueueBuilder:
     """Collects the entries of all queues from a walk over the log.
 
-    Attributes:
-        log_end: physical offset at which the log ends; None before the end of the walk.
+    ``log_end`` is the physical offset at which the log ends; None before the end of the walk.
     """
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
@@ -318,7 +309,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
 ) -> tuple[Offsets, Units]:
-    """Make one entry per message; ``counts`` has the messages in each frame, None if all have one."""
+    """Make one entry per message; ``counts`` has the messages of each frame (None: one)."""
     if counts is None:
         return offsets, units
     own = counts[rows]

@@ -61,11 +61,8 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
 def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | None:
     """Do the same as :func:`lost_tail`, for a caller that has not read the log.
 
-    Reads the last message in a queue. If the checkpoint is later, reads the last log file.
-
-    Args:
-        layout: the files of a store that no process has open.
-        entries: the result of :func:`logquarry.read.log_end.last_entries`.
+    Reads the message of the first of ``entries`` (:func:`logquarry.read.log_end.last_entries`). If
+    the checkpoint is later, reads the last log file. No process may have the store open.
     """
     log = layout.commit_log
     if lost_tail(layout, 0) is None:
@@ -92,11 +89,7 @@ _NONE: Final = np.empty(0, np.int64)
 
 
 class LostMessages(NamedTuple):
-    """Messages outside the sound parts of the log.
-
-    Attributes:
-        bytes: the sizes in the queue entries.
-    """
+    """Messages outside the sound parts of the log, and their bytes."""
 
     messages: int
     bytes: int
@@ -111,8 +104,7 @@ def lost_messages(
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
     Reads all queue entries. A message in several queues counts once. An inner batch counts all its
-    messages, and its bytes once. If only the index has a message, its bytes are an estimate
-    (:func:`logquarry.read.index_file.indexed_frames`).
+    messages, and its bytes once. If only the index has a message, its bytes are an estimate.
 
     Args:
         spans: the damaged parts, in the order of the log.

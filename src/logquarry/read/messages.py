@@ -1,8 +1,4 @@
-"""The messages of a get: their CRC is checked at once, their fields are decoded on first use.
-
-:func:`read_message` serves gets without the kernel. :class:`GotMessages` holds the messages of one
-get that the kernel answered.
-"""
+"""The messages of a get: their CRC is checked at once, their fields are decoded on first use."""
 
 from __future__ import annotations
 
@@ -27,9 +23,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message with a sound frame, made by :func:`read_message`. The first use of a field decodes
-    it.
-    """
+    """A message with a sound frame; the first use of a field decodes the frame."""
 
     def __init__(
         self, data: bytes, prefix: tuple[Any, ...], broker: str, delay_levels_ms: tuple[int, ...]
@@ -94,12 +88,6 @@ def read_message(
 ) -> StoredMessage | Damage | None:
     """Read the message whose frame is all of ``data``, and check its CRC.
 
-    A fast path handles the common frame: 4.9.3's magic, IPv4 hosts.
-
-    Args:
-        data: the bytes that a queue entry points to.
-        offset: physical offset of ``data``.
-
     Returns:
         The message; None if the bytes are zeros: the log lost its end, or never had the message;
         otherwise the damage.
@@ -135,10 +123,7 @@ def read_message(
 
 
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
-    """Join the stored frames of messages.
-
-    Each message of an inner batch of RocketMQ 5 gets a separate frame.
-    """
+    """Join the stored frames of messages; each message of an inner batch gets a separate frame."""
     if isinstance(messages, GotMessages):
         return messages.frames
     return b"".join(
@@ -180,10 +165,8 @@ class GotMessages(Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
     Holds a copy of the frames, and the kernel's table of fields (:mod:`logquarry.format.rows`). The
-    first read of a message makes the message objects; counting or forwarding makes none.
-
-    :class:`logquarry.read.get_kernel.KernelGet` sets the attributes: a constructor call would take
-    half as long as reading a message.
+    first read of a message makes the message objects. ``KernelGet`` sets the attributes: a
+    constructor call would take half as long as reading a message.
     """
 
     __slots__ = ("_block", "_broker", "_count", "_levels", "_made")
@@ -191,7 +174,6 @@ class GotMessages(Sequence[StoredMessage]):
     _block: bytes
     """The bytes of the table, followed by the frames."""
     _count: int
-    """Number of rows in the table."""
     _broker: str
     _levels: tuple[int, ...]
     _made: tuple[StoredMessage, ...] | None

@@ -1,6 +1,6 @@
 """Finds the messages of RocketMQ 5 that consumers popped and have not acknowledged.
 
-The broker keeps the pops in one of three places; a store may have all of them::
+The broker keeps the pops in these places; a store may have all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.
@@ -42,10 +42,7 @@ _CHECK_POINT: Final = "ck"
 class Unacknowledged(NamedTuple):
     """Messages of one queue that a group has popped and not acknowledged.
 
-    Attributes:
-        topic: the topic; the retry topic if the messages were popped again.
-        messages: number of messages.
-        oldest: time of the oldest pop, in ms.
+    If messages were popped again, ``topic`` is the retry topic. ``oldest`` is a time in ms.
     """
 
     group: str
@@ -56,12 +53,7 @@ class Unacknowledged(NamedTuple):
 
 
 class Pops(NamedTuple):
-    """The unacknowledged pops of a store.
-
-    Attributes:
-        queues: sorted by group, topic and queue.
-        hint: the reason why some pops are not included; None if all pops are included.
-    """
+    """The unacknowledged pops, sorted; ``hint`` is the reason why some pops are missing."""
 
     queues: tuple[Unacknowledged, ...]
     hint: str | None = None
@@ -76,10 +68,7 @@ _Popped = dict[tuple[str, str, int], dict[int, int]]
 
 
 def unacknowledged_pops(layout: StoreLayout) -> Pops:
-    """Find the pops that consumers have not acknowledged, as the files show them.
-
-    For some seconds, a broker keeps recent pops only in memory.
-    """
+    """Find the pops that consumers have not acknowledged; very recent pops are not in the files."""
     popped: _Popped = defaultdict(dict)
     _add_check_points(popped, _revive_messages(layout))
     with contextlib.suppress(FileNotFoundError, UnreadableFile, ValueError, TypeError, LookupError):
@@ -96,7 +85,6 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
 
 
 def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
-    """Yield the check points and acknowledgements that the broker has not finished."""
     log = CommitLog(layout)
     queues: dict[QueueKey, Queue] = {}
     if rocksdb_folders(layout):

@@ -1,8 +1,7 @@
 """Reads consume queues: maps queue offsets to physical offsets.
 
-:class:`Queue` is the interface. A read raises no error for damaged bytes. A read of a range takes
-at most as much memory as the files have bytes; only :meth:`Queue.units` returns as many entries as
-the caller requests.
+A read raises no error for damaged bytes. A read of a range takes at most as much memory as the
+files have bytes, except :meth:`Queue.units`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry whose frame holds several messages with different tags. Like an address
-into ConsumeQueueExt, the code does not determine the tags.
+"""Tags code of an entry whose messages have different tags. The code does not determine the tags.
 """
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
@@ -34,7 +32,6 @@ StoreTime = Callable[[int, int], int]
 """(physical offset, size) -> store time of the message there, -1 if there is no message."""
 
 MOST_HOLES: Final = 1 << 24
-"""Maximum number of entries in one range that are in missing files."""
 
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
@@ -92,9 +89,7 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset after the last message (``maxPhysicOffset``); None if there is no
-        message.
-        """
+        """Physical offset after the last message (``maxPhysicOffset``), if there is a message."""
         entry = self.last_entry
         return None if entry is None else entry.end
 
@@ -106,18 +101,14 @@ class Queue(ABC):
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """Yield the entries in ``[start, stop)`` file by file, each with its first queue offset.
 
-        Queue offsets in missing files are skipped. Unwritten entries (:func:`is_written`) are
-        included.
+        Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
 
     def units(self, start: int, stop: int) -> Units:
         """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
-        Entries in missing files are zeros: not written. A range in one file is not copied.
-
-        Raises:
-            UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range are
-                in missing files (:meth:`runs` skips these entries).
+        Entries in missing files are zeros: not written. A range in one file is not copied. If
+        ``start`` is negative or more than MOST_HOLES entries have no file, this raises UsageError.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -138,9 +129,7 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """Yield (queue offset, entry) of each written entry in a range; by default, in the whole
-        queue.
-        """
+        """Yield (queue offset, entry) of each written entry in a range (default: all)."""
         end = self.max_offset if stop is None else min(stop, self.max_offset)
         for offset, units in self.runs(self.min_offset if start is None else max(0, start), end):
             for at in np.flatnonzero(is_written(units)).tolist():
@@ -149,14 +138,11 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """Return the queue offset of a message stored at or near ``timestamp``
-        (``getOffsetInQueueByTime``).
+        """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
 
-        The result is Java's: a message stored at that time; else the nearer neighbour in the file,
-        the earlier message on a tie; 0 if there is no message.
-
-        QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
-        method uses the store time of the file's last message: the last write adds this message.
+        As in Java (``getOffsetInQueueByTime``), the nearer neighbour in the file counts, or the
+        earlier message on a tie. QUIRK: Java chooses the file by its modification time, which is
+        wrong for copied files. This method uses the store time of the file's last message.
         """
         chosen = self._segment_by_time(timestamp, store_time, log_min_offset)
         if chosen is None or chosen.count == 0:
@@ -200,7 +186,7 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Find the index of the entry with a message stored at or near ``timestamp``, by Java's search.
+    """Find the index of the entry by Java's search.
 
     The result is -1 if no message is in the log, and None if the search reaches an unwritten entry.
     If a message is missing, Java returns offset 0; this function returns a negative index.
@@ -247,17 +233,12 @@ def has_message(units: Units) -> Bools:
 class FileQueue(Queue):
     """A queue with entries in numbered files: a consume queue or a batch queue.
 
-    The constructor reads nothing. The last file is read when the queue's end is needed, other files
-    when their entries are needed.
+    The constructor reads nothing. The last file is read when the queue's end is needed.
 
     Args:
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         with_stale: whether a consume queue includes entries that point after the log's end. Such
             entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
-
-    Attributes:
-        entry_size: bytes of an entry.
-        sequence: the files.
     """
 
     entry_size: int
@@ -339,7 +320,7 @@ class FileQueue(Queue):
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         """Find the last file with a written entry, and the number of its entries.
 
-        ``count`` entries of the file with the base ``known`` are known to be written.
+        At least ``count`` entries of the file with the base ``known`` are written.
         """
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
@@ -350,10 +331,9 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten entry; at least ``start`` are written."""
+        """Number of entries before a file's first unwritten entry; ``start`` are known."""
 
     def _room_of(self, index: int) -> int:
-        """Bytes of a file before the next file begins."""
         room = self.sequence.file_size
         if index + 1 < len(self.files):
             room = min(room, self.files[index + 1].base - self.files[index].base)
@@ -439,7 +419,7 @@ class ConsumeQueue(FileQueue):
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Number of written entries of a file. Files before the last file with entries are full."""
+        """Files before the last file with entries are full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -471,7 +451,6 @@ class ConsumeQueue(FileQueue):
         return 0
 
     def _room(self, index: int) -> int:
-        """Number of whole entries of one file, without bytes after the file's regular size."""
         view = self._reader.view(self.files[index].path)
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 

@@ -1,8 +1,7 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
 A broker keeps its newest entries in memory. It writes them to RocksDB at a clean shutdown, or when
-there are enough entries. Messages after the dispatched end are therefore read from the log, so that
-a queue is complete even while a broker has the store open.
+there are enough entries. So readers take the messages after the dispatched end from the log.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Uni
 logger = logging.getLogger(__name__)
 
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
-"""Folders that may hold the queues in RocksDB."""
 ENTRY_DTYPE: Final = table.ENTRY.dtype()
 RocksEntries = Records
 
@@ -40,19 +38,13 @@ _CHUNK: Final = 1 << 13
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
-    """Return the folders with queues in RocksDB, below the store or a folder of it. Reads only
-    names.
-    """
+    """Return the folders with queues in RocksDB, below a folder of the store. Reads only names."""
     found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
     return tuple(one for one in found if is_there(layout.filesystem, one))
 
 
 def require_package(layout: StoreLayout) -> None:
-    """Refuse a store with queues in RocksDB if the package to read them is missing.
-
-    Raises:
-        UsageError: if the package is missing.
-    """
+    """Refuse a store with queues in RocksDB if the package to read them is missing (UsageError)."""
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")
 
@@ -61,7 +53,6 @@ class QueueDb:
     """The queues of one store in RocksDB, at the time when this object was made.
 
     Attributes:
-        folder: the folder below the store's root.
         dispatched_end: physical offset up to which RocksDB has the entries of all messages.
         bounds: (topic, queue id) -> first and last queue offset, each with its message's physical
             offset. The first is None if the broker has not written it.
@@ -116,12 +107,7 @@ class QueueDb:
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """Return all queues.
-
-        Args:
-            tails: the queues made from the log after the dispatched end.
-            log_min_offset: physical offset of the log's first byte.
-        """
+        """Return all queues; ``tails`` are made from the log after the dispatched end."""
         found: dict[QueueKey, Queue] = dict(tails)
         for key in self.bounds:
             found[key] = RocksQueue(self, key, log_min_offset, tails.get(key))
@@ -145,8 +131,7 @@ def _warn_once(text: str) -> None:
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    This is the case if there is no RocksDB, if the package ``rocksdict`` is missing, or if RocksDB
-    cannot read its files. Queues made from the log lack no message: the log has all messages.
+    There may be no RocksDB, or no package ``rocksdict``, or RocksDB cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -164,10 +149,7 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """Return the queues that RocksDB has; empty if :func:`open_queues` returns None.
-
-    If a block of RocksDB is damaged, its entries are missing, and a warning is logged.
-    """
+    """Return the queues that RocksDB has; entries in damaged blocks are missing, with a warning."""
     database = open_queues(layout)
     if database is None:
         return []
@@ -193,16 +175,10 @@ def derived_queues(
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB, continued with the messages of the log after the dispatched end.
+    """A queue in RocksDB, continued with ``tail``, the messages after the dispatched end.
 
-    Args:
-        log_min_offset: physical offset of the log's first byte.
-        tail: the messages after the dispatched end; None if there are none.
-        is_strict: whether damage in RocksDB raises ``CorruptFile``; if not, entries are missing.
-
-    Attributes:
-        files: always empty: RocksDB has no files for single queues.
-        last_place: physical offset of the last message in RocksDB.
+    With ``is_strict``, damage in RocksDB raises ``CorruptFile``; otherwise entries are missing.
+    ``last_place`` is the physical offset of the last message in RocksDB.
     """
 
     # A get need not stop at a file's end: there are no queue files.
@@ -230,7 +206,7 @@ class RocksQueue(Queue):
 
     @cached_property
     def _low(self) -> int:
-        """The first queue offset whose message the log has, found as by ``getMinCqOffset``."""
+        """Searched as ``getMinCqOffset`` does."""
         low = 0
         if self._first is not None:
             low, place = self._first
@@ -297,11 +273,9 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
-        offset.
+        """The first queue offset of a message stored at ``timestamp`` or later; else the last one.
 
-        If all messages are older, the broker's search (``BoundaryType.LOWER``) returns the queue's
-        end.
+        In the second case, the broker's search (``BoundaryType.LOWER``) returns the queue's end.
         """
         offsets = range(*self.bounds())
 

@@ -1,11 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
-The queues serve as an index of the log. A read of some topics reads the frames that entries of
-their queues point to. It walks only the parts of the log that no queue covers: frames that are
-never dispatched, missing entries, blanks. The result is the same as of a walk over the whole log. A
-read by key uses the index files in the same way.
-
-If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
+A read of some topics reads the frames that entries of their queues point to. It walks only the
+parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks.
+The result is the same as of a walk over the whole log. A read by key uses the index in the same
+way. If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations
@@ -37,11 +35,8 @@ from logquarry.read.lost_messages import warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
-"""Maximum number of queue entries (20 bytes each) that a plan reads. If there are more entries, the
-plan walks the log.
-"""
+"""Maximum number of queue entries that a plan reads. If there are more, the plan walks the log."""
 MOST_PLACES = 1 << 11
-"""Maximum number of frames in one part that was planned from the index."""
 
 WORTHWHILE = 0.5
 """Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
@@ -52,12 +47,7 @@ Sizes = Int32
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The messages that a read wants.
-
-    Attributes:
-        start_offset: first physical offset.
-        stop_offset: physical offset at which to stop; exclusive.
-    """
+    """The messages that a read wants; ``stop_offset`` is exclusive."""
 
     wanted: MessageFilter = field(default_factory=MessageFilter)
     start_offset: int | None = None
@@ -94,11 +84,8 @@ Part = LogSplit | QueueSlice | PlaceList
 class ReadPlan:
     """A plan for reading a selection. Picklable, so that workers can read the parts.
 
-    Attributes:
-        selection: the wanted messages. The filter must still be applied to each message.
-        extent: where the log begins and ends.
-        parts: the parts to read.
-        live: whether a writer had the store open at the time of planning.
+    The filter of the selection must still be applied to each message. If a writer had the store
+    open at the time of planning, ``live`` is true.
     """
 
     selection: Selection
@@ -126,8 +113,7 @@ def plan_read(
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
-            find the log's end (:func:`~logquarry.read.log_end.sound_bound`). If False, reading ends
-            at the first damage.
+            find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
@@ -253,7 +239,7 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
 ) -> tuple[Offsets, Sizes]:
-    """Return physical offsets and sizes of the frames of a part, in ascending order."""
+    """In ascending order of physical offsets."""
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
@@ -276,10 +262,10 @@ def _places(
 
 # ------------------------------------------------------------------------------------- by time
 def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """Return the range of the log that can have messages between two store times.
+    """Return the range of whole files that can have messages between two store times.
 
-    The range is a sequence of whole files. The log is sorted by store time unless the clock was set
-    back. If the first messages of the files are not sorted, the range is the whole log.
+    If the first messages of the files are not in the order of their store times, the clock was set
+    back, and the range is the whole log.
     """
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
@@ -326,7 +312,7 @@ class _QueuePlanner:
     split_size: int
 
     def parts(self, min_parts: int) -> list[Part] | None:
-        """Return the parts of a read through queues or index; None if a walk is better."""
+        """None if a walk is better."""
         wanted = self.selection.wanted
         if not (wanted.names_queues or wanted.keys):
             return None
@@ -396,7 +382,7 @@ class _QueuePlanner:
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """Yield the wanted entries of a queue in slices, cut by the bytes of their messages."""
+        """Cut the wanted entries of a queue by the bytes of their messages."""
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)
@@ -415,8 +401,8 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """Return the frames that the index has for the wanted keys, and the ranges it does not
-        cover.
+        """Return the frames that the index has for the wanted keys, and the ranges without an
+        index.
         """
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
@@ -448,7 +434,6 @@ class _QueuePlanner:
 
 
 def _is_whole(queue: ConsumeQueue) -> bool:
-    """Whether the files of a queue have no gap."""
     runs = queue.runs(queue.min_offset, queue.max_offset)
     return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
 
@@ -461,7 +446,6 @@ def _is_ordered(units: Units) -> bool:
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
-    """Return the physical offsets outside of the parts that a walk reads, in ascending order."""
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)

@@ -4,10 +4,6 @@ Each setting comes from the first of these sources that has it: the user's confi
 the record in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
 contradict the configuration, the store is refused: otherwise reads would lose messages, and writes
 would lose entries.
-
-With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
-(INNER_MULTI_DISPATCH), with the queue offset in each queue (INNER_MULTI_QUEUE_OFFSET). If a queue
-entry points to a frame of another topic, and the frame lists the queue, the setting was on.
 """
 
 from __future__ import annotations
@@ -49,14 +45,12 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. Stores with LMQ have many queues, and each of them shows the
-setting."""
+"""Maximum number of queues to read. With LMQ there are many, and each shows the setting."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
     """Return the layout with the settings that decide the contents of queues and index.
 
-    These are the dialect, index tags, batch queues, multi-dispatch and LMQ.
     ``enable_multi_dispatch`` stays None if only the messages themselves can show it.
     """
     config, kept = layout.config, layout.kept_settings
@@ -93,15 +87,10 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """Complete the user's settings from a store's files, including the delay levels.
+    """Complete the user's settings from a store's files; without a layout, from the defaults.
 
-    Wrong delay levels would make times in the schedule queues look wrong.
-
-    Args:
-        layout: the store's files; None for a new store.
-
-    Raises:
-        UsageError: if the files contradict the settings.
+    Raises UsageError if the files contradict the settings. With wrong delay levels, times in the
+    schedule queues would look wrong.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])
@@ -137,7 +126,6 @@ def _has_index(layout: StoreLayout) -> bool:
 
 
 def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
-    """Return the recorded sizes that no file contradicts."""
     kept = dict(layout.kept_settings)
     for name, files in _sequences(layout):
         if name in kept and not fits_files(kept[name], files):
@@ -199,7 +187,7 @@ def _sized(
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:
-    """The most frequent size of a queue file (single files may be damaged); 0 if there is no file."""
+    """The most frequent size, because single files may be damaged; 0 if there is no file."""
     sizes = Counter(
         file.size
         for queue in queues
@@ -232,11 +220,7 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
 
 
 def require_own_settings(layout: StoreLayout) -> None:
-    """Refuse a configuration with sizes of another store.
-
-    Raises:
-        UsageError: if the files contradict the configuration; the error shows both.
-    """
+    """Refuse a configuration with sizes that the files contradict (UsageError)."""
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
@@ -275,11 +259,7 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a configured size of log files if the files contradict it: they would look damaged.
-
-    Raises:
-        UsageError: if the files contradict the size; the error shows both sizes.
-    """
+    """Refuse a configured size of log files if the files contradict it: they would look damaged."""
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
         return
@@ -331,7 +311,6 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """Return the extent of the log by the queues, in words; empty if no queue has an entry."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):
@@ -348,11 +327,10 @@ def _known(layout: StoreLayout) -> str:
 
 
 def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
-    """Return whether any queue is filled by multi-dispatch, and whether LMQ is on (None if
-    unknown).
+    """Whether multi-dispatch fills any queue, and whether LMQ is on (None if unknown).
 
-    With LMQ, all queues named ``%LMQ%...`` have queue id 0. Reads the last entry of up to 256
-    queues, and the entry's frame.
+    With enableMultiDispatch, a frame lists the further queues of its message
+    (INNER_MULTI_DISPATCH). With LMQ, all queues named ``%LMQ%...`` have queue id 0.
     """
     if layout.other_log is not None or not layout.commit_log.files:
         return False, None

@@ -1,7 +1,7 @@
 """Finds the waiting timer messages of RocketMQ 5 in the log, or counts them in the timer wheel.
 
-The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait. Of the timer's own files,
-only ``config/timercheck`` is read::
+The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait, even if the timer's files
+are older than the log. Of the timer's own files, only ``config/timercheck`` is read::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel
@@ -9,10 +9,6 @@ only ``config/timercheck`` is read::
     put back into the queue (TIMER_ROLL_TIMES)            its later copy waits
     its delivered copy is in the log                      was delivered
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
-    all others                                            wait
-
-So the answer is correct even if ``timercheck`` and the wheel are older than the log, for example
-after a kill of the broker.
 """
 
 from __future__ import annotations
@@ -63,16 +59,11 @@ class Timer(NamedTuple):
     """A message that waits for its time.
 
     Attributes:
-        slot_time: its slot (TIMER_OUT_MS), in ms. The broker delivers the message once the span of
-            the slot is over.
-        queue_offset: its queue offset in ``rmq_sys_wheel_timer``.
-        size: bytes of its frame.
-        topic: the topic to which it will be delivered.
-        queue_id: the queue to which it will be delivered.
+        slot_time: TIMER_OUT_MS, in ms. The broker delivers the message once the slot is over.
+        queue_offset: queue offset in ``rmq_sys_wheel_timer``.
+        topic, queue_id: the queue to which it will be delivered.
         rolled: how often it was put back into its queue.
-        deletes: key of the message that this message deletes (TIMER_DEL_UNIQKEY). Then neither
-            message is delivered.
-        store_timestamp: store time in ms.
+        deletes: TIMER_DEL_UNIQKEY: key of a message. Then neither message is delivered.
     """
 
     slot_time: int
@@ -112,13 +103,10 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store.
+    """The timer messages that still wait in one store, by queue offset.
 
-    Attributes:
-        waiting: queue offset -> message.
-        done: queue offset -> slot of each message that has stopped waiting.
-        stop: queue offset after the last message that was read.
-        last: the last entry that was read.
+    ``done`` has the slot of each message that has stopped waiting. ``stop`` is the queue offset
+    after the last message that was read.
     """
 
     def __init__(self) -> None:
@@ -131,10 +119,7 @@ class Timers:
         self._by_key: dict[str, list[int]] = {}
 
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
-        """Add the message at a queue offset; None if it can never be delivered.
-
-        If the message continues an older message (a roll), the older message no longer waits.
-        """
+        """Add a message; None if it can never be delivered. A roll replaces the older message."""
         found = timer_of(frame, queue_offset)
         if found is None:
             return None
@@ -220,8 +205,7 @@ class Known(NamedTuple):
             message's slot is before the check's read time, the message was delivered.
         delivered: further queue offsets whose messages were delivered.
         first: a queue offset before which no message waits.
-        since: all deliveries before this physical offset are known; None if only ``wheel_since``
-            is known.
+        since: all deliveries before this physical offset are known.
         wheel_since: all deliveries from the wheel before this physical offset are known.
     """
 
@@ -247,11 +231,8 @@ def find_timers(
 ) -> Timers:
     """Find the timer messages that still wait in a store.
 
-    Args:
-        queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
-        message: reads the message at a physical offset, given its size.
-        runs: reads the frames of the log from a physical offset on. The offset may be inside a
-            frame.
+    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` reads the message at a physical
+    offset, given its size. ``runs`` reads the log from a physical offset on, even inside a frame.
     """
     found = Timers()
     if queue is None:
@@ -289,8 +270,7 @@ def find_timers(
 def read_check(layout: StoreLayout) -> TimerCheck:
     """Read ``config/timercheck``; zeros if there is no such file.
 
-    Raises:
-        ValueError: if the file is too short, or has numbers that no broker writes.
+    If the file is too short, or has numbers that no broker writes, this raises ValueError.
     """
     try:
         check = timer.decode_check(layout.filesystem.read(CHECK))
@@ -312,10 +292,7 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 
 
 def timer_queue(layout: StoreLayout) -> Queue | None:
-    """Return queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
-
-    Reads the whole log if the store has no queues.
-    """
+    """Return queue 0 of ``rmq_sys_wheel_timer``; without queues, reads the whole log."""
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
@@ -325,11 +302,7 @@ def timer_queue(layout: StoreLayout) -> Queue | None:
 
 
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
-    """Find the timer messages that wait in a store.
-
-    Args:
-        check: contents to use instead of the store's own ``timercheck``.
-    """
+    """Find the timer messages that wait; ``check`` replaces the store's own ``timercheck``."""
     check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
     queue = timer_queue(layout)
@@ -377,13 +350,7 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Messages that wait for their time.
-
-    Attributes:
-        in_wheel: entries in the wheel's slots that are not due yet.
-        in_queue: messages that are not in the wheel yet.
-        evidence: the files that show them.
-    """
+    """Timer messages that are in the wheel and not due yet, or not in the wheel yet."""
 
     in_wheel: int
     in_queue: int
@@ -399,7 +366,7 @@ class PendingTimers:
 
 
 def pending(layout: StoreLayout) -> PendingTimers:
-    """Count the messages that a store still has to deliver. Reads the used pages of the wheel.
+    """Count the messages that a store still has to deliver.
 
     A slot keeps its count after its delivery, so only slots at or after the read time of
     ``timercheck`` count. Queue entries from its queue offset on are not in the wheel yet.
@@ -420,9 +387,8 @@ def pending(layout: StoreLayout) -> PendingTimers:
 def used_slots(layout: StoreLayout) -> Records:
     """Return the slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
-    With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
-    The newest snapshot is merged with ``timerwheel``: of two versions of a slot, the one with the
-    later entry is used.
+    With ``timerWheelSnapshotFlush``, a broker also writes the wheel to files
+    ``timerwheel.POSITION``. Of two versions of a slot, the slot with the later entry is used.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {
@@ -469,9 +435,7 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
-    """Milliseconds of a slot (``timerPrecisionMs``): configured, or inferred from the wheel's
-    times.
-    """
+    """Milliseconds of a slot (``timerPrecisionMs``), inferred from the wheel if not configured."""
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms
     slots = used_slots(layout) if slots is None else slots

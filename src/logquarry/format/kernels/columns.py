@@ -95,11 +95,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    If there is no inner batch, ``numbers`` is not changed.
-
-    Returns:
-        Number of inner batches, number of frames after the split, bytes of these frames. The first
-        number is -1 if an inner batch is compressed: only the reference reads it.
+    Returns the numbers of inner batches, of frames after the split, and of their bytes. The first
+    number is -1 if an inner batch is compressed: only the reference reads such a batch. If there is
+    no inner batch, ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -394,10 +392,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
     """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
 
-    ``validity`` must be filled with 0.
-
-    Returns:
-        Total bytes, number of nulls. The total is -1 if it does not fit into 32-bit offsets.
+    ``validity`` must be filled with 0. Returns total bytes and number of nulls. If the total does
+    not fit into 32-bit offsets, it is -1.
     """
     total = np.int64(0)
     nulls = 0
@@ -428,11 +424,9 @@ def intern_topics(
 ) -> int:
     """Number the distinct topics in order of first appearance, and return how many there are.
 
-    Args:
-        table: int32, filled with -1; its length is a power of two.
-        found: int32 (n, 2), gets start and length of each distinct topic. If there are more than n,
-            the result is -1.
-        ids: gets the number of each frame's topic.
+    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) gets
+    start and length of each topic, ``ids`` the number of each frame's topic. If there are more than
+    n topics, the result is -1.
     """
     mask = table.shape[0] - 1
     known = 0

@@ -121,22 +121,19 @@ def encode_frames(
 ) -> tuple[int, int]:
     """Write the frames of messages from ``start`` on, until a frame does not fit.
 
+    Returns the index of the first message that was not written, and the position after the last
+    frame. ``physical_offsets``, ``queue_offsets`` and ``store_times`` get the values of each
+    message.
+
     Args:
-        rows: the table of :mod:`logquarry.format.put_rows`.
+        rows, head_facts: tables of :mod:`logquarry.format.put_rows`.
         heads: uint8 (heads, n).
-        head_facts: int64; see ``HEAD_FACTS``.
         topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
-        address: address of the file.
-        position: position of the first frame in the file.
-        end: end of the file.
-        base: physical offset of the file.
+        address, position, end, base: address of the file, position of the first frame in the file,
+            end of the file, physical offset of the file.
         now: store time in ms. If a message has a later earliest store time, that time replaces it
             for this message and all later messages.
         next_offsets: next queue offset of each queue; each message advances it.
-        physical_offsets, queue_offsets, store_times: get the values of each message.
-
-    Returns:
-        Index of the first message that was not written, position after the last frame.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -202,15 +199,12 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number the distinct values (int64) in order of first appearance.
+    """Number the distinct values (int64) in order of first appearance, and return how many there
+    are.
 
-    Args:
-        table: int32, filled with -1; its length is a power of two and above that of ``found``.
-        found: int64; gets the distinct values.
-        ids: gets the number of each value.
-
-    Returns:
-        Number of distinct values; -1 if ``found`` has no room for them.
+    ``table`` (int32, a power of two long, longer than ``found``) must be filled with -1. ``found``
+    (int64) gets the distinct values, ``ids`` the number of each value. If ``found`` has too little
+    room, the result is -1.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -304,9 +298,10 @@ def batch_frames(
 ) -> tuple[int, int, int]:
     """Measure the frames that the messages of a wire form need, or write these frames.
 
+    Returns the number of frames, their bytes, and the bytes of their bodies. The number is -1 if
+    the reference would refuse the batch.
+
     Args:
-        wire: uint8.
-        head: uint8; the head of every frame.
         topic: uint8; the topic, after its length.
         shared: uint8; the batch's properties.
         target: address to write to; 0 to write nothing.
@@ -314,10 +309,6 @@ def batch_frames(
         starts: int64; gets the start of each frame.
         time_at: position of STORETIMESTAMP in a frame.
         queue_offset, physical_offset, now: values of the first frame.
-
-    Returns:
-        Number of frames, their bytes, bytes of their bodies. The number is -1 if the reference
-        would refuse the batch.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source = wire.ctypes.data
@@ -403,16 +394,14 @@ def place_staged(
 ) -> tuple[int, int, int, int]:
     """Copy staged frames into a file of the log, and fill in the fields that depend on the place.
 
+    Returns the position in the segment and in the file after the last frame, the number of frames,
+    and the reason of the end.
+
     Args:
         source: address of a segment with frames from byte ``start`` to ``stop``.
         most: bytes to copy; the last frame may exceed it.
-        address, position, end, base, now: see :func:`encode_frames`.
-        next_offsets: next queue offset of each queue; each frame advances it.
+        address, position, end, base, now, next_offsets: see :func:`encode_frames`.
         placed: counts messages (row 0) and bytes (row 1) of each queue.
-
-    Returns:
-        Position in the segment after the last frame, position in the file after the last frame,
-        number of frames, reason of the end.
     """
     count = 0
     first = position
@@ -456,11 +445,8 @@ def same_staged(
 ) -> tuple[int, int, int]:
     """Count how many frames of a segment are in a file of the log, from a position on.
 
-    The arguments are those of :func:`place_staged`, but ``end`` is the end of the written bytes.
-
-    Returns:
-        Position in the segment after the last of these frames, position in the file after it,
-        number of frames.
+    Like :func:`place_staged`, also returns the positions after these frames. ``end`` is the end of
+    the written bytes.
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:

@@ -43,17 +43,15 @@ def index_keys(
     numbers: Array,
     raw: bool,
 ) -> int:
-    """Hash the keys of some frames over valid UTF-8, and return the number of keys.
+    """Hash UNIQ_KEY, the words of KEYS, and TAGS of some frames, and return the number of hashes.
 
-    The keys are UNIQ_KEY, the words of KEYS, and TAGS.
+    All text must be valid UTF-8. ``hashes`` and ``numbers`` (int64) get the hash of each key, with
+    its sign if ``raw``, and the number of the key's frame.
 
     Args:
         starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
-        prefixes: int64; for each frame, the hash of the text ``<topic>#``.
-        tag_prefixes: int64; for each frame, the hash of the text ``<topic>#T#``. Empty if tags are
-            not hashed.
-        hashes, numbers: int64; get the hash of each key (with its sign if ``raw``), and the number
-            of the key's frame.
+        prefixes, tag_prefixes: int64; for each frame, the hash of the text ``<topic>#``, and of
+            ``<topic>#T#``. If ``tag_prefixes`` is empty, tags are not hashed.
     """
     used = 0
     for i in range(count):
@@ -89,13 +87,10 @@ def check_chains(
 ) -> tuple[int, int, int, int, int]:
     """Check the chains of an index file: each entry's pointer, and the newest entry of each slot.
 
-    Args:
-        entries, table: addresses of the first entry and of the first slot.
-        newest: int32, filled with 0; gets the number of each slot's newest entry.
-
-    Returns:
-        Number of wrong entries, index of the first wrong entry, the entry that it should point to,
-        number of wrong slots, index of the first wrong slot.
+    ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
+    (int32, filled with 0) gets the number of each slot's newest entry. Returns the number of wrong
+    entries, the index of the first wrong entry, the entry that it should point to, the number of
+    wrong slots, and the index of the first wrong slot.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -146,11 +141,9 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    Args:
-        ends: int64 (queues + 1); gets 0, then the end of each queue's part in the other arrays.
-        which: gets the number of each entry's frame.
-        offsets: gets the queue offset of each entry.
-        units: uint8; gets the entries.
+    ``ends`` (int64, queues + 1) gets 0, then the end of each queue's part in the other arrays:
+    ``which`` has the number of each entry's frame, ``offsets`` its queue offset, and ``units``
+    (uint8) the entries.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -199,10 +192,8 @@ def put_index_keys(
 ) -> int:
     """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
 
-    Args:
-        slots_at, entry_at: addresses of the slots and of the first new entry.
-        number: number of the first new entry.
-        begin: time from which the entries count seconds, in ms.
+    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, which
+    has ``number``. Entries count seconds from the time ``begin``, in ms.
     """
     begun = 0
     count = hashes.shape[0]

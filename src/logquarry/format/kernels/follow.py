@@ -166,20 +166,17 @@ def follow(
 ) -> tuple[int, int, int, int, int, int, int]:
     """Follow the chain of frames, and collect the fields of each frame for the dispatcher.
 
-    The first arguments are those of :func:`logquarry.format.kernels.walk.walk`.
+    Returns the numbers of frames, the position after them, a code, and the numbers of topics,
+    queues, keys, and frames for the reference.
 
     Args:
+        address, position, stop, window, end, base: see :func:`logquarry.format.kernels.walk.walk`.
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
-        levels: the delays.
         rows, requests: int64; are filled for each frame.
-        topic_table, queue_table: int32, filled with -1; their length is a power of two.
-        topics: int64 (n, 4); gets each topic once.
-        queues: int64 (n, 2); gets each queue once.
+        topic_table, queue_table: int32, a power of two long, filled with -1.
+        topics, queues: int64 (n, 4) and (n, 2); get each topic and queue once.
         hashes, numbers: get each key's hash and its frame's number; must have room for the keys of
             one frame.
-
-    Returns:
-        Frames, position after them, code, topics, queues, keys, frames for the reference.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0

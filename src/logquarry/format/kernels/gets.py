@@ -148,16 +148,13 @@ def get_frames(
 ) -> int:
     """Fill ``scratch`` with a table of rows (:mod:`logquarry.format.rows`) and the frames.
 
+    Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+
     Args:
         units: address of ``count`` entries; at least one.
-        max_count: maximum number of messages.
         memory_start: messages at lower physical offsets count as on disk.
         wanted: address of the wanted tags; 0 for all tags.
-        state: address of the state.
         room: bytes of scratch.
-
-    Returns:
-        NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))

@@ -156,12 +156,11 @@ def parse_properties(
     Args:
         starts, lengths: int32 (4, n); get the values of TAGS, KEYS, UNIQ_KEY and DELAY (length -1:
             absent).
-        pairs: int32 (4, m); with ``want_pairs``, gets key start, key length, value start and value
-            length of each property. Keys are in the order of their first appearance, each with its
-            last value.
+        pairs: int32 (4, m); with ``want_pairs``, gets start and length of each key and value. Keys
+            are in the order of their first appearance, each with its last value.
         pair_offsets: gets where each frame's pairs begin.
-        table, stamps: int32 scratch; their length is a power of two of at least twice the pairs of
-            a frame. ``stamps`` must be filled with 0.
+        table, stamps: int32 scratch, a power of two of at least twice the pairs of a frame.
+            ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -233,11 +232,7 @@ def tags_codes(
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
     If a DELAY is not one to nine ASCII digits, the frame is left to the reference: its number is
-    written to ``odd``. Returns how many frames are left to the reference.
-
-    Args:
-        store_times: in milliseconds.
-        levels: delay of each level, in milliseconds.
+    written to ``odd``. Returns how many these are. Times are in milliseconds.
     """
     left_over = 0
     for i in range(count):
@@ -328,8 +323,7 @@ def property_strings(
         pair_first, pair_stop: the range of each message's pairs in ``pair_spans``.
         pair_spans: int64 (4, pairs); address and length of name and value.
         keys_at, keys_length, tags_at, tags_length: KEYS and TAGS; of length -1 if absent.
-        out: address with room for all strings.
-        out_at, out_length: get the place of each string.
+        out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
         odd: set to 1 for messages that the reference must encode: they have DELAY or the like, a
             repeated name, or a name without a value.
     """

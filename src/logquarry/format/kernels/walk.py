@@ -87,15 +87,13 @@ def check_frame(
 ) -> int:
     """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
 
-    Args:
-        address: address of the window.
-        position: index in the window.
-        window: length of the window.
-        end: index at which the file ends, at least ``window``.
-        base: physical offset of the window's start.
+    Returns REACHED_STOP for a sound frame, else a code.
 
-    Returns:
-        REACHED_STOP for a sound frame, else a code.
+    Args:
+        position, window, end: index in the window, length of the window, and index at which the
+            file
+            ends (at least ``window``).
+        base: physical offset of the window's start.
     """
     left = end - position
     here = window - position
@@ -193,13 +191,9 @@ def walk(
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for.
-
-    Args:
-        has_heads: whether the head of a DLedger entry may be before a frame.
-
-    Returns:
-        Number of frames, position after them, code.
+    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. With
+    ``has_heads``, the head of a DLedger entry may be before a frame. Returns the number of frames,
+    the position after them, and a code.
     """
     count = 0
     asked = position
@@ -278,11 +272,10 @@ def find_frame(
     check_crc: bool,
     row: Array,
 ) -> tuple[int, int]:
-    """Return the first position in ``[start, stop)`` with a sound frame (resync).
+    """Return the first position in ``[start, stop)`` with a sound frame (resync), and REACHED_STOP.
 
-    Returns:
-        (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to check the place;
-        (stop, TRUNCATED) if there is no sound frame.
+    If the window is too short to check a position, the code is NEED_MORE. If there is no sound
+    frame, the result is (stop, TRUNCATED).
     """
     position = start
     last = min(stop, window - AT_MAGIC)
