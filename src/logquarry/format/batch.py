@@ -120,14 +120,10 @@ def is_inner_batch(flag: int) -> bool:
 def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame, ...]:
     """Return the messages of an inner batch; any other frame is returned whole.
 
-    Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``).
-    Its TOTALSIZE is its size as a separate frame; its PHYSICALOFFSET is the batch's. As in clients
-    (``PullAPIWrapper``), a frame whose body is not a batch is returned whole.
-
-    Args:
-        frame: a sound frame.
-        limit: maximum bytes of the decompressed body, and of the messages as frames; a larger frame
-            is returned whole.
+    Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
+    and the batch's PHYSICALOFFSET. As in clients (``PullAPIWrapper``), a frame whose body is not a
+    batch is returned whole; likewise if the decompressed body or the messages as frames have more
+    than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)

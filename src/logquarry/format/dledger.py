@@ -33,7 +33,7 @@ FOLDER: Final = "dledger-"
 
 
 def has_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
-    """Whether the head of an entry is at a position; ``left`` counts the bytes to the file's end."""
+    """Whether an entry's head is at a position; ``left`` counts the bytes to the file's end."""
     if len(data) - position < HEAD.size:
         return False
     magic, size, _, _, at, _, _, _, body_size = HEAD.struct.unpack_from(data, position)

@@ -250,9 +250,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_blank(left: int) -> bytes:
-    """Encode the eight bytes that RocketMQ 4.9.3 writes if the next frame does not fit into the
-    file.
-    """
+    """Encode the first eight bytes of a blank that fills the last ``left`` bytes of a file."""
     return BLANK.struct.pack(left, MAGIC_BLANK)
 
 

@@ -71,11 +71,7 @@ class IndexShape:
         return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
 
     def slot_position(self, key_hash: int) -> int:
-        """Return the position of the slot of a hash.
-
-        Hashes of 4.9.3 are never negative. 3.x stored the sign, and used the slot of the absolute
-        value.
-        """
+        """Return the position of the slot of a hash. 3.x stored hashes with their sign."""
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:

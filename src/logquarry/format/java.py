@@ -124,7 +124,7 @@ def table_size_for(count: int) -> int:
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
     """Return the iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
 
-    It decides the order of properties when RocketMQ rewrites a property string. If a bucket gets a
+    When RocketMQ rewrites a property string, the properties are in this order. If a bucket gets a
     ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
     bucket into a tree; this function makes no trees, because nine names would have to collide. For
     a copied map, ``table_size`` must be :func:`table_size_for`.

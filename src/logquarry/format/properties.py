@@ -79,9 +79,7 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does; with ``is_closed``, a separator ends the string, as in
-    3.x.
-    """
+    """Encode properties as RocketMQ does; ``is_closed``: with a final separator, as in 3.x."""
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
     )
@@ -135,8 +133,8 @@ def tags_code(
 ) -> int:
     """Return the tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
 
-    It is the hash of TAGS. For a delayed message in the schedule topic it is the delivery time. If
-    DELAY is not a number, it is the hash too, although Java would fail.
+    The code is the hash of TAGS, or, for a delayed message in the schedule topic, the delivery
+    time. If DELAY is not a number, the code is the hash too, although Java would fail.
     """
     tags = properties.get(TAGS)
     code = java.hash_code(tags) if tags else 0

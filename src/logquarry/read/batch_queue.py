@@ -72,7 +72,7 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The entries of one file, and their first queue offsets and exclusive ends, in rising order."""
+    """The entries of one file by queue offset; ``starts`` and ``stops`` (exclusive) are offsets."""
 
     entries: BatchEntries
     starts: Int64

@@ -129,8 +129,7 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    # Sources are tried by cost: the names of the queues are already cached, and RocksDB opens
-    # slowly.
+    # The cheapest source comes first: queue names are already cached, and RocksDB opens slowly.
     sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
     for source in sources:
         for layout in layouts:
@@ -160,7 +159,7 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """Also lists the queue folders again: the cached list may be old."""
+    """The queue folders are listed again: the cached list may be old."""
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)

@@ -19,6 +19,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
+"""For a longer chain, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -26,6 +27,8 @@ _NO_BYTES: Final = memoryview(b"")
 
 class CommitLog:
     """The log of a store (``CommitLog``). All offsets are physical offsets.
+
+    ``last_entries`` is called only to find the log's end.
 
     Attributes:
         is_watched: whether another program may truncate the files.
@@ -44,8 +47,7 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used; the next read often needs it
-        # too.
+        # (offset, end, bytes) of the last read's view, which the next read often needs too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -124,9 +126,7 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """Return the start, end and bytes of a view with ``offset``; it may end before ``offset +
-        size``.
-        """
+        """Return start, end and bytes of a view with ``offset``, which may have fewer bytes."""
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
         if not is_hot or not self.reaches(offset + size):
@@ -201,7 +201,7 @@ class CommitLog:
         return self.unreadable_at(offset, len(data)) or found
 
     def sound_frame_at(self, offset: int, *, check_crc: bool = True) -> Frame | None:
-        """The frame at an offset; None if there is no sound one."""
+        """The sound frame at an offset; None if there is none."""
         outcome = self.outcome_at(offset, check_crc=check_crc)
         return outcome if isinstance(outcome, Frame) else None
 

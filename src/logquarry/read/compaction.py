@@ -95,8 +95,7 @@ class CompactedGets:
         end = compacted.max_offset
         if offset >= end:
             return None
-        # Like the broker, a get continues with the next entry, at any distance, or with the first
-        # entry.
+        # Like the broker, a get continues with the next entry, at any distance.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(
@@ -118,9 +117,7 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the queue that a get from this offset reads: the compacted queue, or the consume
-        queue.
-        """
+        """Return the queue that a get from this offset reads: compacted queue or consume queue."""
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 

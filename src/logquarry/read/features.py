@@ -150,7 +150,7 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
-    """Determine the features of a store; without ``index``, without INDEX_TAGS.
+    """Determine the features of a store; if ``index`` is false, INDEX_TAGS is skipped.
 
     If a file or folder exists but cannot be read, this raises StoreNotFound.
     """
@@ -233,7 +233,7 @@ class _Finder:
         """Also adds the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild stopped between two renames, only its folder has the queues in RocksDB.
+        # If a rebuild stopped between two renames, only its folder has the queues.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -270,8 +270,7 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. An unused RocksDB has no table and an empty
-        # log.
+        # Every store of RocketMQ 5.4 has this folder. If unused, it has no table and an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name
@@ -354,7 +353,7 @@ class _Finder:
         first = log.outcome_at(log.min_offset, check_crc=False)
         if isinstance(first, Frame):
             yield None, first
-        # Read first: queues of multi-dispatch. They have no entry in topics.json.
+        # Queues that multi-dispatch fills have no entry in topics.json: read these queues first.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
             queue = ConsumeQueue(self._layout, topic, queue_id, files=files)

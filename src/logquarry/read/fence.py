@@ -158,7 +158,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """The queues that are not in files of 20-byte entries; ``batch`` has topics with batch queues."""
+    """Queues that are not in files of 20-byte entries; ``batch`` has topics with batch queues."""
 
     batch: frozenset[str]
     has_rocksdb: bool
@@ -178,7 +178,7 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
     """Refuse a queue of multi-dispatch in RocksDB if the configuration switches multi-dispatch off.
 
-    Otherwise messages would be wrong or missing. The error is UnsupportedStore.
+    Messages of the queue would be wrong or missing. The error is UnsupportedStore.
     """
     is_off = layout.config.enable_multi_dispatch is False
     if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:

@@ -167,7 +167,7 @@ def get_message(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
-            # Never written, or a filler for a message that the log has lost.
+            # The entry was never written, or is a filler for a lost message.
             continue
         data = log.frame_at(physical_offset, unit_size)
         found: StoredMessage | Damage | None = None
@@ -223,8 +223,7 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # The body is not a batch. RocketMQ's clients, too, take such a frame as one
-                # message.
+                # The body is no batch: RocketMQ's clients, too, take the frame as one message.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)

@@ -129,7 +129,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """None if there is no message or no tag."""
+    """Return None if the log does not have the message, or if the message has no tag."""
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None
@@ -180,7 +180,7 @@ def query_message(
 def search_log(
     events: Iterable[Event], topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Return the newest messages with a key, in the order of the log, by a read of the whole log."""
+    """Return the newest messages with a key, in the order of the log; reads the whole log."""
     if not key or max_count <= 0:
         return []
     needle = key.encode("utf-8", "surrogatepass")

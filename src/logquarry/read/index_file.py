@@ -110,8 +110,7 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A writer may change the index meanwhile, but flatnonzero needs constant data: search a
-        # copy.
+        # flatnonzero needs constant data, but a writer may change the index: search a copy.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -392,6 +391,6 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
 
 
 def _size_at(layout: StoreLayout, offset: int) -> int:
-    """If there is no frame, the smallest size of a frame."""
+    """Return the smallest size of a frame if there is no frame at the offset."""
     first = next(LogReader(layout, check_crc=False).chain(offset), None)
     return int(first.rows[0, SIZE]) if isinstance(first, Run) else FIXED_SIZE_V1

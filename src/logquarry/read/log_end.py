@@ -117,7 +117,7 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Return where the log ended before its last files were lost or emptied; None if none was.
+    """Return where the log ended before its last files were lost or emptied; else None.
 
     After a crash the queues may be ahead of the log within one file. But if one of ``entries``
     (:func:`last_entries`) points to a message in a later file, that file had messages.
@@ -153,7 +153,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Cut a bound (:func:`log_bound`) at the first break in the log's last file, for a walk.
+    """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
 
     Reads the last file and checks CRCs, unless no break can end the log.
     """

@@ -105,9 +105,7 @@ class RetainedCounter:
     def count(
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
-        """Count the messages of each queue between two physical offsets. ``queues`` must have all
-        queues.
-        """
+        """Count each queue's messages between two physical offsets; ``queues`` must be complete."""
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
             found = {}
@@ -309,7 +307,7 @@ class QueueBuilder:
 def _spread(
     offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
 ) -> tuple[Offsets, Units]:
-    """Make one entry per message; ``counts`` has the messages of each frame (None: one)."""
+    """Make one entry per message; without ``counts``, each frame has one message."""
     if counts is None:
         return offsets, units
     own = counts[rows]

@@ -141,8 +141,10 @@ class Queue(ABC):
         """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
 
         As in Java (``getOffsetInQueueByTime``), the nearer neighbour in the file counts, or the
-        earlier message on a tie. QUIRK: Java chooses the file by its modification time, which is
-        wrong for copied files. This method uses the store time of the file's last message.
+        earlier message on a tie.
+
+        QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
+        method uses the store time of the file's last message.
         """
         chosen = self._segment_by_time(timestamp, store_time, log_min_offset)
         if chosen is None or chosen.count == 0:

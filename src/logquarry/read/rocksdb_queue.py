@@ -38,7 +38,7 @@ _CHUNK: Final = 1 << 13
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
-    """Return the folders with queues in RocksDB, below a folder of the store. Reads only names."""
+    """Return the folders with queues in RocksDB, below ``parent``. Reads only names."""
     found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
     return tuple(one for one in found if is_there(layout.filesystem, one))
 
@@ -131,7 +131,8 @@ def _warn_once(text: str) -> None:
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    There may be no RocksDB, or no package ``rocksdict``, or RocksDB cannot read its files.
+    The possible reasons: there is no RocksDB, the package ``rocksdict`` is missing, or RocksDB
+    cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -229,7 +230,7 @@ class RocksQueue(Queue):
 
     @property
     def max_offset(self) -> int:
-        """The offset after the last message."""
+        """See :attr:`Queue.max_offset`."""
         return self._stop if self._tail is None else self._tail.max_offset
 
     @property
@@ -273,9 +274,11 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of a message stored at ``timestamp`` or later; else the last one.
+        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
+        offset.
 
-        In the second case, the broker's search (``BoundaryType.LOWER``) returns the queue's end.
+        If all messages are older, the broker's search (``BoundaryType.LOWER``) returns the queue's
+        end.
         """
         offsets = range(*self.bounds())
 

@@ -35,7 +35,7 @@ from logquarry.read.lost_messages import warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
-"""Maximum number of queue entries that a plan reads. If there are more, the plan walks the log."""
+"""Maximum number of queue entries that a plan reads. With more entries, the plan walks the log."""
 MOST_PLACES = 1 << 11
 
 WORTHWHILE = 0.5
@@ -239,7 +239,7 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
 ) -> tuple[Offsets, Sizes]:
-    """In ascending order of physical offsets."""
+    """Return physical offsets, in ascending order, and sizes."""
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
@@ -312,7 +312,7 @@ class _QueuePlanner:
     split_size: int
 
     def parts(self, min_parts: int) -> list[Part] | None:
-        """None if a walk is better."""
+        """Return None if a walk is better."""
         wanted = self.selection.wanted
         if not (wanted.names_queues or wanted.keys):
             return None
@@ -375,8 +375,7 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # Where an entry's message ends, a frame starts. But a wanted offset may be inside a
-                # frame.
+                # A frame starts where an entry's message ends; a wanted offset may be inside one.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
@@ -401,9 +400,7 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """Return the frames that the index has for the wanted keys, and the ranges without an
-        index.
-        """
+        """Return the frames that the index has for the keys, and the ranges without an index."""
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:

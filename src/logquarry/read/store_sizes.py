@@ -121,7 +121,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _has_index(layout: StoreLayout) -> bool:
-    """With messageIndexEnable=false RocketMQ makes no folder."""
+    """If messageIndexEnable is false, RocketMQ makes no folder."""
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 
@@ -259,7 +259,7 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a configured size of log files if the files contradict it: they would look damaged."""
+    """Refuse (UsageError) a size of log files that the files contradict."""
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
         return
@@ -337,7 +337,7 @@ def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     topics = layout.read_topics()
-    # Read first: queues of multi-dispatch. They usually have no entry in topics.json.
+    # Queues that multi-dispatch fills are usually not in topics.json: read these queues first.
     names = sorted(
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),

@@ -248,8 +248,8 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # In the log, a delivered copy follows its message. If the message is not in the wheel
-            # yet, its copy may follow directly.
+            # In the log, a delivered copy follows its message, possibly directly if the message is
+            # not in the wheel yet.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
@@ -369,7 +369,7 @@ def pending(layout: StoreLayout) -> PendingTimers:
     """Count the messages that a store still has to deliver.
 
     A slot keeps its count after its delivery, so only slots at or after the read time of
-    ``timercheck`` count. Queue entries from its queue offset on are not in the wheel yet.
+    ``timercheck`` count. Queue entries from timercheck's queue offset on are not in the wheel yet.
     """
     check = check_or_none(layout)
     in_queue = 0

@@ -174,8 +174,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # Arguments after the address: 0 for a read, 3 to keep the line in all caches, 1 for the
-        # data cache.
+        # 0: a read; 3: keep the line in all caches; 1: the data cache.
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 
@@ -200,9 +199,7 @@ Array = npt.NDArray[Any]
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function on its first call. The machine code is cached on disk, and runs without
-    the GIL.
-    """
+    """Compile a function on its first call; the cached machine code runs without the GIL."""
     return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
@@ -316,8 +313,7 @@ def is_plain(address: int, length: int) -> bool:
         # The last word overlaps the word before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # In a word of ASCII, the subtraction sets the high bit only in a NUL or in a byte after a
-        # NUL.
+        # In ASCII, the subtraction sets the high bit only in a NUL or in a byte after a NUL.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8
@@ -442,9 +438,7 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """Return the CRC-32 of some bytes, by the function at an address, or by this kernel if that is
-    0.
-    """
+    """Return the CRC-32 of some bytes; if ``function`` is 0, this kernel computes the CRC."""
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

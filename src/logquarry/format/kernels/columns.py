@@ -1,4 +1,7 @@
-"""Kernels for Arrow columns: they split inner batches, and copy fields, text and bodies."""
+"""Kernels for Arrow columns: they split inner batches, and copy fields, text and bodies.
+
+The kernels for inner batches are the twins of ``logquarry.log.frames``.
+"""
 
 from __future__ import annotations
 
@@ -260,8 +263,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write hosts in the text form of ``message_id.host_text``, and return the number of bytes
-    written.
+    """Write hosts as ``message_id.host_text`` does, and return the number of bytes written.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
@@ -392,8 +394,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
     """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
 
-    ``validity`` must be filled with 0. Returns total bytes and number of nulls. If the total does
-    not fit into 32-bit offsets, it is -1.
+    ``validity`` must be filled with 0. Returns total bytes and number of nulls. The total is -1 if
+    32-bit offsets cannot hold it.
     """
     total = np.int64(0)
     nulls = 0
@@ -422,7 +424,7 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
 def intern_topics(
     address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
 ) -> int:
-    """Number the distinct topics in order of first appearance, and return how many there are.
+    """Number the distinct topics in order of first appearance, and return their count.
 
     ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) gets
     start and length of each topic, ``ids`` the number of each frame's topic. If there are more than

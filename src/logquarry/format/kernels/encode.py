@@ -184,8 +184,7 @@ def encode_frames(
 
 @kernel
 def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
-    """Return the index of the first span whose CRC is not the value in ``crcs``; -1 if there is
-    none.
+    """Return the index of the first span with a wrong CRC; -1 if there is none.
 
     Spans with a negative length or with a CRC below 0 are not checked.
     """
@@ -199,8 +198,7 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number the distinct values (int64) in order of first appearance, and return how many there
-    are.
+    """Number the distinct values (int64) in order of first appearance, and return their count.
 
     ``table`` (int32, a power of two long, longer than ``found``) must be filled with -1. ``found``
     (int64) gets the distinct values, ``ids`` the number of each value. If ``found`` has too little
@@ -373,7 +371,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the number of its queue into each frame. Both arrays are int64."""
+    """Write the index of the queue into each frame. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 

@@ -240,8 +240,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not text has the index 0. The next frame must not be compared with topic
-        # 0: its bytes may be of an earlier call, and may have been released.
+        # A topic that is not text has the index 0. But the next frame must not be compared with
+        # topic 0: its bytes may be of an earlier call, and may have been released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

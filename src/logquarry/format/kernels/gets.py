@@ -108,7 +108,6 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 
 @kernel
 def _has_code(tags: int, code: int) -> bool:
-    """Whether a tags code is that of a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
@@ -118,7 +117,6 @@ def _has_code(tags: int, code: int) -> bool:
 
 @kernel
 def _is_wanted(tags: int, text: int, length: int) -> bool:
-    """Whether a text is a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_LENGTH)) == length and same_bytes(

@@ -38,7 +38,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """Return the index of the name that is at an address; -1 if none of the names is there."""
+    """Return the index of the name at an address; -1 if none of the names is there."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True
@@ -98,8 +98,7 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # The subtraction sets the high bit of each byte below 3; without a high bit there is no
-            # separator.
+            # The subtraction sets the high bit of each byte below 3; a separator is below 3.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -350,8 +349,7 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value of the property, which keeps its place in the
-            # order.
+            # A column KEYS or TAGS replaces the value; the property keeps its place.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1
