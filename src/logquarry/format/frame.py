@@ -43,12 +43,10 @@ HEAD = Layout(
     ),
     Field("born_timestamp", "q", "BORNTIMESTAMP: ms, the producer's clock"),
 )
-"""Then BORNHOST follows: 8 bytes, or 20 with BORNHOST_V6."""
 
 STORE_TIME = Layout(
     "store time", Field("store_timestamp", "q", "STORETIMESTAMP: ms, the broker's clock")
 )
-"""Then STOREHOSTADDRESS follows: 8 bytes, or 20 with STOREHOSTADDRESS_V6."""
 
 TAIL = Layout(
     "after the hosts",
@@ -64,7 +62,6 @@ TAIL = Layout(
     ),
     Field("body_length", "i", "BODYLEN: size of the body in bytes"),
 )
-"""Then the body, the topic length, the topic, the properties length and the properties."""
 
 TOPIC_LENGTH_V1 = Layout("topic length", Field("topic_length", "b", "TOPICLEN, signed"))
 TOPIC_LENGTH_V2 = Layout("topic length", Field("topic_length", "h", "TOPICLEN of 5.x, signed"))
@@ -104,7 +101,6 @@ class DamageKind(enum.IntEnum):
     BAD_SIZE = 4
     """TOTALSIZE is smaller than the fixed fields or reaches beyond the file."""
     BAD_PHYSICAL_OFFSET = 5
-    """PHYSICALOFFSET is not the frame's physical offset."""
     BAD_BODY_LENGTH = 6
     BAD_TOPIC_LENGTH = 7
     BAD_PROPERTIES_LENGTH = 8
@@ -356,10 +352,7 @@ _MAGIC_POSITION = HEAD.offsets["magic"]
 
 
 def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
-    """Return the first position in ``[start, stop)`` with a sound frame, or -1 (resync).
-
-    PHYSICALOFFSET, the frame's own physical offset, distinguishes a frame from similar bytes.
-    """
+    """Return the first position in ``[start, stop)`` with a sound frame, or -1 (resync)."""
     view = memoryview(data)
     haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])
     first = start

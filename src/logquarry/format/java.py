@@ -26,10 +26,7 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse ASCII digits; NO_NUMBER if the text is not a number or has more than 18 digits.
-
-    Numbers in a store are untrusted, and Python refuses to parse very long numbers.
-    """
+    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses very long numbers."""
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
 
@@ -92,10 +89,7 @@ crc32 = _crc32
 
 @cache
 def crc32_address() -> int:
-    """Address of zlib-ng's ``crc32(uint32, const uint8_t *, size_t)``, for compiled code, or 0.
-
-    With 0 the kernels compute the CRC themselves, which is slower.
-    """
+    """Address of zlib-ng's ``crc32(uint32, const uint8_t *, size_t)``; 0 without zlib-ng."""
     import ctypes
 
     try:

@@ -41,12 +41,10 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """Java's verdict on the bytes at a position.
+    """Java's verdict on the bytes at a position; ``end`` is the position of its buffer afterwards.
 
-    Attributes:
-        size: bytes of the message; 0 for a blank, -1 for other bytes.
-        is_success: whether recovery continues after these bytes.
-        end: position of Java's buffer afterwards.
+    ``size`` is 0 for a blank, and -1 for other bytes without a message. If ``is_success``, a
+    recovery continues after these bytes.
     """
 
     size: int

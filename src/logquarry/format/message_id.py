@@ -1,7 +1,6 @@
-"""Hosts in frames, and the message id, which joins a store host and a physical offset.
+"""Hosts in frames, and the message id (``MessageDecoder.createMessageId``).
 
-Follows ``MessageDecoder.createMessageId`` and ``decodeMessageId``: address (4 or 16 bytes), port
-(4), physical offset (8), as upper-case hex.
+The message id is the address (4 or 16 bytes), port (4) and physical offset (8) in upper-case hex.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features that RocketMQ's own recovery, the recovery mode ``rocketmq``, does not support here."""
+"""Features that the recovery mode ``rocketmq``, RocketMQ's own recovery, does not support here."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
@@ -117,12 +117,8 @@ def refusal(
 ) -> UnsupportedStore | None:
     """Return the error that :func:`require` raises; None if the store allows the action.
 
-    Args:
-        mode: the recovery mode, ``safe`` or ``rocketmq``.
-        may_lack_log: whether the action is allowed if all files of the log are missing.
-
-    Raises:
-        MisnamedFile: if a log file has a wrong name, and the action is not SALVAGE.
+    If ``may_lack_log``, all files of the log may be missing. If a log file has a wrong name and the
+    action is not SALVAGE, this raises MisnamedFile.
     """
     try:
         if may_lack_log:

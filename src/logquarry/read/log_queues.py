@@ -28,13 +28,7 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """The sums of some entries that point to messages in the log.
-
-    Attributes:
-        bytes: bytes of the messages.
-        largest: bytes of the largest message.
-        end: physical offset after the last message.
-    """
+    """The sums of some entries; ``end`` is the physical offset after the last message."""
 
     messages: int = 0
     bytes: int = 0
@@ -176,12 +170,7 @@ Offsets = Int64
 
 
 class LogQueue(Queue):
-    """A queue made from the log.
-
-    Args:
-        offsets: queue offsets, in ascending order; damage to the log leaves gaps.
-        units: the entry at each offset.
-    """
+    """A queue made from the log. If the log is damaged, its ascending ``offsets`` have gaps."""
 
     def __init__(
         self, topic: str, queue_id: int, offsets: Offsets, units: Units, units_per_file: int
@@ -226,10 +215,7 @@ class LogQueue(Queue):
 
 
 class QueueBuilder:
-    """Collects the entries of all queues from a walk over the log.
-
-    ``log_end`` is the physical offset at which the log ends; None before the end of the walk.
-    """
+    """Collects the entries of all queues from a walk; ``log_end`` is None before its end."""
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
         self.config = config

@@ -40,11 +40,8 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
 
     In 386 stores that RocketMQ and logquarry wrote, the checkpoint was later than the last message
     only if messages were lost. For example, a power cut loses messages that were dispatched, but
-    not synced.
-
-    Args:
-        layout: the files of a store that no process has open.
-        last_time: the latest store time of a message in the log, in ms; 0 if there is none.
+    not synced. ``last_time`` is the latest store time of a message in the log, in ms, or 0. No
+    process may have the store open.
     """
     covered = max(checkpoint_times(layout))
     # The durable offset shows where the log ends; a recovery writes it.
@@ -104,11 +101,8 @@ def lost_messages(
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
     Reads all queue entries. A message in several queues counts once. An inner batch counts all its
-    messages, and its bytes once. If only the index has a message, its bytes are an estimate.
-
-    Args:
-        spans: the damaged parts, in the order of the log.
-        log_end: physical offset of the log's end (default: count only messages in ``spans``).
+    messages, and its bytes once. If only the index has a message, its bytes are an estimate. The
+    spans must be in order. By default, only messages in ``spans`` count.
     """
     # An entry that points after this offset is itself damaged.
     log = layout.commit_log

@@ -49,9 +49,8 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets: they count entries.
 
-    Attributes:
-        units_per_file: entries of a queue file; a ``get`` never reads past the end of a file.
-        is_batch: whether several queue offsets may lead to one frame, an inner batch.
+    A ``get`` never reads past ``units_per_file`` entries. If ``is_batch``, several queue offsets
+    may lead to one frame, an inner batch.
     """
 
     topic: str
@@ -320,10 +319,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """Find the last file with a written entry, and the number of its entries.
-
-        At least ``count`` entries of the file with the base ``known`` are written.
-        """
+        """Find the last file with a written entry, and the number of its entries."""
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
             written = self._written_prefix(index, count if is_known else 0)

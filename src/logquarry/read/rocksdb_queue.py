@@ -52,10 +52,9 @@ def require_package(layout: StoreLayout) -> None:
 class QueueDb:
     """The queues of one store in RocksDB, at the time when this object was made.
 
-    Attributes:
-        dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, each with its message's physical
-            offset. The first is None if the broker has not written it.
+    ``dispatched_end`` is the physical offset up to which RocksDB has the entries of all messages.
+    ``bounds`` has the first and last queue offset of each queue, each with its message's physical
+    offset. The first is None if the broker has not written it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.

@@ -288,11 +288,9 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is missing or in another folder: a read would find no message.
+    """Refuse a store whose log is missing or in another folder (UnsupportedStore).
 
-    Raises:
-        UnsupportedStore: if the log is missing or in another folder.
-        UsageError: if the configuration gives sizes that the files contradict.
+    Also refuses a configuration with sizes that the files contradict (UsageError).
     """
     require_own_settings(layout)
     if any(file.size for file in layout.commit_log.files):

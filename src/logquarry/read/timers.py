@@ -200,13 +200,10 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 class Known(NamedTuple):
     """The known deliveries.
 
-    Attributes:
-        checks: contents of ``timercheck``. If a check counts a message as in the wheel, and the
-            message's slot is before the check's read time, the message was delivered.
-        delivered: further queue offsets whose messages were delivered.
-        first: a queue offset before which no message waits.
-        since: all deliveries before this physical offset are known.
-        wheel_since: all deliveries from the wheel before this physical offset are known.
+    If one of ``checks``, contents of ``timercheck``, counts a message as in the wheel, and the
+    message's slot is before the check's read time, the message was delivered. ``delivered`` has
+    further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
+    before the physical offset ``since`` are known; before ``wheel_since``, all from the wheel.
     """
 
     checks: Sequence[TimerCheck] = ()

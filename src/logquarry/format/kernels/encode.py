@@ -1,8 +1,7 @@
 """Kernels that write frames; reference: :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 The caller makes the parts that many messages share: the head of a frame with its hosts and SYSFLAG,
-and the topic after its length. Other kernels number, place and compare staged frames
-(:mod:`logquarry.format.staged`).
+and the topic after its length.
 """
 
 from __future__ import annotations
@@ -84,10 +83,7 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic; the fields that depend on its place in the log stay unset.
-
-    Returns the address after the written bytes.
-    """
+    """Write a frame up to its topic, without the fields for its place; return the next address."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
@@ -129,10 +125,9 @@ def encode_frames(
         rows, head_facts: tables of :mod:`logquarry.format.put_rows`.
         heads: uint8 (heads, n).
         topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
-        address, position, end, base: address of the file, position of the first frame in the file,
-            end of the file, physical offset of the file.
-        now: store time in ms. If a message has a later earliest store time, that time replaces it
-            for this message and all later messages.
+        address, end, base: address, end and physical offset of the file.
+        now: store time in ms. A later earliest store time replaces it for all messages from there
+            on.
         next_offsets: next queue offset of each queue; each message advances it.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
@@ -300,10 +295,8 @@ def batch_frames(
     the reference would refuse the batch.
 
     Args:
-        topic: uint8; the topic, after its length.
-        shared: uint8; the batch's properties.
-        target: address to write to; 0 to write nothing.
-        room: maximum bytes of the frames.
+        topic, shared: uint8; the topic after its length, and the batch's properties.
+        target, room: address to write to (0: only measure), and maximum bytes of the frames.
         starts: int64; gets the start of each frame.
         time_at: position of STORETIMESTAMP in a frame.
         queue_offset, physical_offset, now: values of the first frame.
@@ -393,13 +386,9 @@ def place_staged(
     """Copy staged frames into a file of the log, and fill in the fields that depend on the place.
 
     Returns the position in the segment and in the file after the last frame, the number of frames,
-    and the reason of the end.
-
-    Args:
-        source: address of a segment with frames from byte ``start`` to ``stop``.
-        most: bytes to copy; the last frame may exceed it.
-        address, position, end, base, now, next_offsets: see :func:`encode_frames`.
-        placed: counts messages (row 0) and bytes (row 1) of each queue.
+    and the reason of the end. ``source`` is the address of the segment. About ``most`` bytes are
+    copied, and at least one frame. ``next_offsets`` has the next queue offset of each queue;
+    ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
     """
     count = 0
     first = position

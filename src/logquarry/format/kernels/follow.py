@@ -166,17 +166,16 @@ def follow(
 ) -> tuple[int, int, int, int, int, int, int]:
     """Follow the chain of frames, and collect the fields of each frame for the dispatcher.
 
-    Returns the numbers of frames, the position after them, a code, and the numbers of topics,
-    queues, keys, and frames for the reference.
+    See :func:`logquarry.format.kernels.walk.walk` for the first arguments. Returns the number of
+    frames, the position after them, a code, and the numbers of topics, queues, keys, and frames for
+    the reference.
 
     Args:
-        address, position, stop, window, end, base: see :func:`logquarry.format.kernels.walk.walk`.
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
         rows, requests: int64; are filled for each frame.
         topic_table, queue_table: int32, a power of two long, filled with -1.
         topics, queues: int64 (n, 4) and (n, 2); get each topic and queue once.
-        hashes, numbers: get each key's hash and its frame's number; must have room for the keys of
-            one frame.
+        hashes, numbers: get each key's hash and frame number; need room for the keys of one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0

@@ -152,14 +152,11 @@ def parse_properties(
 ) -> int:
     """Split the property strings, and return the number of pairs.
 
-    Args:
-        starts, lengths: int32 (4, n); get the values of TAGS, KEYS, UNIQ_KEY and DELAY (length -1:
-            absent).
-        pairs: int32 (4, m); with ``want_pairs``, gets start and length of each key and value. Keys
-            are in the order of their first appearance, each with its last value.
-        pair_offsets: gets where each frame's pairs begin.
-        table, stamps: int32 scratch, a power of two of at least twice the pairs of a frame.
-            ``stamps`` must be filled with 0.
+    ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
+    (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
+    key and value, each key once with its last value. ``pair_offsets`` gets where each frame's pairs
+    begin. ``table`` and ``stamps`` are int32 scratch, a power of two of at least twice the pairs of
+    a frame; ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -321,7 +318,7 @@ def property_strings(
     Args:
         pair_first, pair_stop: the range of each message's pairs in ``pair_spans``.
         pair_spans: int64 (4, pairs); address and length of name and value.
-        keys_at, keys_length, tags_at, tags_length: KEYS and TAGS; of length -1 if absent.
+        keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
         out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
         odd: set to 1 for messages that the reference must encode: they have DELAY or the like, a
             repeated name, or a name without a value.

@@ -1,8 +1,4 @@
-"""The walk from frame to frame, and the search for the next sound frame after damage (resync).
-
-The walk is the twin of :func:`logquarry.format.frame.decode_at`. It checks each length against the
-window and the file before use.
-"""
+"""The walk from frame to frame, and the search for the next sound frame after damage (resync)."""
 
 from __future__ import annotations
 
