@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
@@ -115,7 +115,6 @@ def arrow_reader(
 
 logger = logging.getLogger(__name__)
 
-_Source = Callable[[StoreLayout], set[str] | None]
 _NEAR: Final = 0.4
 _MOST_NAMES: Final = 5
 
@@ -130,8 +129,7 @@ def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter
         return
     found: set[str] = set()
     # The cheapest source comes first: queue names are already cached, and RocksDB opens slowly.
-    sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
-    for source in sources:
+    for source in (_with_queues, _configured, _in_rocksdb):
         for layout in layouts:
             others = source(layout)
             if others is None:

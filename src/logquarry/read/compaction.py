@@ -21,13 +21,12 @@ from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.read.log_queues import QueueKey
 from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from logquarry.format.frame import Damage
     from logquarry.read.queue import Queue
-
-QueueKey = tuple[str, int]
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:

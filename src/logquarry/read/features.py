@@ -29,6 +29,7 @@ from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
+from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.text import document, listed
@@ -60,7 +61,6 @@ EXT_FOLDER: Final = "consumequeue_ext"
 
 CLEANUP: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
-_LMQ: Final = "%LMQ%"
 _MOST_FRAMES: Final = 64
 _MOST_NAMES: Final = 8
 _EPOCHS: Final = "epochFileCheckpoint"
@@ -323,7 +323,7 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- frames
     def _frames(self) -> None:
-        copies: set[str] = {t for t, _ in self._layout.queue_names if t.startswith(_LMQ)}
+        copies: set[str] = {t for t, _ in self._layout.queue_names if t.startswith(LMQ_PREFIX)}
         crc = is_on(self._config, "enabledAppendPropCRC")
         evidence = "enabledAppendPropCRC"
         batches = ""

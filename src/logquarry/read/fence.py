@@ -18,6 +18,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
 from logquarry.read.features import Feature, StoreFeatures
+from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.store_sizes import require_log
 
 
@@ -177,7 +178,7 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
     Messages of the queue would be wrong or missing. The error is UnsupportedStore.
     """
     is_off = layout.config.enable_multi_dispatch is False
-    if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
+    if topic.startswith(LMQ_PREFIX) and others.has_rocksdb and is_off:
         raise UnsupportedStore(
             f"{layout.root}: the queues of {topic} are in RocksDB. {_OUT[names.MULTI_DISPATCH]}",
             feature=names.ROCKSDB_QUEUES,

@@ -16,7 +16,6 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -25,7 +24,7 @@ from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import DAMAGE, StoreFile
+from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import LARGEST_MESSAGE, Span, last_indexed
@@ -209,13 +208,6 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    files: tuple[StoreFile, ...]
-    checkpoint: object
-    end: int
-
-
 class LogFrontier:
     """Finds the end of a growing log for readers that poll for new messages.
 
@@ -234,7 +226,8 @@ class LogFrontier:
     def __init__(self, *, skips_damage: bool = False) -> None:
         self._skips_damage = skips_damage
         self._end = 0
-        self._closed: _Closed | None = None
+        # The files and the checkpoint of the last closed store, and the end of its log.
+        self._closed: tuple[object, int] = None, 0
         self._searched: int | None = None
         self._is_loss_known = False
 
@@ -283,14 +276,10 @@ class LogFrontier:
             checkpoint: object = layout.read_checkpoint()
         except ValueError:
             checkpoint = None
-        seen = self._closed
-        if (
-            seen is not None
-            and (seen.files, seen.checkpoint) == (files, checkpoint)
-            # The files of a backup may change in place.
-            and LogReader(layout).chain_end(seen.end) == seen.end
-        ):
-            return seen.end
+        seen, end = self._closed
+        # The files of a backup may change in place.
+        if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
+            return end
         entries = last_entries(layout)
         if not entries:
             return None
@@ -298,13 +287,12 @@ class LogFrontier:
         from logquarry.log.splits import log_extent
 
         bound = entries[0].end
-        end: int | None = log_extent(layout, bound, bound).stop
+        end = log_extent(layout, bound, bound).stop
         if self._skips_damage:
-            end = sound_bound(layout, end)
-        assert end is not None
-        if self._skips_damage:
-            end = self._with_lost_files(layout, end, missing_end(layout, entries) or 0)
-        self._closed = _Closed(files, checkpoint, end)
+            cut = sound_bound(layout, end)
+            assert cut is not None
+            end = self._with_lost_files(layout, cut, missing_end(layout, entries) or 0)
+        self._closed = (files, checkpoint), end
         return end
 
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:

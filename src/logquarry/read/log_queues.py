@@ -166,14 +166,13 @@ _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
 
 QueueKey = tuple[str, int]
-Offsets = Int64
 
 
 class LogQueue(Queue):
     """A queue made from the log. If the log is damaged, its ascending ``offsets`` have gaps."""
 
     def __init__(
-        self, topic: str, queue_id: int, offsets: Offsets, units: Units, units_per_file: int
+        self, topic: str, queue_id: int, offsets: Int64, units: Units, units_per_file: int
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
@@ -221,7 +220,7 @@ class QueueBuilder:
         self.config = config
         self.log_end: int | None = None
         self._levels = delay_levels_ms
-        self._parts: dict[QueueKey, list[tuple[Offsets, Units]]] = defaultdict(list)
+        self._parts: dict[QueueKey, list[tuple[Int64, Units]]] = defaultdict(list)
 
     def add(self, events: Iterable[Event]) -> QueueBuilder:
         """Add the events of a walk, in the log's order."""
@@ -290,9 +289,7 @@ class QueueBuilder:
                 self._parts[key].append((np.array([offset]), units[row : row + 1]))
 
 
-def _spread(
-    offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
-) -> tuple[Offsets, Units]:
+def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> tuple[Int64, Units]:
     """Make one entry per message; without ``counts``, each frame has one message."""
     if counts is None:
         return offsets, units

@@ -81,7 +81,6 @@ def warn_of_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> Non
         logger.warning("%s: %s; type: logquarry verify %s", *(layout.root, reason, layout.root))
 
 
-_OFFSET, _SIZE = "physical_offset", "size"
 _NONE: Final = np.empty(0, np.int64)
 
 
@@ -124,9 +123,9 @@ def lost_messages(
     offsets, sizes, counts = [_NONE], [_NONE], [_NONE]
     for queue in all_queues(layout):
         for _, units in queue.runs(queue.min_offset, queue.max_offset):
-            at = units[_OFFSET].astype(np.int64)
+            at = units["physical_offset"].astype(np.int64)
             is_lost = lost(at) & has_message(units)
-            at, size = at[is_lost], units[_SIZE][is_lost].astype(np.int64)
+            at, size = at[is_lost], units["size"][is_lost].astype(np.int64)
             which, held = frames_in(at, is_batch=queue.is_batch)
             offsets.append(at[which])
             sizes.append(size[which])

@@ -41,9 +41,6 @@ MOST_PLACES = 1 << 11
 WORTHWHILE = 0.5
 """Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
 
-Offsets = Int64
-Sizes = Int32
-
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -218,7 +215,7 @@ def read_in_order(
 
 
 def _named(
-    layout: StoreLayout, offsets: Offsets, sizes: Sizes, check_crc: bool, batch_bytes: int
+    layout: StoreLayout, offsets: Int64, sizes: Int32, check_crc: bool, batch_bytes: int
 ) -> Iterator[Event]:
     # An entry with a wrong size is damage to the queue, not to the message.
     return runs_at(
@@ -238,7 +235,7 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
-) -> tuple[Offsets, Sizes]:
+) -> tuple[Int64, Int32]:
     """Return physical offsets, in ascending order, and sizes."""
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
@@ -326,10 +323,7 @@ class _QueuePlanner:
         gaps = self._gaps([u for u in units.values() if len(u)])
         if gaps is None:
             return None
-        whole = self.range[1] - self.range[0]
-        gap_bytes = sum(split.length for split in gaps)
-        best: list[Part] | None = None
-        cost = int(whole * WORTHWHILE)
+        cost = int((self.range[1] - self.range[0]) * WORTHWHILE)
         if wanted.keys is not None:
             found = self._by_index()
             if found is not None:
@@ -341,9 +335,10 @@ class _QueuePlanner:
                     return [*walked, *(PlaceList(places[s : s + MOST_PLACES]) for s in starts)]
         if wanted.names_queues:
             slices = [s for q, u in units.items() for s in self._slices(q, u, min_parts)]
-            if gap_bytes + sum(part.length for part in slices) <= cost:
-                best = [*gaps, *slices]
-        return best
+            parts: list[Part] = [*gaps, *slices]
+            if sum(part.length for part in parts) <= cost:
+                return parts
+        return None
 
     def _units(self, queue: ConsumeQueue) -> Units:
         units = queue.units(queue.min_offset, queue.max_offset)
