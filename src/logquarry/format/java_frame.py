@@ -1,9 +1,10 @@
 """The rules by which RocketMQ recognises a message (``checkMessageAndReturnSize``).
 
 Recovery mode ``rocketmq`` uses these rules. Unlike :mod:`logquarry.format.frame`, Java does not
-compare PHYSICALOFFSET with the frame's offset, accepts a blank of any size, and rejects a frame
-whose DELAY is not a number or whose lengths reach past its buffer. 4.9.3 accepts every other V1
-frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2 frames.
+compare PHYSICALOFFSET with the frame's offset, and accepts a blank of any size. Java rejects a
+frame if its DELAY is not a number, or if its lengths reach past the buffer. 4.9.3 accepts every
+other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
+frames.
 """
 
 from __future__ import annotations

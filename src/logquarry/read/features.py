@@ -1,8 +1,8 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
 From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
-``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of the newest index
-file and their frames, and, for pending timers, the used pages of ``timerwheel``.
+``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files, and
+the frames of these entries. For pending timers, it reads the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
-        """Also adds the features that the kinds imply."""
+        """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
         # If a rebuild stopped between two renames, only its folder has the queues.

@@ -208,7 +208,7 @@ def search_log(
 
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
-    """Whether ``IndexService.buildIndex`` indexes a message under a UNIQ_KEY or word of KEYS."""
+    """Whether RocketMQ indexes a message under a key: its UNIQ_KEY or a word of KEYS."""
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:
         return False

@@ -85,7 +85,8 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
     If the index has a later message than all queues, an entry for that message comes first: the
     queues may be lost too. Of RocksDB's queues, only the furthest 64 count. If an entry's message
     would end more than one file after the log, the entry may be damaged, and is omitted. But if the
-    entry before it also points after the log, both entries show that files of the log are missing.
+    last two entries of a queue point after the log, files of the log are missing, and the last
+    entry is kept.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -219,8 +220,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the last message in the queues, and further
       while the chain of frames is unbroken.
 
-    With ``skips_damage``, a reader continues after damage; then a closed log ends at the first
-    break in its last file, where RocketMQ would cut it.
+    With ``skips_damage``, a reader continues after damage. Then a closed log ends at the first
+    break in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:

@@ -54,7 +54,7 @@ class QueueDb:
 
     ``dispatched_end`` is the physical offset up to which RocksDB has the entries of all messages.
     ``bounds`` has the first and last queue offset of each queue, each with its message's physical
-    offset. The first is None if the broker has not written it.
+    offset. If the broker has not written the first queue offset, the first pair is None.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.

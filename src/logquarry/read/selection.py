@@ -376,7 +376,7 @@ class _QueuePlanner:
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """Cut the wanted entries of a queue by the bytes of their messages."""
+        """Yield the wanted entries of a queue in slices; messages of a slice have limited bytes."""
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)

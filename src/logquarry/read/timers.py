@@ -61,9 +61,9 @@ class Timer(NamedTuple):
     Attributes:
         slot_time: TIMER_OUT_MS, in ms. The broker delivers the message once the slot is over.
         queue_offset: queue offset in ``rmq_sys_wheel_timer``.
-        topic, queue_id: the queue to which it will be delivered.
-        rolled: how often it was put back into its queue.
-        deletes: TIMER_DEL_UNIQKEY: key of a message. Then neither message is delivered.
+        topic, queue_id: the queue to which the message will be delivered.
+        rolled: how often the message was put back into its queue.
+        deletes: TIMER_DEL_UNIQKEY, the key of another message; neither message is delivered.
     """
 
     slot_time: int
@@ -200,7 +200,7 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 class Known(NamedTuple):
     """The known deliveries.
 
-    If one of ``checks``, contents of ``timercheck``, counts a message as in the wheel, and the
+    ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
     message's slot is before the check's read time, the message was delivered. ``delivered`` has
     further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
     before the physical offset ``since`` are known; before ``wheel_since``, all from the wheel.

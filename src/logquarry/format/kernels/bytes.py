@@ -393,7 +393,7 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """Continue the hash ``before`` of a text's first part over the bytes of the rest."""
+    """Return a text's hash: ``before`` is the hash of its first part, the bytes are the rest."""
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0

@@ -83,7 +83,7 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic, without the fields for its place; return the next address."""
+    """Write head and body of a frame, without offsets and times; return the next address."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)

@@ -83,9 +83,9 @@ def check_frame(
 ) -> int:
     """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
 
-    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window,
-    ``end`` (at least ``window``) the index at which the file ends, and ``base`` the physical offset
-    of the window's start.
+    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window. The
+    file ends at the index ``end``, at least ``window``. ``base`` is the physical offset of the
+    window's start.
     """
     left = end - position
     here = window - position
