@@ -1,5 +1,5 @@
-"""The layouts of RocketMQ 4.9.3's files, and their codecs, which work on bytes only.
+"""The layouts of RocketMQ 4.9.3's files, and their codecs, which work only on bytes.
 
-This package opens no file, reads no clock and knows no store. Each format has one table
-(:mod:`logquarry.format.fields`) from which structs, offsets and dtypes derive.
+Each format has one table (:mod:`logquarry.format.fields`); structs, offsets and dtypes derive from
+the table.
 """

@@ -1,4 +1,4 @@
-"""The types of NumPy arrays that all layers use. A name says what the array's elements are."""
+"""Types of NumPy arrays, named by their elements."""
 
 import numpy as np
 import numpy.typing as npt

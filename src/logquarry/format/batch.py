@@ -6,22 +6,14 @@ these big-endian fields (``MessageDecoder.encodeMessage``)::
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
 
-Clients write 0 for magic and CRC; the store ignores both.
+Clients write 0 for magic and CRC; the store ignores both fields.
 
-An inner batch is one frame that holds several messages. A producer sends a batch to a topic with
-batch queues; the broker stores it as one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP.
-The body is the wire form of the batch. Message i of the batch has the queue offset QUEUEOFFSET + i.
-Its body, properties and FLAG come from the batch, all other fields from the frame (see
-``MessageDecoder.decodeMessage``). The property INNER_NUM is the number of messages, by which the
-queue offset advances; INNER_BASE repeats QUEUEOFFSET.
+An inner batch is one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP. Its body is the wire
+form of several messages. Message i has the queue offset QUEUEOFFSET + i. The property INNER_NUM is
+the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
-Readers return a message of a batch as a :class:`~logquarry.format.frame.Frame` that stands alone.
-Its SYSFLAG lacks the bits of the batch and of compression. BODYCRC is the CRC of its body.
-TOTALSIZE is the size that it would have in the log. PHYSICALOFFSET is that of the batch.
-
-A batch queue of RocketMQ 5 (``BatchConsumeQueue``) has entries of 46 bytes. An entry points to one
-frame and has the queue offsets of its messages: ``[base, base + count)``. The place of an entry in
-the files does not determine its base, so readers search for the entry.
+An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
+offsets of its messages: ``[base, base + count)``. Readers search for the entry of a queue offset.
 """
 
 from __future__ import annotations
@@ -67,11 +59,7 @@ class BatchItem:
 
 
 def encode(items: Iterable[BatchItem]) -> bytes:
-    """Encode messages to the wire form.
-
-    Raises:
-        ValueError: if a field does not fit its width.
-    """
+    """Encode messages to the wire form; a field that does not fit its width raises ValueError."""
     parts: list[bytes] = []
     for item in items:
         try:
@@ -84,11 +72,7 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode(data: bytes) -> Iterator[BatchItem]:
-    """Decode the messages of a wire form.
-
-    Raises:
-        ValueError: if the bytes end inside an item, or lengths contradict each other.
-    """
+    """Decode a wire form; wrong lengths raise ValueError."""
     position = 0
     while position < len(data):
         left = len(data) - position
@@ -121,7 +105,7 @@ def decode(data: bytes) -> Iterator[BatchItem]:
 
 
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
-"""Clients split a frame into its messages only if both of these bits are set."""
+"""Clients split a frame into its messages only if both bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
 """The bits that a message of a batch does not inherit: they describe the body of the frame."""
 MOST_MESSAGES: Final = 0x7FFF
@@ -134,14 +118,11 @@ def is_inner_batch(flag: int) -> bool:
 
 
 def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame, ...]:
-    """The messages of an inner batch; any other frame stays whole.
+    """Return the messages of an inner batch; any other frame is returned whole.
 
-    A frame whose body is not a batch stays whole too, as in clients (``PullAPIWrapper``).
-
-    Args:
-        frame: a sound frame.
-        limit: maximum bytes of the decompressed body, and of the messages as frames; a frame with
-            more stays whole.
+    Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
+    and the batch's PHYSICALOFFSET. As in clients (``PullAPIWrapper``), a frame is returned whole if
+    its body is not a batch, or if body or messages need more than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)
@@ -168,10 +149,10 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
 
 
 def queue_count(frame: Frame) -> int:
-    """The number of queue offsets that a frame takes when the broker dispatches it.
+    """Return the number of queue offsets that a frame takes when the broker dispatches it.
 
-    For an inner batch it is INNER_NUM, even if the body holds another number of messages
-    (``CommitLog.checkMessageAndReturnSize``).
+    For an inner batch this is INNER_NUM (``CommitLog.checkMessageAndReturnSize``), even if the body
+    holds another number of messages.
     """
     if not frame.sys_flag & sys_flag.INNER_BATCH:
         return 1
@@ -198,4 +179,3 @@ ENTRY_SIZE: Final = ENTRY.size
 assert ENTRY_SIZE == 46
 DEFAULT_ENTRIES_PER_FILE: Final = 300_000
 NOT_COMPACTED: Final = -1
-"""Compacted offset of an entry that no compaction has processed."""

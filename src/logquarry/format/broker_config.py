@@ -1,13 +1,9 @@
 """A broker's settings and offsets: the JSON tables in ``config/``, and their form in RocksDB.
 
-The tables are delay offsets, consumer offsets, topics and groups. Each has one decoder and one
-encoder, which use :mod:`logquarry.format.fastjson`. A decoder never guesses: it raises ValueError
-with the reason.
-
-A broker of RocketMQ 5 may keep the tables in RocksDB. Version 1 has three databases: for topics,
-for subscription groups and for consumer offsets. The key is the member's name in the JSON table,
-the value is its JSON. Version 2 (``configManagerVersion``) has one database, in which a key begins
-with the number of its table (``TablePrefix``, ``TableId``, ``RecordPrefix``).
+A decoder never guesses: it raises ValueError with the reason. In RocksDB, version 1 has one
+database per table: the key is the member's name in the JSON table, the value is its JSON. Version 2
+(``configManagerVersion``) has one database; a key begins with the number of its table
+(``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 
 from __future__ import annotations
@@ -26,9 +22,7 @@ TOPICS_FILE = "topics.json"
 SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 
 OFFSET_TABLE = "offsetTable"
-"""The table of ``consumerOffset.json`` and of ``delayOffset.json``."""
 DATA_VERSION = "dataVersion"
-"""The member with a table's version. If the version has changed, so has the table."""
 QUEUE_TYPE = "queue.type"
 """Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
 BATCH_TYPE = "BatchCQ"
@@ -49,7 +43,7 @@ class TopicConfig(NamedTuple):
 
 
 def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
-    """Delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
+    """Decode delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
     return _int_table(_table(fastjson.decode(text), OFFSET_TABLE), OFFSET_TABLE)
 
 
@@ -59,7 +53,7 @@ def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
 
 
 def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
-    """(topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
+    """Decode (topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
     result: dict[tuple[str, str], dict[int, int]] = {}
     for name, offsets in _table(fastjson.decode(text), OFFSET_TABLE).items():
         topic, separator, group = name.partition(_GROUP_SEPARATOR)
@@ -76,12 +70,12 @@ def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]
 
 
 def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
-    """Topic name -> its configuration (``TopicConfigManager``)."""
+    """Decode topic name -> configuration (``TopicConfigManager``)."""
     return topics_of_document(fastjson.decode(text))
 
 
 def topics_of_document(document: Any) -> dict[str, TopicConfig]:
-    """Topic name -> its configuration, from the decoded document."""
+    """Read topic name -> configuration from the decoded document."""
     result: dict[str, TopicConfig] = {}
     for name, entry in _table(document, "topicConfigTable").items():
         if not isinstance(entry, dict):
@@ -113,7 +107,7 @@ def encode_topics(
 
 
 def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]:
-    """The entry of a topic in ``topicConfigTable``; ``is_batch``: whether it has batch queues."""
+    """Return the entry of a topic in ``topicConfigTable``."""
     attributes = {"attributes": {QUEUE_TYPE: BATCH_TYPE}} if is_batch else {}
     return {
         **attributes,
@@ -144,7 +138,6 @@ def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
 
 
 def _versioned(text: str | bytes) -> dict[str, Any]:
-    """Decode a document and check that it has a version."""
     document = fastjson.decode(text)
     for name, value in _table(document, DATA_VERSION).items():
         _whole(value, name)
@@ -165,7 +158,6 @@ def _int_table(table: Any, name: str) -> dict[int, int]:
 
 
 def _whole(value: Any, name: str) -> int:
-    """A JSON number or key as a signed 64-bit integer."""
     found = None
     if isinstance(value, int) and not isinstance(value, bool):
         found = value
@@ -213,15 +205,10 @@ def prefixes(file: str, version: int) -> tuple[bytes, ...]:
 
 
 def document(file: str, items: Items, *, version: int) -> bytes:
-    """Make the JSON document of a table, which the decoder of this module reads.
+    """Make the JSON document of a table from its records in RocksDB.
 
-    Args:
-        file: name of the JSON file that a broker without RocksDB writes.
-        items: keys and values of the table.
-        version: version of the layout, 1 or 2.
-
-    Raises:
-        ValueError: if a key or a value has another layout.
+    ``file`` is the name of the JSON file that a broker without RocksDB writes. If a key or a value
+    has another layout, this raises ValueError.
     """
     table: dict[str, Any] = {}
     pulled: dict[str, Any] = {}
@@ -258,7 +245,6 @@ def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
 
 
 def _name(data: bytes) -> tuple[str, bytes]:
-    """Read a name that follows its length; returns the name and the bytes after it."""
     if len(data) < _LENGTH.size:
         raise ValueError(f"the key ends in {data!r}")
     end = _LENGTH.size + _LENGTH.unpack_from(data)[0]

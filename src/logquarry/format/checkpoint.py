@@ -1,15 +1,15 @@
-"""The checkpoint file (``StoreCheckpoint``): 4,096 bytes, which begin with three timestamps.
+"""The checkpoint file (``StoreCheckpoint``), and the durable offset in ``.logquarry/durable``.
 
-After these RocketMQ 5 has three offsets, which are 0 in the file of a 4.9 broker.
+The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 adds three offsets; a
+4.9 broker leaves them 0.
 
-:class:`DurableMark` is the log's durable offset, in ``.logquarry/durable``, unknown to RocketMQ.
 Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
-crash. The content fits one sector, so a power cut leaves either the old or the new content. If
-RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So the
-file records the content of the checkpoint before and after the checkpoint's next write.
+crash. The file's content fits one sector, so a power cut leaves either the old or the new content.
+If RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So
+the file records the checkpoint before and after the checkpoint's next write.
 
-The same file has the offset at which the log starts. Retention raises it before it deletes files.
-So if the log's first file starts after that offset, the log has lost its first files.
+The file also has the physical offset of the log's start. Retention raises the start before it
+deletes files. If the first log file starts later, the log has lost its first files.
 """
 
 from __future__ import annotations
@@ -46,14 +46,13 @@ MARK: Final = Layout(
     Field("index_after", "q", "index"),
 )
 MARK_SIZE: Final = MARK.size + 4
-"""Bytes of the fields and of the CRC-32 after them."""
 assert MARK.size == 64
 
 START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""Bytes of the field and its CRC-32. They follow the mark, and are valid only if the mark is."""
+"""The field and its CRC-32 follow the mark, and are valid only if the mark is valid."""
 
 
 class Checkpoint(NamedTuple):
@@ -72,14 +71,14 @@ class Offsets(NamedTuple):
     logics_physical: int = 0
 
     def limited(self, end: int) -> Offsets:
-        """The offsets for a log that was cut, limited to the new end."""
+        """Limit the offsets to the new end of a log that was cut."""
         return self._replace(
             confirm=min(self.confirm, end), logics_physical=min(self.logics_physical, end)
         )
 
 
 def decode_offsets(data: bytes) -> Offsets:
-    """Decode the offsets; 0 for each offset that the data does not have."""
+    """Decode the offsets; 0 for each missing offset."""
     data = data[LAYOUT.size :].ljust(OFFSETS.size, b"\0")
     return Offsets(*OFFSETS.struct.unpack_from(data, 0))
 
@@ -90,11 +89,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the timestamps.
-
-    Raises:
-        ValueError: if there are fewer than 24 bytes.
-    """
+    """Decode the timestamps; fewer than 24 bytes raise ValueError."""
     return Checkpoint(*LAYOUT.values(data))
 
 
@@ -117,7 +112,7 @@ def encode_mark(mark: DurableMark) -> bytes:
 
 
 def decode_mark(data: bytes) -> DurableMark | None:
-    """Decode the content; None if it is torn or foreign."""
+    """Decode the durable offset; None if the bytes are torn, or were not written by logquarry."""
     if len(data) < MARK_SIZE:
         return None
     magic, offset, *times = MARK.struct.unpack_from(data, 0)
@@ -128,13 +123,13 @@ def decode_mark(data: bytes) -> DurableMark | None:
 
 
 def encode_start(start: int) -> bytes:
-    """Encode the log's start, -1 if it is unknown, for the place after the durable mark."""
+    """Encode the log's start for the place after the durable mark; -1 if unknown."""
     data = START.struct.pack(start)
     return data + zlib.crc32(data).to_bytes(4, "big")
 
 
 def decode_start(data: bytes) -> int | None:
-    """The log's start in the content of ``.logquarry/durable``; None if it is unknown."""
+    """Decode the log's start from the content of ``.logquarry/durable``; None if unknown."""
     data = data[MARK_SIZE : MARK_SIZE + START_SIZE]
     if len(data) < START_SIZE:
         return None

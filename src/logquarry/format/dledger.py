@@ -1,8 +1,8 @@
 """An entry of a DLedger log (``DLedgerEntry``): a head of 48 bytes, then one frame.
 
-A frame's PHYSICALOFFSET is the offset of the frame itself, after the head. Consume queues and index
-point to this offset. An entry that does not fit into a file goes to the next file. The rest of the
-first file then begins with eight bytes: the magic -1 and the length of this unused rest.
+PHYSICALOFFSET, consume queues and index point to the frame, after the head. An entry that does not
+fit into a file goes to the next file. The rest of the first file then begins with eight bytes: the
+magic -1 and the length of this unused rest.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ FOLDER: Final = "dledger-"
 
 
 def has_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
-    """Whether the head of an entry is at a position.
-
-    Args:
-        position: index of the first byte of the head.
-        base: physical offset of ``data``.
-        left: bytes from the position to the end of the file.
-    """
+    """Whether an entry's head is at a position; ``left`` counts the bytes to the file's end."""
     if len(data) - position < HEAD.size:
         return False
     magic, size, _, _, at, _, _, _, body_size = HEAD.struct.unpack_from(data, position)
@@ -48,11 +42,11 @@ def has_head_reference(data: memoryview, position: int, *, base: int, left: int)
 
 
 def starts_blank(data: memoryview, position: int) -> bool:
-    """Whether the magic that begins the unused rest of a file is at a position."""
+    """Whether the magic of the unused rest of a file is at a position."""
     return int.from_bytes(data[position : position + 4], "big", signed=True) == MAGIC_BLANK
 
 
 def is_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
-    """Whether the unused rest of a file, of ``left`` bytes, begins at a position."""
+    """Whether the unused rest of a file, with ``left`` bytes, begins at a position."""
     size = int.from_bytes(data[position + 4 : position + BLANK_SIZE], "big", signed=True)
     return starts_blank(data, position) and size == left

@@ -1,7 +1,7 @@
 """fastjson's dialect of JSON, in which brokers write ``config/*.json``.
 
-It differs from JSON in two ways: integer keys have no quotes, and the pretty printer writes entries
-with integer keys on one line. The decoder accepts strict JSON too.
+Integer keys have no quotes, and the pretty printer writes entries with integer keys on one line.
+The decoder accepts strict JSON too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-# An unterminated string is one token up to the end: retrying at each quote would take quadratic
-# time.
+# An unterminated string is one token: a retry at each quote would take quadratic time.
 _STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
 _TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
 _BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
@@ -36,14 +35,8 @@ MAX_NESTING = 64
 def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
-    All other bytes stay, so that members that this library does not know survive a rewrite.
-
-    Args:
-        document: an object as text, which :func:`decode` reads.
-        source: an object as text, with a member of that name.
-
-    Raises:
-        ValueError: if one of the two has no such member.
+    All other bytes stay, so members that logquarry does not know survive. If a document has no such
+    member, this raises ValueError.
     """
     start, stop = _member_span(document, name)
     first, last = _member_span(source, name)
@@ -51,7 +44,6 @@ def replace_member(document: str, name: str, source: str) -> str:
 
 
 def _member_span(document: str, name: str) -> tuple[int, int]:
-    """The position of a member's value in the outermost object."""
     depth, key_at, value_at, key = 0, 0, -1, ""
     for token in _STRUCTURE.finditer(document):
         sign = token[0]
@@ -73,8 +65,7 @@ def _member_span(document: str, name: str) -> tuple[int, int]:
 def decode(text: str | bytes) -> Any:
     """Decode a document; keys without quotes become strings.
 
-    Raises:
-        ValueError: if it is neither JSON nor fastjson's dialect, or nested too deeply.
+    If the text has another syntax or is nested too deeply, this raises ValueError.
     """
     if isinstance(text, bytes):
         text = text.decode("utf-8")
@@ -98,10 +89,7 @@ def decode(text: str | bytes) -> Any:
 def encode(value: Any) -> str:
     """Encode a document as fastjson's ``toJSONString(value, prettyFormat=true)``.
 
-    Integer keys are written without quotes, as brokers do.
-
-    Raises:
-        ValueError: if a number is NaN or infinite: JSON has no such numbers.
+    JSON has no NaN and no infinite numbers: these raise ValueError.
     """
     return "".join(_pretty(value, 0))
 
@@ -113,13 +101,8 @@ class ObjectKeys(list[tuple[Any, Any]]):
 def compact(value: Any, *, quote_keys: bool = False) -> str:
     """Encode a document as fastjson's ``toJSONString(value)``, for bodies of the remoting protocol.
 
-    Args:
-        value: the document. Integer keys are written without quotes; :class:`ObjectKeys` is a map
-            with objects as keys.
-        quote_keys: whether integer keys get quotes, which strict JSON requires.
-
-    Raises:
-        ValueError: if a number is NaN or infinite.
+    With ``quote_keys``, integer keys get quotes, as in strict JSON. NaN and infinite numbers raise
+    ValueError.
     """
     if isinstance(value, ObjectKeys):
         items = (

@@ -1,7 +1,4 @@
-"""Tables of fixed-width fields; the struct, offsets, dtype and docs of a format derive from them.
-
-A :class:`Layout` is a list of big-endian :class:`Field` objects.
-"""
+"""Tables of big-endian fixed-width fields, from which structs, offsets, dtypes and docs derive."""
 
 from __future__ import annotations
 
@@ -14,8 +11,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 PAGE_SIZE: Final = 4096
-"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``): the size of the checkpoint file, and the unit in
-which RocketMQ counts the minimum for a flush."""
+"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``): the size of the checkpoint file, and RocketMQ's
+unit for the minimum of a flush.
+"""
 
 _WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
 _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
@@ -25,10 +23,8 @@ _DTYPES = {"b": "i1", "h": ">i2", "i": ">i4", "I": ">u4", "q": ">i8"}
 class Field:
     """One fixed-width big-endian field.
 
-    Attributes:
-        name: our name, in snake_case.
-        code: its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned).
-        meaning: a short description for the docs, with RocketMQ's name if it differs.
+    ``code`` is its ``struct`` code (``b h i q`` are signed, ``I`` is unsigned). ``meaning`` is a
+    short description for the docs, with RocketMQ's name if it differs.
     """
 
     name: str
@@ -56,15 +52,11 @@ class Layout:
             position += field.width
 
     def page(self, values: Iterable[int]) -> bytes:
-        """A file of one page that begins with the fields."""
+        """Encode a file of one page that begins with the fields."""
         return self.struct.pack(*values).ljust(PAGE_SIZE, b"\0")
 
     def values(self, data: bytes) -> tuple[int, ...]:
-        """The fields at the beginning of a file.
-
-        Raises:
-            ValueError: if there are fewer bytes.
-        """
+        """Decode the fields at the beginning of a file; too few bytes raise ValueError."""
         if len(data) < self.size:
             raise ValueError(f"{len(data)} bytes instead of the {self.size} of a {self.name}")
         return self.struct.unpack_from(data, 0)

@@ -6,13 +6,9 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
     | PREPAREDTRANSACTIONOFFSET 8 | BODYLEN 4 | BODY | TOPICLEN 1 | TOPIC | PROPERTIESLEN 2 |
     | PROPERTIES |
 
-A frame with RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) has a TOPICLEN of two bytes; it
-is read, but never written. A blank is ``[bytes left in the file 4][magic 4]`` and then any bytes.
-
-Guarantees: :func:`decode_at` never raises, on any bytes, and never reads beyond ``end``; a frame
-that it returns encodes to the same bytes. The kernels of :mod:`logquarry.format.kernels` return
-the same verdict for the same bytes, and write the same frames
-(:mod:`logquarry.format.kernels.encode`).
+With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two bytes; logquarry reads
+such frames but never writes them. A blank is ``[bytes left in the file 4][magic 4]``, then any
+bytes.
 """
 
 from __future__ import annotations
@@ -47,12 +43,10 @@ HEAD = Layout(
     ),
     Field("born_timestamp", "q", "BORNTIMESTAMP: ms, the producer's clock"),
 )
-"""Then BORNHOST follows: 8 bytes, or 20 with BORNHOST_V6."""
 
 STORE_TIME = Layout(
     "store time", Field("store_timestamp", "q", "STORETIMESTAMP: ms, the broker's clock")
 )
-"""Then STOREHOSTADDRESS follows: 8 bytes, or 20 with STOREHOSTADDRESS_V6."""
 
 TAIL = Layout(
     "after the hosts",
@@ -68,7 +62,6 @@ TAIL = Layout(
     ),
     Field("body_length", "i", "BODYLEN: size of the body in bytes"),
 )
-"""Then the body, the topic length, the topic, the properties length and the properties."""
 
 TOPIC_LENGTH_V1 = Layout("topic length", Field("topic_length", "b", "TOPICLEN, signed"))
 TOPIC_LENGTH_V2 = Layout("topic length", Field("topic_length", "h", "TOPICLEN of 5.x, signed"))
@@ -108,7 +101,6 @@ class DamageKind(enum.IntEnum):
     BAD_SIZE = 4
     """TOTALSIZE is smaller than the fixed fields or reaches beyond the file."""
     BAD_PHYSICAL_OFFSET = 5
-    """PHYSICALOFFSET is not the frame's physical offset."""
     BAD_BODY_LENGTH = 6
     BAD_TOPIC_LENGTH = 7
     BAD_PROPERTIES_LENGTH = 8
@@ -163,13 +155,13 @@ class Frame:
         return topic in named and props.INNER_MULTI_QUEUE_OFFSET in found
 
     def with_crc(self) -> Frame:
-        """The same frame with the CRC of its body."""
+        """Return the same frame with the CRC of its body."""
         return replace(self, body_crc=java.body_crc(zlib.crc32(self.body)))
 
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """The end of a file: ``size`` bytes that hold no message."""
+    """The end of a file: ``size`` bytes without a message."""
 
     size: int
 
@@ -214,10 +206,9 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> bytes:
-    """The bytes of a frame. BODYCRC is taken from the frame, not computed.
+    """Encode a frame. BODYCRC is copied from the frame, not computed.
 
-    Raises:
-        ValueError: if a host's size contradicts SYSFLAG or a field does not fit its width.
+    If a host's size contradicts SYSFLAG or a field does not fit, this raises ValueError.
     """
     sizes = len(frame.born_host), len(frame.store_host)
     if sizes != host_sizes(frame.sys_flag):
@@ -255,7 +246,7 @@ def encode(frame: Frame) -> bytes:
 
 
 def encode_blank(left: int) -> bytes:
-    """The eight bytes that RocketMQ 4.9.3 writes if the next frame does not fit into the file."""
+    """Encode the first eight bytes of a blank that fills the last ``left`` bytes of a file."""
     return BLANK.struct.pack(left, MAGIC_BLANK)
 
 
@@ -264,12 +255,14 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
+    Never raises, on any bytes, and never reads after ``end``. A returned frame encodes to the same
+    bytes.
+
     Args:
-        position: index into ``data``.
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
-        check_crc: whether to compare the body with BODYCRC. An empty body is never compared, as in
-            Java.
+        check_crc: whether to compare the body with BODYCRC. As in Java, an empty body is never
+            compared.
     """
     view = memoryview(data)
     if end is None:
@@ -359,11 +352,7 @@ _MAGIC_POSITION = HEAD.offsets["magic"]
 
 
 def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
-    """The first position in ``[start, stop)`` with a sound frame, or -1 (resync).
-
-    PHYSICALOFFSET, the frame's own physical offset, distinguishes a frame from bytes that only look
-    like one.
-    """
+    """Return the first position in ``[start, stop)`` with a sound frame, or -1 (resync)."""
     view = memoryview(data)
     haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])
     first = start

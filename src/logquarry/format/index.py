@@ -4,9 +4,8 @@
 
     | header 40 | slots: slot_count x 4 | entries: max_entries x 20 |
 
-A slot holds the number of its chain's newest entry, and each entry holds the number of the previous
-entry of the chain. Numbers start at 1: entry 0 is never used, and the header's ``entry_count``
-starts at 1.
+A slot has the number of its chain's newest entry, and each entry has the number of the previous
+entry of the chain. Entry 0 is never used, and the header's ``entry_count`` starts at 1.
 """
 
 from __future__ import annotations
@@ -72,15 +71,11 @@ class IndexShape:
         return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
 
     def slot_position(self, key_hash: int) -> int:
-        """Position of the slot of a hash.
-
-        Hashes of 4.9.3 are never negative. 3.x stored them with their sign and took the slot of
-        the absolute value.
-        """
+        """Return the position of the slot of a hash. 3.x stored hashes with their sign."""
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:
-        """Position of the entry that has a given number."""
+        """Return the position of the entry with a given number."""
         return HEADER.size + self.slots * SLOT.size + number * ENTRY.size
 
 
@@ -105,8 +100,7 @@ def key_hash(topic: str, key: str) -> int:
 def decode_header(data: bytes | memoryview) -> IndexHeader:
     """Decode the header; an ``entry_count`` of 0 or less counts as 1."""
     header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
-    # QUIRK: IndexHeader.load() sets the count to 1 in memory only, so a file without keys has 0 on
-    # disk.
+    # QUIRK: IndexHeader.load() sets the count to 1 only in memory; a file without keys stores 0.
     return header._replace(entry_count=max(1, header.entry_count))
 
 

@@ -1,8 +1,4 @@
-"""Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on.
-
-``String.hashCode`` determines tags codes and index slots. ``HashMap``'s iteration order decides the
-order of properties when RocketMQ rewrites a property string.
-"""
+"""Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on."""
 
 from __future__ import annotations
 
@@ -30,10 +26,7 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse ASCII digits; NO_NUMBER if the text is not a number or has more than 18 digits.
-
-    Numbers in a store are untrusted, and Python refuses to parse very long ones.
-    """
+    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses very long numbers."""
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
 
@@ -91,15 +84,12 @@ def positive_hash_code(text: str) -> int:
 
 
 crc32 = _crc32
-"""CRC-32 by the fastest available library: zlib-ng if it is installed, else zlib."""
+"""CRC-32 by zlib-ng, which is faster than zlib, if it is installed."""
 
 
 @cache
 def crc32_address() -> int:
-    """Address of zlib-ng's ``crc32(uint32, const uint8_t *, size_t)``, for compiled code, or 0.
-
-    With 0 the kernels compute the CRC themselves, which is slower.
-    """
+    """Address of zlib-ng's ``crc32(uint32, const uint8_t *, size_t)``; 0 without zlib-ng."""
     import ctypes
 
     try:
@@ -112,7 +102,7 @@ def crc32_address() -> int:
 
 
 def body_crc(crc: int) -> int:
-    """The CRC as the frame stores it: ``UtilAll.crc32`` clears the sign bit."""
+    """The CRC in a frame: ``UtilAll.crc32`` clears the sign bit."""
     return crc & INT_MAX
 
 
@@ -126,15 +116,12 @@ def table_size_for(count: int) -> int:
 
 
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
-    """The iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
+    """Return the iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
 
-    A bucket keeps its insertion order, even when a resize splits it in two. If a bucket gets a
+    When RocketMQ rewrites a property string, the properties are in this order. If a bucket gets a
     ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
-    bucket into a tree. This function makes no trees, because nine names would have to collide.
-
-    Args:
-        keys: distinct keys, in insertion order.
-        table_size: 16 for ``new HashMap<>()``, :func:`table_size_for` for a copy of a map.
+    bucket into a tree; this function makes no trees, because nine names would have to collide. For
+    a copied map, ``table_size`` must be :func:`table_size_for`.
     """
     buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
     for count, key in enumerate(keys, 1):

@@ -1,11 +1,10 @@
 """The rules by which RocketMQ recognises a message (``checkMessageAndReturnSize``).
 
-Recovery mode ``rocketmq`` uses them. They differ from those of :mod:`logquarry.format.frame`: Java
-does not compare PHYSICALOFFSET with the frame's offset, accepts a blank of any size, and rejects a
-frame whose DELAY is not a number or whose lengths reach past its buffer.
-
-4.9.3 accepts every frame that :func:`logquarry.format.frame.decode_at` finds sound, except V2
-frames and frames with such a DELAY; 5.x also accepts V2 frames.
+Recovery mode ``rocketmq`` uses these rules. Unlike :mod:`logquarry.format.frame`, Java does not
+compare PHYSICALOFFSET with the frame's offset, and accepts a blank of any size. Java rejects a
+frame if its DELAY is not a number, or if its lengths reach past the buffer. 4.9.3 accepts every
+other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
+frames.
 """
 
 from __future__ import annotations
@@ -43,13 +42,10 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """Java's verdict on the bytes at a position.
+    """Java's verdict on the bytes at a position; ``end`` is the position of its buffer afterwards.
 
-    Attributes:
-        size: bytes of the message; 0 for a blank, -1 if the bytes are neither.
-        is_success: whether recovery continues after these bytes.
-        end: position of Java's buffer afterwards.
-        request: the fields of the message.
+    ``size`` is 0 for a blank, and -1 for other bytes without a message. If ``is_success``, a
+    recovery continues after these bytes.
     """
 
     size: int
@@ -67,21 +63,17 @@ def check_message(
     read_body: bool = True,
     is_5: bool = False,
 ) -> JavaVerdict:
-    """Java's verdict on the bytes at one position.
+    """Return Java's verdict on the bytes at one position in Java's buffer.
+
+    If Java would request an array that is too large, this raises JavaMemoryError.
 
     Args:
-        data: the bytes in Java's buffer.
-        position: index into ``data``.
         levels_ms: delay of each level; empty during a recovery, because Java reads the levels
-            after it.
-        check_crc: whether to compare a body that is not empty with BODYCRC.
+            later.
         read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
             accepts a BODYLEN that is larger than the frame.
-        is_5: whether to use the rules of 5.3 and later: these read V2 frames, and reject a frame or
-            blank that reaches past the buffer.
-
-    Raises:
-        JavaMemoryError: if Java would request an array that is too large.
+        is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
+            that reaches past the buffer is rejected.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)

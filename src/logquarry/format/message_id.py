@@ -1,7 +1,6 @@
-"""Hosts in frames, and the message id, which joins a store host and a physical offset.
+"""Hosts in frames, and the message id (``MessageDecoder.createMessageId``).
 
-Follows ``MessageDecoder.createMessageId`` and ``decodeMessageId``: address (4 or 16 bytes), port
-(4), physical offset (8), as upper-case hex.
+The message id is the address (4 or 16 bytes), port (4) and physical offset (8) in upper-case hex.
 """
 
 from __future__ import annotations
@@ -51,12 +50,12 @@ def host_bytes(text: str) -> bytes:
 
 
 def encode(store_host: bytes, physical_offset: int) -> str:
-    """The message id of a frame with the host field ``store_host``."""
+    """Make the message id from STOREHOSTADDRESS and the physical offset."""
     return (store_host + _OFFSET.pack(physical_offset)).hex().upper()
 
 
 def decode(message_id: str) -> tuple[str, int]:
-    """The store host and the physical offset in a message id."""
+    """Return the store host and the physical offset in a message id."""
     if len(message_id) not in (ID_LENGTH_V4, ID_LENGTH_V6):
         raise UsageError(
             f"not a message id: {message_id!r} has {len(message_id)} characters, "

@@ -4,10 +4,7 @@ r"""The properties of a message: their string, keys, tags code, delay levels, ta
 
     key \x01 value \x02 key \x01 value
 
-Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3. The
-parser is lenient: it skips a segment that is not ``key \x01 value`` with both sides non-empty, and
-if a key is repeated, its last value wins. A frame can be sound with any content of the string; only
-the length counts.
+Follows ``MessageDecoder.string2messageProperties`` and ``messageProperties2String`` of 4.9.3.
 """
 
 from __future__ import annotations
@@ -63,7 +60,11 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 
 
 def decode(text: str) -> dict[str, str]:
-    """Decode the properties, in the order in which their keys first appear."""
+    """Decode the properties, in the order in which their keys first appear.
+
+    Skips segments that are not ``key \\x01 value`` with both sides non-empty. If a key is repeated,
+    its last value wins.
+    """
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):
         key, separator, value = segment.partition(NAME_VALUE_SEPARATOR)
@@ -78,11 +79,7 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does, in their order.
-
-    Args:
-        is_closed: whether a separator also ends the string, as in 3.x.
-    """
+    """Encode properties as RocketMQ does; ``is_closed``: with a final separator, as in 3.x."""
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
     )
@@ -90,7 +87,7 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
 
 
 def split_keys(keys: str) -> list[str]:
-    """Split a ``KEYS`` property into single keys, as the index does (without empty keys)."""
+    """Split a ``KEYS`` property into its non-empty keys, as the index does."""
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
@@ -118,7 +115,7 @@ _UNIT_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 @lru_cache(maxsize=16)
 def parse_levels(text: str) -> tuple[int, ...]:
-    """Delay of each level in milliseconds, level 1 first (``parseDelayLevel``)."""
+    """Return the delay of each level in milliseconds, level 1 first (``parseDelayLevel``)."""
     levels: list[int] = []
     for word in text.split():
         number, unit = word[:-1], word[-1:]
@@ -134,10 +131,10 @@ def tags_code(
     store_timestamp: int,
     levels_ms: tuple[int, ...],
 ) -> int:
-    """The tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
+    """Return the tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
 
-    It is the hash of TAGS. But for a message with a DELAY in the schedule topic it is the delivery
-    time, unless DELAY is not a number (Java would fail): then it is the hash too.
+    The code is the hash of TAGS, or, for a delayed message in the schedule topic, the delivery
+    time. If DELAY is not a number, the code is the hash too, although Java would fail.
     """
     tags = properties.get(TAGS)
     code = java.hash_code(tags) if tags else 0
@@ -152,12 +149,12 @@ def tags_code(
 
 
 def parse_int(text: str) -> int | None:
-    """``Integer.parseInt``, or None if that throws."""
+    """``Integer.parseInt``; None if Java's method throws."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     # Java checks single chars, and so accepts no digits beyond the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    # Longer numbers do not fit into an int, and Python refuses to parse very long ones.
+    # Longer numbers do not fit into an int, and Python refuses to parse very long numbers.
     digits = digits.lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None

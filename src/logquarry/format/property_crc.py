@@ -1,10 +1,10 @@
-"""The CRC over a whole frame, which RocketMQ 5 appends to it (``enabledAppendPropCRC``).
+"""The CRC over a whole frame, which RocketMQ 5 appends to the frame (``enabledAppendPropCRC``).
 
 ::
 
     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
 
-The last 20 bytes of a frame hold the CRC-32 of all bytes before them, without its highest bit.
+These 20 bytes hold the CRC-32 of all bytes before them, without its highest bit.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _POWERS: Final = 10 ** np.arange(_DIGITS)
 
 
 def encode(frame: bytes | memoryview) -> bytes:
-    """The last 20 bytes of a frame, from the bytes before them."""
+    """Encode the last 20 bytes of a frame from the bytes before them."""
     crc = zlib.crc32(frame) & _MASK
     return PREFIX + f"{crc:0{_DIGITS}d}"[::-1].encode() + _END
 
 
 def with_room(properties: bytes) -> bytes:
-    """A property string with room for the CRC at its end; a CRC that it already has is removed."""
+    """Remove a CRC from a property string, and add room for a new CRC at its end."""
     at = properties.find(PREFIX)
     if at == 0 or (at > 0 and properties[at - 1 : at] == _END):
         end = properties.find(_END, at)
@@ -49,13 +49,7 @@ def with_room(properties: bytes) -> bytes:
 
 
 def fill_in(frame: bytearray, start: int, end: int) -> None:
-    """Write the CRC of a frame into the room at its end.
-
-    Args:
-        frame: bytes with the frame.
-        start: where the frame starts in these bytes.
-        end: where it ends.
-    """
+    """Write the CRC of the frame ``frame[start:end]`` into the room at its end."""
     frame[end - SIZE : end] = encode(memoryview(frame)[start : end - SIZE])
 
 
@@ -69,15 +63,9 @@ def is_sound(frame: bytes | memoryview) -> bool | None:
 
 
 def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
-    """The numbers of the frames that have a property CRC.
-
-    Args:
-        data: bytes with whole frames.
-        starts: where each frame starts in them.
-        sizes: bytes of each frame.
-    """
+    """Return the indexes of the frames that have a property CRC."""
     tails = starts + sizes - SIZE
-    # In a store without these CRCs, one byte suffices to exclude almost every frame.
+    # In a store without property CRCs, one byte suffices to exclude almost every frame.
     maybe = np.flatnonzero(data[tails] == _FIRST)
     if not len(maybe):
         return maybe
@@ -87,13 +75,7 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
 
 
 def stated(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
-    """The property CRC that each frame states, -1 for a malformed one.
-
-    Args:
-        data: bytes with whole frames, which all have a property CRC.
-        starts: where each frame starts in them.
-        sizes: bytes of each frame.
-    """
+    """Return the property CRC in each frame; -1 if malformed. All frames must have one."""
     found = data[(starts + sizes - SIZE)[:, None] + _TAIL]
     digits = found[:, _DIGITS_AT] - np.uint8(_ZERO)
     is_form = (digits <= _HIGHEST).all(axis=1) & (found[:, -1] == _END[0])

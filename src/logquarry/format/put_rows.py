@@ -1,24 +1,11 @@
 """The table from which the bulk encoder makes frames: one column of int64 per message.
 
-==  ===============  ==========================================================
- #  name             content
-==  ===============  ==========================================================
- 0  SIZE             TOTALSIZE
- 1  TOPIC            index of the topic: TOPICLEN and its bytes
- 2  HEAD             index of the head: hosts and SYSFLAG (:data:`HEAD_SIZE`...)
- 3  QUEUE            index of the queue that gives the message its queue offset
- 4  QUEUE_ID
- 5  FLAG
- 6  BORN_TIMESTAMP
- 7  RECONSUME_TIMES
- 8  PREPARED_OFFSET  PREPAREDTRANSACTIONOFFSET
- 9  BODY_AT          address of the body
-10  BODY_LENGTH
-11  PROPS_AT         address of the property string
-12  PROPS_LENGTH
-13  QUEUE_OFFSET     of a message that takes no offset: 0, or its previous one
-14  STORE_TIMESTAMP  earliest store time, of a message that was stored before
-==  ===============  ==========================================================
+- SIZE is TOTALSIZE, and PREPARED_OFFSET is PREPAREDTRANSACTIONOFFSET.
+- TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN and its bytes; a head has the hosts and
+  SYSFLAG; the queue gives the message its queue offset.
+- BODY_AT and PROPS_AT are addresses of the body and of the property string.
+- QUEUE_OFFSET is used if a message takes no new queue offset: 0, or its previous queue offset.
+- STORE_TIMESTAMP is the earliest store time, if a message was stored before.
 """
 
 from __future__ import annotations
@@ -53,12 +40,12 @@ ANY_TIME = np.iinfo(np.int64).min
 """The STORE_TIMESTAMP of a message without an earliest store time."""
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
-"""Facts of a head: its size, the position of STORETIMESTAMP, whether the queue advances."""
+"""Columns of a head's facts: size, position of STORETIMESTAMP, whether the queue advances."""
 
 PutRows = Int64
 Array = npt.NDArray[Any]
 
 
 def empty_put_rows(count: int) -> PutRows:
-    """A table for ``count`` messages, not initialised."""
+    """Make an uninitialised table for ``count`` messages."""
     return np.empty((FIELD_COUNT, count), np.int64)

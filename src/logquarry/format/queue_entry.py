@@ -22,7 +22,7 @@ FILLER_SIZE: Final = java.INT_MAX
 
 
 class QueueEntry(NamedTuple):
-    """One entry."""
+    """One entry of a consume queue."""
 
     physical_offset: int
     size: int
@@ -30,7 +30,7 @@ class QueueEntry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Physical offset at which the message ends."""
+        """Physical offset after the message."""
         return self.physical_offset + self.size
 
     @property
@@ -42,7 +42,7 @@ class QueueEntry(NamedTuple):
     def is_filler(self) -> bool:
         """Whether the entry only pads a file, without a message (``ConsumeQueue.fillPreBlank``).
 
-        No frame has that size. The physical offset is 0, except for fillers that a salvage wrote;
+        No frame has that size. The physical offset is 0, except in fillers that a salvage wrote;
         see docs/salvage.md.
         """
         return self.size == FILLER_SIZE

@@ -1,9 +1,8 @@
 """Keys and values of the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
-Column family ``default`` has the entries, by topic, queue id and queue offset
-(``RocksDBConsumeQueueTable``). Column family ``offset`` has the first and the last queue offset of
-each queue (``RocksDBConsumeQueueOffsetTable``), and under :data:`DISPATCHED` the physical offset up
-to which the broker has dispatched the log.
+Column family ``default`` has the entries (``RocksDBConsumeQueueTable``). Column family ``offset``
+has the first and the last queue offset of each queue (``RocksDBConsumeQueueOffsetTable``), and
+under :data:`DISPATCHED` the physical offset up to which the broker has dispatched the log.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from logquarry.format.fields import Field, Layout
 
 ENTRIES: Final = "default"
 OFFSETS: Final = "offset"
-"""The column families."""
 
 ENTRY = Layout(
     "RocksDB queue entry",
@@ -53,7 +51,7 @@ class BoundKey(NamedTuple):
 
 
 def queue_prefix(topic: str, queue_id: int) -> bytes:
-    """The prefix of the keys of a queue's entries; the queue offset follows it."""
+    """The prefix of the keys of a queue's entries; the queue offset follows the prefix."""
     return _SEPARATOR.join((_topic(topic), _QUEUE_ID.pack(queue_id), b""))
 
 
@@ -68,7 +66,7 @@ def bound_key(topic: str, which: bytes, queue_id: int) -> bytes:
 
 
 def decode_bound_key(key: bytes) -> BoundKey | None:
-    """Decode a key of the column family ``offset``; None if it is not the key of a bound."""
+    """Decode a key of the column family ``offset``; None for other keys."""
     if len(key) < _LENGTH.size:
         return None
     (length,) = _LENGTH.unpack_from(key)

@@ -12,7 +12,7 @@ from typing import Final
 from logquarry.format import frame, sys_flag
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Why placing frames ended: all are placed, the next one does not fit, or it is not a frame."""
+"""Result of placing frames: all are placed, the next frame does not fit, or it is not a frame."""
 
 _SIZE: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">q")
@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:
-    """Size of each staged frame from a position on, up to the first bytes that are not a frame."""
+    """Return the size of each staged frame from a position on, up to the first other bytes."""
     found = []
     while (size := _size_at(data, start)) is not None:
         found.append(size)
@@ -51,13 +51,13 @@ def advances_queue(data: memoryview, start: int) -> bool:
 
 
 def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -> None:
-    """Fill in the fields of the one frame in ``data`` that are known only under the lock."""
+    """Fill in the fields of a single frame that are known only under the log's lock."""
     _OFFSETS.pack_into(data, _AT_NUMBER, queue_offset, physical_offset)
     frame.STORE_TIME.struct.pack_into(data, _time_at(data), now)
 
 
 def same(one: memoryview, other: memoryview) -> bool:
-    """Whether two frames are the same message; the fields that depend on the place are ignored."""
+    """Whether two frames are the same message, without the fields that :func:`place` sets."""
     at = _time_at(one)
     parts = (
         slice(0, _AT_NUMBER),

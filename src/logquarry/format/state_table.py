@@ -1,7 +1,7 @@
 """The 24-byte entry of the transaction state table of 3.x (``TransactionStateService``).
 
-Each PREPARED message has one entry, whose number is the message's QUEUEOFFSET. The entry is never
-removed; its state shows whether the transaction was committed or rolled back.
+Each PREPARED message has one entry, whose number is the message's QUEUEOFFSET. Entries are never
+removed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FILLER_SIZE: Final = java.INT_MAX
 
 
 class StateUnit(NamedTuple):
-    """One entry."""
+    """One entry of the state table."""
 
     physical_offset: int
     size: int

@@ -1,6 +1,6 @@
-"""The bits of SYSFLAG (``MessageSysFlag``), and the decompression of bodies that they mark.
+"""The bits of SYSFLAG (``MessageSysFlag``), and the decompression of bodies.
 
-RocketMQ 4.9.3 compresses with zlib; from 4.9.8 on, with LZ4 and Zstandard frames too.
+RocketMQ 4.9.3 compresses with zlib; from 4.9.8 on, also with LZ4 and Zstandard frames.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ DEFAULT_LIMIT: Final = 64 << 20
 
 
 def transaction_type(sys_flag: int) -> int:
-    """One of the ``TRANSACTION_*`` values."""
+    """Return one of the ``TRANSACTION_*`` values."""
     return sys_flag & TRANSACTION_MASK
 
 
 def advances_queue(sys_flag: int) -> bool:
-    """Whether a frame with this flag gets a queue entry (transaction types NOT and COMMIT)."""
+    """Whether a frame gets a queue entry: its transaction type is NOT or COMMIT."""
     return transaction_type(sys_flag) in (TRANSACTION_NOT, TRANSACTION_COMMIT)
 
 
@@ -47,10 +47,9 @@ def is_compressed(flag: int) -> bool:
 
 
 def decompress(body: bytes, flag: int, *, limit: int = DEFAULT_LIMIT) -> bytes:
-    """Decompress a body stored with SYSFLAG ``flag``; returns it unchanged if not compressed.
+    """Decompress a body by its SYSFLAG; return an uncompressed body unchanged.
 
-    Raises:
-        DecompressionError: if the bytes do not decompress, or become more than ``limit`` bytes.
+    If the content is damaged or has more than ``limit`` bytes, this raises DecompressionError.
     """
     if not is_compressed(flag) or not body:
         return body

@@ -105,11 +105,7 @@ def encode_check(check: TimerCheck) -> bytes:
 
 
 def decode_check(data: bytes) -> TimerCheck:
-    """Decode the values.
-
-    Raises:
-        ValueError: if there are fewer than 56 bytes.
-    """
+    """Decode the values; fewer than 56 bytes raise ValueError."""
     return TimerCheck(*CHECK.values(data))
 
 

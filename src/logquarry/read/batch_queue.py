@@ -1,13 +1,9 @@
-"""Reads a batch queue of RocketMQ 5 (``BatchConsumeQueue``): maps queue offsets to frames.
+"""Reads batch queues of RocketMQ 5 (``BatchConsumeQueue``).
 
-An entry of a batch queue covers the queue offsets of all messages in one frame. But callers of a
-:class:`~logquarry.read.queue.Queue` expect one entry per queue offset. So :class:`BatchQueue` makes
-such an entry, a *unit*, for each message: all queue offsets of an inner batch lead to its frame,
-and :func:`logquarry.read.get_message.get_message` picks the message. To find the file of a queue
-offset, a read compares the first queue offsets of the files.
-
-A read raises no error for damaged bytes. It skips entries that were never written, and entries
-whose queue offsets are below the end of an earlier entry.
+An entry covers the queue offsets of all messages in one frame. Callers of a
+:class:`~logquarry.read.queue.Queue` expect one entry per queue offset, so :class:`BatchQueue` makes
+one entry, a *unit*, per message. Reads skip unwritten entries, and entries with queue offsets below
+the end of an earlier entry.
 """
 
 from __future__ import annotations
@@ -39,7 +35,6 @@ from logquarry.read.rocksdb_queue import RocksQueue, rocksdb_queues
 
 BATCH_DTYPE: Final = batch.ENTRY.dtype()
 BatchEntries = Records
-"""Entries as on the disk: the fields of :data:`logquarry.format.batch.ENTRY`."""
 
 _MOST_UNITS: Final = 1 << 16
 _LARGEST_CHUNK: Final = 1 << 16
@@ -53,9 +48,8 @@ def is_batch_written(entries: BatchEntries) -> Bools:
 
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
-    """Remove the queue offsets of lost messages from the start of each entry.
-
-    See :func:`logquarry.write.queue_writer.without_gaps`.
+    """Remove the queue offsets of lost messages (``write.queue_writer.without_gaps``) from each
+    entry.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
@@ -69,13 +63,7 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """For each frame that units point to: the index of its first unit, and how many units point to
-    it.
-
-    Args:
-        places: physical offset in each unit.
-        is_batch: whether neighbouring units may point to one frame (:attr:`Queue.is_batch`).
-    """
+    """Return the index of the first unit of each frame, and the number of units of each frame."""
     if not is_batch:
         return np.arange(len(places)), np.ones(len(places), np.int64)
     firsts = np.flatnonzero(np.append(True, np.diff(places) != 0)[: len(places)])
@@ -84,13 +72,7 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The entries of one file in the order of their queue offsets.
-
-    Attributes:
-        entries: the entries.
-        starts: first queue offset of each entry.
-        stops: queue offset after the last message of each entry.
-    """
+    """The entries of one file by queue offset; ``starts`` and ``stops`` (exclusive) are offsets."""
 
     entries: BatchEntries
     starts: Int64
@@ -98,7 +80,7 @@ class Spans:
 
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
-        """The queue offsets of entries, without unwritten and overlapping entries."""
+        """Make spans of the entries. Unwritten and overlapping entries are omitted."""
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
@@ -115,7 +97,7 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """One unit per queue offset of the entries ``[first, last)``; a gap begins a new run."""
+        """Yield one unit per queue offset; a gap between queue offsets begins a new run."""
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
         cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
@@ -132,10 +114,10 @@ class Spans:
 
 
 class BatchQueue(FileQueue):
-    """A batch queue in its files; see :class:`FileQueue` for the arguments."""
+    """A batch queue in its files."""
 
     entry_size = batch.ENTRY_SIZE
-    # A queue offset does not determine the file, so a ``get`` does not end at the end of a file.
+    # A queue offset does not determine the file, so a ``get`` need not stop at a file's end.
     units_per_file = 1 << 62
     is_batch = True
 
@@ -174,7 +156,7 @@ class BatchQueue(FileQueue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The place of the last entry's frame, and its tags code."""
+        """The physical offset and size of the last entry's frame, and its tags code."""
         spans = self._last_spans()
         if spans is None:
             return None
@@ -182,7 +164,7 @@ class BatchQueue(FileQueue):
         return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue offsets of each file."""
+        """Yield the range of queue offsets of each file."""
         for index in range(len(self.files)):
             spans = self._of_file(index)
             if len(spans.starts):
@@ -190,7 +172,7 @@ class BatchQueue(FileQueue):
                 yield QueueSegment(start, int(spans.stops[-1]) - start)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """One unit per queue offset in a range; offsets for which there is no entry are skipped."""
+        """Yield one unit per queue offset in a range; missing queue offsets are skipped."""
         for spans in self.spans(start, stop):
             first = int(np.searchsorted(spans.stops, start, "right"))
             last = int(np.searchsorted(spans.starts, stop, "left"))
@@ -199,7 +181,7 @@ class BatchQueue(FileQueue):
                 yield at, units[at - begin : end - begin]
 
     def spans(self, start: int, stop: int) -> Iterator[Spans]:
-        """The entries of each file that can have queue offsets in a range."""
+        """Yield the entries of each file that can have queue offsets in a range."""
         if start >= stop:
             return
         for index in range(self._file_of(start), len(self.files)):
@@ -209,7 +191,7 @@ class BatchQueue(FileQueue):
                 return
 
     def positions(self, start: int, stop: int) -> BatchEntries:
-        """The written entries from position ``start`` to ``stop``, counted in entries."""
+        """The written entries in a range; positions count entries, not bytes."""
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():
             base = file.base // batch.ENTRY_SIZE
@@ -218,15 +200,16 @@ class BatchQueue(FileQueue):
         return np.concatenate(found)
 
     def batches(self) -> Iterator[tuple[StoreFile, BatchEntries]]:
-        """The entries of each file as they are on the disk, up to the last written one."""
+        """Yield the stored entries of each file, up to the last written entry."""
         for index, file in enumerate(self.files):
             yield file, self._written(index)
 
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of the first frame stored at ``timestamp`` or later. If no frame
-        is that new, that of the last frame (``getOffsetInQueueByTime``)."""
+        """The first queue offset of the first frame stored at ``timestamp`` or later, else of the
+        last frame (``getOffsetInQueueByTime``).
+        """
         found = 0
         for index in range(len(self.files)):
             spans = self._of_file(index)
@@ -246,7 +229,7 @@ class BatchQueue(FileQueue):
         return spans if len(spans.starts) else None
 
     def _file_of(self, offset: int) -> int:
-        """The last file whose first queue offset is not above ``offset``, or the first file."""
+        """The last file whose first queue offset is at most ``offset``; else the first file."""
         low, high = 0, self._tail_position()[0] if self.files else -1
         while low < high:
             middle = (low + high + 1) // 2
@@ -258,7 +241,6 @@ class BatchQueue(FileQueue):
         return low
 
     def _first(self, index: int) -> int | None:
-        """The first queue offset of a file, from its first entry; None if it has no entry."""
         if index not in self._firsts:
             head = self._all(index, 1)
             is_there = len(head) and bool(is_batch_written(head)[0])
@@ -291,9 +273,7 @@ class BatchQueue(FileQueue):
         return self._all(index, count if index == tail else None)
 
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
-        """At most ``most`` complete entries of one file, without bytes after the file's regular
-        size.
-        """
+        """At most ``most`` entries of one file, without bytes after the file's regular size."""
         file = self.files[index]
         room = self._room_of(index)
         if most is not None:
@@ -305,7 +285,7 @@ class BatchQueue(FileQueue):
 def all_queues(
     layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
 ) -> list[FileQueue | RocksQueue]:
-    """All consume queues and batch queues that have files, and the queues in RocksDB."""
+    """All consume queues and batch queues that have files, and all queues in RocksDB."""
     files = files or OpenFiles(layout)
     found: list[FileQueue | RocksQueue] = [
         queue
@@ -323,7 +303,7 @@ def open_queue(
     log_min_offset: int | None = None,
     files: OpenFiles | None = None,
 ) -> FileQueue | None:
-    """Return a consume queue or batch queue; None if no listed folder has its name."""
+    """Return a consume queue or batch queue; None if the store has no folder for the queue."""
     for kind in (BatchQueue, ConsumeQueue):
         if (topic, queue_id) in kind.names(layout):
             return kind(layout, topic, queue_id, log_min_offset=log_min_offset, files=files)
@@ -331,10 +311,7 @@ def open_queue(
 
 
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
-    """The queues with unreadable bytes in a file, each with the file, the offset and the reason.
-
-    This reads all entries of these queues. Queues in RocksDB have no such files.
-    """
+    """The queues with unreadable bytes in a file, each with the reason. Reads all entries."""
     found = {}
     files = OpenFiles(layout, is_strict=True)
     for queue in (*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files)):

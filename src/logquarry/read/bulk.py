@@ -1,12 +1,9 @@
-"""``scan`` and ``to_arrow``: reads many messages in physical order, as objects or Arrow batches.
-
-If the filter has a topic that no store knows, the read finds nothing and logs a warning, no error.
-"""
+"""``scan`` and ``to_arrow``: read many messages in physical order, as objects or Arrow batches."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
@@ -38,12 +35,7 @@ def message_filter(
     since: int | str | date | None,
     until: int | str | date | None,
 ) -> MessageFilter:
-    """Make a filter from the arguments of ``scan``: names, ``a || b``, times.
-
-    Raises:
-        UsageError: if an argument is invalid, a name is empty, or ``since`` is later than
-            ``until``.
-    """
+    """Make a filter from the arguments of ``scan``; an invalid argument raises UsageError."""
     since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
         topics=names(arguments.optional(arguments.names, topics, "topics"), "topics"),
@@ -64,10 +56,7 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """The messages before ``stop_offset`` that could pass a filter, in physical order.
-
-    Each message of an inner batch is a separate row: its run is a copy without inner batches.
-    """
+    """Yield the messages before ``stop_offset`` that could pass a filter, in physical order."""
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
@@ -87,7 +76,7 @@ def messages(
     *,
     stop_offset: int | None = None,
 ) -> Iterator[StoredMessage]:
-    """Messages that pass a filter, in physical order."""
+    """Yield the messages that pass a filter, in physical order."""
     decoding = Decoding(broker=broker, delay_levels_ms=layout.delay_levels_ms)
     found = runs(layout, wanted, on_damage, damage, stop_offset=stop_offset)
     return batches.messages(found, decoding, wanted)
@@ -104,7 +93,7 @@ def arrow_reader(
     decompress: bool = False,
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Messages that pass a filter, as record batches; each batch is read when you request it."""
+    """Return messages that pass a filter as record batches. Each batch is read on request."""
     arguments.flag(decompress, "decompress")
     chosen = schema.NAMES
     if columns is not None:
@@ -126,26 +115,21 @@ def arrow_reader(
 
 logger = logging.getLogger(__name__)
 
-_Source = Callable[[StoreLayout], set[str] | None]
 _NEAR: Final = 0.4
-"""The warning suggests a known name only if it is at least this similar to the wanted name."""
 _MOST_NAMES: Final = 5
 
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
-    """Log a warning for each wanted topic that none of the stores knows, and for a bad pattern.
+    """Log a warning for each wanted topic that no store knows, and for a pattern without a match.
 
-    A topic is known if it has queues, or the configuration names it. If the topics of any store
-    cannot be listed, there is no warning. An unknown topic is not an error, because messages that
-    are not yet in a queue can have any topic.
+    There is no warning if the topics of a store cannot be listed. An unknown topic is no error:
+    messages that are not yet in a queue may have the topic.
     """
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    # The cheapest source comes first: a plan has read the names of the queues, and these usually
-    # show all topics. RocksDB takes longest to open.
-    sources: tuple[_Source, ...] = (_with_queues, _configured, _in_rocksdb)
-    for source in sources:
+    # The cheapest source comes first: queue names are already cached, and RocksDB opens slowly.
+    for source in (_with_queues, _configured, _in_rocksdb):
         for layout in layouts:
             others = source(layout)
             if others is None:
@@ -173,7 +157,7 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """The topics of the configuration, of compaction, and of the queue folders, listed again."""
+    """The queue folders are listed again: the cached list may be old."""
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)
@@ -184,7 +168,6 @@ def _configured(layout: StoreLayout) -> set[str]:
 
 
 def _in_rocksdb(layout: StoreLayout) -> set[str] | None:
-    """The topics with queues in RocksDB; None if they cannot be listed."""
     if not rocksdb_folders(layout):
         return set()
     database = open_queues(layout)

@@ -1,7 +1,4 @@
-"""Reads single frames of the commit log by physical offset, and finds the log's start and end.
-
-To read many messages, use :class:`logquarry.log.walk.LogReader`.
-"""
+"""Reads single frames of the commit log by physical offset, and finds the log's start and end."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames to follow without kernels. For more frames, the kernels are loaded."""
+"""For a longer chain, the kernels are loaded."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -31,10 +28,7 @@ _NO_BYTES: Final = memoryview(b"")
 class CommitLog:
     """The log of a store (``CommitLog``). All offsets are physical offsets.
 
-    Args:
-        files: reads them (default: a new :class:`OpenFiles`).
-        last_entries: returns the last entry of each queue, the entry that points furthest first
-            (:func:`logquarry.read.log_end.last_entries`). Called only to find the log's end.
+    ``last_entries`` is called only to find the log's end.
 
     Attributes:
         is_watched: whether another program may truncate the files.
@@ -53,8 +47,7 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used. The next read often needs it
-        # again.
+        # (offset, end, bytes) of the last read's view, which the next read often needs too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -64,7 +57,7 @@ class CommitLog:
         self.close()
 
     def close(self) -> None:
-        """Release the last view, because it keeps its file mapped."""
+        """Release the last view, which keeps its file mapped."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property
@@ -74,16 +67,16 @@ class CommitLog:
 
     @property
     def min_offset(self) -> int:
-        """Offset at which the first file starts; 0 if there are no files."""
+        """Physical offset of the first file's start; 0 if there are no files."""
         return self.files.start
 
     @property
     def max_offset(self) -> int:
-        """Where the log ends: the end of its last message, or of the blank after it.
+        """Physical offset after the last message, or after the blank that follows the last message.
 
-        The last message that a queue entry points to shows the end. The log is not read, so damage
-        before that message is not noticed. If that message is missing, the last file is read. If
-        there are no queues, the whole log is read.
+        The search starts at the durable offset, else at the message of the furthest queue entry.
+        Damage before this start is not noticed. If the message is missing, the search starts at the
+        last file. Without queues, the search reads the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -122,10 +115,10 @@ class CommitLog:
 
     # ----------------------------------------------------------------------------- single frames
     def frame_at(self, offset: int, size: int) -> memoryview | None:
-        """The ``size`` bytes from an offset, None if they are not in one file (``getMessage``).
+        """The ``size`` bytes from an offset; None if one file does not have all of them.
 
-        QUIRK: if file 0 was deleted, Java answers for offset 0 with the first file's start. Here a
-        deleted file has no bytes.
+        QUIRK: if file 0 was deleted, ``getMessage`` answers for offset 0 with the first file's
+        start. Here a deleted file has no bytes.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -133,10 +126,7 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """A view around ``size`` bytes from an offset: start, end, and the bytes.
-
-        The view may have fewer than ``size`` bytes.
-        """
+        """Return start, end and bytes of a view with ``offset``, which may have fewer bytes."""
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
         if not is_hot or not self.reaches(offset + size):
@@ -152,26 +142,26 @@ class CommitLog:
         return hot
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Bytes of a file; FILL replaces unreadable bytes."""
+        """Read bytes of a file; FILL replaces unreadable bytes."""
         start, data = self._reader.window(path, position, length)
         return data[position - start : position - start + length]
 
     def reaches(self, end: int) -> bool:
         """Whether the file of the last view still has the bytes before a physical offset.
 
-        If not, another program has truncated it, and a read of the view raises SIGBUS.
+        If another program has truncated the file, a read of the view raises SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
 
     def unreadable_at(self, offset: int, size: int) -> Damage | None:
-        """The damage, if the disk did not deliver all of the ``size`` bytes read; else None."""
+        """The damage if the disk could not deliver all of the ``size`` bytes; else None."""
         file = self.files.at(offset)
         fault = None if file is None else self._reader.fault(file.path, offset - file.base, size)
         return None if fault is None else Damage(DamageKind.UNREADABLE, fault.words)
 
     def store_time_at(self, offset: int, size: int) -> int:
-        """The store time of a message, -1 if there is none (``pickupStoreTimestamp``)."""
+        """The store time of a message; -1 if there is no message (``pickupStoreTimestamp``)."""
         data = self.frame_at(offset, size)
         if data is None or size < frame.FIXED_SIZE_V1 or self.unreadable_at(offset, size):
             return _NO_TIME
@@ -211,7 +201,7 @@ class CommitLog:
         return self.unreadable_at(offset, len(data)) or found
 
     def sound_frame_at(self, offset: int, *, check_crc: bool = True) -> Frame | None:
-        """The frame at an offset; None if there is no sound one."""
+        """The sound frame at an offset; None if there is none."""
         outcome = self.outcome_at(offset, check_crc=check_crc)
         return outcome if isinstance(outcome, Frame) else None
 
@@ -239,11 +229,7 @@ class CommitLog:
         )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
-        """Why no message starts at an offset within the log.
-
-        The chain of frames from the start of the file decides, so that a wrong offset from the user
-        is not reported as damage.
-        """
+        # A walk from the file's start decides, so that a wrong offset is not reported as damage.
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         # Each entry of a DLedger log begins with a head.
@@ -268,13 +254,11 @@ class CommitLog:
 
     # --------------------------------------------------------------------------------- log's end
     def _chain_point(self, entry: QueueEntry) -> int | None:
-        """Where the message of an entry ends; None if the log does not have the whole message."""
         outcome = self.outcome_at(entry.physical_offset)
         sound = isinstance(outcome, Frame) and outcome.size == entry.size
         return entry.end if sound else None
 
     def _follow(self, position: int) -> int:
-        """Follow the chain of frames to its end, or part of the way if it is long."""
         for _ in range(_LONGEST_CHAIN):
             outcome = self.outcome_at(position)
             if isinstance(outcome, Damage):
@@ -289,7 +273,6 @@ class CommitLog:
         return position
 
     def _only_zeros_from(self, position: int) -> bool:
-        """Whether the log has only zeros from an offset on."""
         for file in self.files.files:
             at = max(0, position - file.base)
             stop = min(file.size, self.files.file_size)

@@ -5,9 +5,7 @@ In ``compaction/``, the broker keeps the newest message of each key of such a to
     compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
     compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
 
-A get answers from these files, even for messages whose frames in ``commitlog/`` have expired.
-``commitlog/`` still has all messages after the last one in these files: a get finds them through
-the consume queue.
+Later messages are only in ``commitlog/``; a get finds them through the consume queue.
 """
 
 from __future__ import annotations
@@ -23,21 +21,16 @@ from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import CLEANUP, COMPACTION_POLICY, topic_attributes
 from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.read.log_queues import QueueKey
 from logquarry.stored_message import StoredMessage
 
 if TYPE_CHECKING:
     from logquarry.format.frame import Damage
     from logquarry.read.queue import Queue
 
-QueueKey = tuple[str, int]
-
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """The compaction topics that have files in ``compaction/``.
-
-    Topics whose policy was changed back are left out, because the broker reads their consume
-    queues.
-    """
+    """The compaction topics with files in ``compaction/``, unless their policy was changed back."""
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
@@ -75,15 +68,7 @@ class CompactedQueue(BatchQueue):
 
 
 class CompactedGets:
-    """Answers the gets of compaction topics.
-
-    Args:
-        limits: maximum number of messages and bytes of one answer.
-        read: makes a message, as :func:`~logquarry.read.messages.read_message` does.
-
-    Attributes:
-        topics: the compaction topics that have files.
-    """
+    """Answers the gets of compaction topics."""
 
     def __init__(
         self,
@@ -101,17 +86,15 @@ class CompactedGets:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> GetResult | None:
-        """The messages from a queue offset on; None if the compacted log ends before it.
+        """Get messages from a queue offset on; None if the compacted log ends before this offset.
 
-        Raises:
-            CorruptFrame: if the first message is damaged.
+        If the first message is damaged, this raises CorruptFrame.
         """
         compacted, log = self._opened(queue)
         end = compacted.max_offset
         if offset >= end:
             return None
-        # The broker continues with the next entry, however far away it is. If the offset is before
-        # the first entry, the broker continues with the first entry.
+        # Like the broker, a get continues with the next entry, at any distance.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(
@@ -125,7 +108,7 @@ class CompactedGets:
         return found._replace(min_offset=low, max_offset=high, status=status)
 
     def bounds(self, queue: Queue) -> tuple[int, int]:
-        """The first queue offset of a queue of a compaction topic, and one past its last."""
+        """The queue's first queue offset, and the queue offset after its last message."""
         compacted, _ = self._opened(queue)
         low, high = queue.bounds()
         if compacted.max_offset:
@@ -133,9 +116,7 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """The queue that a get from this offset reads: the compacted queue, or the consume queue
-        for later messages.
-        """
+        """Return the queue that a get from this offset reads: compacted queue or consume queue."""
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 
@@ -153,7 +134,7 @@ class CompactedGets:
 
 
 class CompactionFault(NamedTuple):
-    """A message of a compacted log that cannot be read: its place, and the reason."""
+    """An unreadable message of a compacted log: its place, and the reason."""
 
     path: str
     offset: int
@@ -162,7 +143,7 @@ class CompactionFault(NamedTuple):
 
 
 def compaction_faults(layout: StoreLayout) -> Iterator[CompactionFault]:
-    """The messages that entries in ``compaction/`` point to, but that are damaged or missing."""
+    """Yield the damaged or missing messages that entries in ``compaction/`` point to."""
     files = OpenFiles(layout)
     for topic in sorted(compacted_topics(layout)):
         for folder in layout.filesystem.list(f"{COMPACTED_QUEUE}/{topic}"):

@@ -1,16 +1,8 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-This library can read some files of RocketMQ 5 but not write them, and cannot even read others.
-:class:`StoreFeatures` lists the features that such files show, each with its evidence; from the
-features, :mod:`.fence` decides which calls a store allows.
-
-This module reads only:
-
-- the names in the store's root, ``config/``, ``consumequeue/`` and a few folders below;
-- ``config/topics.json`` and the checkpoint;
-- up to 64 frames that queues point to;
-- the last 256 entries of the newest index file, and the frames that they point to;
-- for pending timers, the used pages of ``timerwheel``.
+From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
+``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files, and
+the frames of these entries. For pending timers, it reads the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -37,6 +29,7 @@ from logquarry.read import timers
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE as INDEX_TAGS_SINCE
 from logquarry.read.index import find_tag_entries
+from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.text import document, listed
@@ -68,7 +61,6 @@ EXT_FOLDER: Final = "consumequeue_ext"
 
 CLEANUP: Final = "cleanup.policy"
 COMPACTION_POLICY: Final = "COMPACTION"
-_LMQ: Final = "%LMQ%"
 _MOST_FRAMES: Final = 64
 _MOST_NAMES: Final = 8
 _EPOCHS: Final = "epochFileCheckpoint"
@@ -95,13 +87,7 @@ _KNOWN_CONFIG: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature that a store shows.
-
-    Attributes:
-        name: its name in JSON, errors and docs/rocketmq-5.md.
-        evidence: the files and folders below the root, or the settings, that show it.
-        detail: the evidence in words, for people.
-    """
+    """A feature of a store; ``evidence`` are files and folders below the root, or settings."""
 
     name: str
     evidence: tuple[str, ...]
@@ -110,13 +96,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store, as far as its files show it.
-
-    Attributes:
-        at_least: the oldest version that writes these files; None if no file shows it.
-        before: the first version whose files would differ; None if no file shows it.
-        evidence: the files that show it.
-    """
+    """The version of the broker that wrote a store: from ``at_least``, and before ``before``."""
 
     at_least: str | None = None
     before: str | None = None
@@ -137,14 +117,10 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class StoreFeatures:
-    """What a store consists of.
+    """The features of a store, in a fixed order.
 
-    Attributes:
-        features: the features that were found, in a fixed order.
-        queue_kinds: topic -> kind of its queues, of each topic with a known kind.
-        writer: the version that wrote the store.
-        unknown: files and folders in the root and in ``config/`` that no known version of RocketMQ
-            writes. This library never changes them.
+    Topics of an unknown kind are not in ``queue_kinds``. ``unknown`` has the files and folders in
+    the root and in ``config/`` that no known version of RocketMQ writes.
     """
 
     features: tuple[Feature, ...]
@@ -156,15 +132,15 @@ class StoreFeatures:
         return any(feature.name == name for feature in self.features)
 
     def get(self, name: str) -> Feature | None:
-        """The feature with a name; None if the store does not show it."""
+        """The feature with a name; None if the store does not have the feature."""
         return next((feature for feature in self.features if feature.name == name), None)
 
     def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
-        """The topics whose queues are of a given kind, sorted."""
+        """The sorted topics with a kind of queue."""
         return tuple(sorted(name for name, found in self.queue_kinds.items() if found == kind))
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of ``info --json``."""
+        """Return the object for ``info --json``."""
         return {
             "found": [document(feature) for feature in self.features],
             "queue_kinds": dict(sorted(self.queue_kinds.items())),
@@ -174,22 +150,17 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
-    """Determine the features of a store; see the head of this module for the files that it reads.
+    """Determine the features of a store; if ``index`` is false, INDEX_TAGS is skipped.
 
-    Args:
-        layout: the store's files.
-        index: whether to read the index too, for INDEX_TAGS and the version of the writer.
-
-    Raises:
-        StoreNotFound: if a file or folder exists but cannot be read.
+    If a file or folder exists but cannot be read, this raises StoreNotFound.
     """
     return _Finder(layout).find(index=index)
 
 
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Topic -> kind of its queues, and whether the store has queues in RocksDB.
+    """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
 
-    Reads folder names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
+    Reads only names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
@@ -197,7 +168,7 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 
 
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
-    """The feature of a configuration in RocksDB, None if the store has none. Reads names only."""
+    """The feature of a configuration in RocksDB, None if the store has none. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
     folders = (*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2)
     evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
@@ -221,8 +192,6 @@ def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
 
 
 class _Finder:
-    """Collects the features of one store."""
-
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
         self._config = layout.config
@@ -232,7 +201,6 @@ class _Finder:
         self._other_log = layout.other_log
 
     def find(self, *, index: bool) -> StoreFeatures:
-        """All features; without ``index``, only those that can be found without the index."""
         kinds = self.queue_kinds()
         self._rocksdb()
         if index:
@@ -248,7 +216,6 @@ class _Finder:
         return StoreFeatures(tuple(self._features), kinds, self._writer(), unknown)
 
     def has(self, name: str) -> bool:
-        """Whether a feature was found so far."""
         return any(feature.name == name for feature in self._features)
 
     def _add(self, name: str, evidence: tuple[str, ...], detail: str) -> None:
@@ -263,11 +230,10 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- queues
     def queue_kinds(self) -> dict[str, QueueKind]:
-        """The kind of each topic's queues. Adds the features that these kinds imply."""
+        """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild was interrupted between two renames, only the rebuild's folder has the queues
-        # in RocksDB.
+        # If a rebuild stopped between two renames, only its folder has the queues.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -286,7 +252,6 @@ class _Finder:
         return kinds
 
     def _add_topics(self, name: str, folder: str, attribute: str, value: str) -> set[str]:
-        """Add a feature of some topics: those with a folder, and those with an attribute."""
         there = {entry.name for entry in self._list(folder) if entry.is_dir}
         stated = {topic for topic, found in self._topics.items() if found.get(attribute) == value}
         if there or stated:
@@ -305,8 +270,7 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. If RocksDB is not used, it has no table and
-        # an empty log.
+        # Every store of RocketMQ 5.4 has this folder. If unused, it has no table and an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name
@@ -359,7 +323,7 @@ class _Finder:
 
     # -------------------------------------------------------------------------------- frames
     def _frames(self) -> None:
-        copies: set[str] = {t for t, _ in self._layout.queue_names if t.startswith(_LMQ)}
+        copies: set[str] = {t for t, _ in self._layout.queue_names if t.startswith(LMQ_PREFIX)}
         crc = is_on(self._config, "enabledAppendPropCRC")
         evidence = "enabledAppendPropCRC"
         batches = ""
@@ -389,7 +353,7 @@ class _Finder:
         first = log.outcome_at(log.min_offset, check_crc=False)
         if isinstance(first, Frame):
             yield None, first
-        # Queues that multi-dispatch fills have no entry in topics.json. They are read first.
+        # Queues that multi-dispatch fills have no entry in topics.json: read these queues first.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
             queue = ConsumeQueue(self._layout, topic, queue_id, files=files)
@@ -412,7 +376,7 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a configured path is this store's ``commitlog/``; the store may be a copy."""
+        """Whether a configured path is this store's ``commitlog/``. The store may be a copy."""
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]
         return path in (
@@ -458,8 +422,8 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # 5.x would have written "attributes" for each topic, and by default a timer wheel. In a
-            # store with our folder, topics.json proves nothing: this library writes the file too.
+            # 5.x would have written "attributes" for each topic, and by default a timer wheel. If
+            # the store has our folder, topics.json proves nothing: logquarry writes the file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

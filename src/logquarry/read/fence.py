@@ -1,10 +1,8 @@
-"""Refuses calls that would harm a store with features that this library cannot maintain.
+"""Refuses calls that would harm a store with features that logquarry cannot maintain.
 
-Each call that writes first calls :func:`require`, before it writes even the lock file or ``abort``.
-A refusal names the feature, the files that show it, the harm that the call would do, the
-calls that still work, and the way out (docs/rocketmq-5.md has the table). All combinations that
-:data:`_REFUSED` does not list are allowed: after such calls, real brokers served every message of
-the store.
+Each call that changes a store first calls :func:`require`, before it writes even the lock file or
+``abort``. :data:`_REFUSED` lists the refused combinations. After all other calls, real brokers
+served every message of the store (docs/rocketmq-5.md).
 """
 
 from __future__ import annotations
@@ -20,11 +18,12 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import CURRENT, is_installed, needs_package
 from logquarry.read import features as names
 from logquarry.read.features import Feature, StoreFeatures
+from logquarry.read.log_queues import LMQ_PREFIX
 from logquarry.read.store_sizes import require_log
 
 
 class Action(Enum):
-    """What a call would do to a store; the value completes the sentence "cannot ..."."""
+    """An action on a store; the value completes the sentence "cannot ..."."""
 
     WRITE = "be opened to write"
     LOAD = "get the rows of a Spark job"
@@ -55,8 +54,9 @@ _REFUSED: Final = {
     names.LOG_PATH: _EACH,
     names.DLEDGER: _EACH,
 }
-"""Feature -> the actions that it forbids. If a part of the log is not found, every action is
-forbidden (:mod:`logquarry.log.log_place`)."""
+"""Feature -> the forbidden actions. If part of the log is not found, all actions are forbidden
+(:mod:`logquarry.log.log_place`).
+"""
 
 _HARM: Final = {
     names.ROCKSDB_QUEUES: "The queues in RocksDB would not change, so the broker would not "
@@ -74,7 +74,6 @@ _HARM: Final = {
     names.LOG_PATH: "The log in commitlog/ may be an old one",
     names.DLEDGER: "The other members of the DLedger group would no longer agree with this log",
 }
-"""Feature -> the harm that the refused calls would do to the store."""
 
 _OUT = {
     names.ROCKSDB_QUEUES: "start the broker on the store: the broker recovers it; `logquarry "
@@ -87,7 +86,6 @@ _OUT = {
     names.QUEUE_EXT: "start the broker on the store: the broker recovers it",
     names.PROPERTY_CRC: "write the rows with `logquarry import`, or with put() in Python",
 }
-"""Feature -> the way out: what the user can do instead."""
 _USUAL_OUT: Final = (
     "start the broker on the store: the broker recovers it; or copy the messages: `logquarry "
     "export`, or `logquarry salvage --into`, which makes a plain store and lists the parts it omits"
@@ -100,18 +98,11 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features with which the recovery mode ``rocketmq`` cannot do what RocketMQ's recovery does."""
+"""Features that the recovery mode ``rocketmq``, RocketMQ's own recovery, does not support here."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
-    """Raise an error if a feature of a store forbids an action. Changes nothing.
-
-    Args:
-        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
-
-    Raises:
-        UnsupportedStore: if a feature forbids the action.
-    """
+    """Raise UnsupportedStore if a feature of a store forbids an action. Changes nothing."""
     error = refusal(layout, action, mode=mode)
     if error is not None:
         raise error
@@ -127,17 +118,12 @@ def refusal(
 ) -> UnsupportedStore | None:
     """Return the error that :func:`require` raises; None if the store allows the action.
 
-    Args:
-        mode: ``rocketmq`` if the recovery is to be RocketMQ's own.
-        may_lack_log: whether the action is allowed if all files of the log are missing.
-        found: the store's features, if the caller knows them.
-
-    Raises:
-        MisnamedFile: if a file of the log has a wrong name, and the caller relies on names.
+    If ``may_lack_log``, all files of the log may be missing. If a log file has a wrong name and the
+    action is not SALVAGE, this raises MisnamedFile.
     """
     try:
         if may_lack_log:
-            # This call raises an error if files of the log are in other folders.
+            # This access raises an error if files of the log are in other folders.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)
@@ -146,13 +132,13 @@ def refusal(
     except UnsupportedStore as error:
         return error
     if found is None:
-        # The index is not needed: whether it has tags is determined later, with the settings.
+        # The writer determines later, with the settings, whether the index has tags.
         found = names.find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
-    # Opening a store for writing recovers it if it was not shut down cleanly.
+    # If a store was not shut down cleanly, a writer recovers it first.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # If the log has no files, it is lost and not elsewhere: the recovery reports the loss.
+        # If the log has no files anywhere, the log is lost. The recovery reports this loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)
@@ -169,12 +155,7 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries.
-
-    Attributes:
-        batch: topics with batch queues.
-        has_rocksdb: whether queues are in RocksDB; their topics are not known here.
-    """
+    """Queues that are not in files of 20-byte entries; ``batch`` has topics with batch queues."""
 
     batch: frozenset[str]
     has_rocksdb: bool
@@ -184,7 +165,7 @@ class OtherQueues:
 
 
 def other_queues(layout: StoreLayout) -> OtherQueues:
-    """The queues of a store that are not in files of 20-byte entries, by names and topics.json."""
+    """Find the queues that are not in files of 20-byte entries, by folder names and topics.json."""
     kinds, has_rocksdb = names.find_queue_kinds(layout)
     return OtherQueues(
         frozenset(topic for topic, kind in kinds.items() if kind == "batch"), has_rocksdb
@@ -192,14 +173,12 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
-    """Refuse to read a queue whose messages would be wrong or missing.
+    """Refuse a queue of multi-dispatch in RocksDB if the configuration switches multi-dispatch off.
 
-    Raises:
-        UnsupportedStore: for a queue of multi-dispatch in RocksDB, if the configuration switches
-            multi-dispatch off.
+    Messages of the queue would be wrong or missing. The error is UnsupportedStore.
     """
     is_off = layout.config.enable_multi_dispatch is False
-    if topic.startswith("%LMQ%") and others.has_rocksdb and is_off:
+    if topic.startswith(LMQ_PREFIX) and others.has_rocksdb and is_off:
         raise UnsupportedStore(
             f"{layout.root}: the queues of {topic} are in RocksDB. {_OUT[names.MULTI_DISPATCH]}",
             feature=names.ROCKSDB_QUEUES,
@@ -207,25 +186,21 @@ def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
 
 
 def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterable[str]) -> None:
-    """Refuse to consume topics whose queues or offsets cannot be read.
-
-    Args:
-        topics: the topics to consume.
+    """Refuse to consume topics if their queues or consumer offsets cannot be read.
 
     Raises:
         UnsupportedStore: if :func:`require_queue` refuses the queues of a topic.
-        UsageError: if the offsets of the groups are in RocksDB, and the package ``rocksdict`` is
-            not installed.
+        UsageError: if consumer offsets are in RocksDB, and the package ``rocksdict`` is missing.
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    # Without these offsets, a group would begin at a wrong offset.
+    # Without the stored offsets, a group would begin at a wrong offset.
     if names.rocksdb_config(layout) is not None and not is_installed():
         raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 
 
 def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> Iterator[Feature]:
-    # A store that is opened for writing may have to be recovered first.
+    # If a store was not shut down cleanly, a writer recovers it first.
     actions = {action, *_IMPLIED.get(action, ())}
     for feature in found.features:
         refused = _REFUSED.get(feature.name, frozenset())
@@ -238,7 +213,6 @@ def _forbidding(found: StoreFeatures, config: StoreConfig, action: Action) -> It
 
 
 def _are_all_in_rocksdb(found: StoreFeatures, feature: Feature) -> bool:
-    """Whether the store has one RocksDB database, and all its queues are in it."""
     kinds = {*found.queue_kinds.values()} - {"rocksdb"}
     return not kinds and len(feature.evidence) == 1 and feature.evidence[0].endswith(CURRENT)
 

@@ -1,8 +1,4 @@
-"""Gets messages of a queue from an offset on: the reference (``DefaultMessageStore.getMessage``).
-
-The rules are RocketMQ 4.9.3's: the caps on count and bytes, the end of the queue file as the end of
-the answer, and the next offset of every outcome.
-"""
+"""Gets messages of a queue, as ``DefaultMessageStore.getMessage`` of 4.9.3: the reference."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from logquarry.read.queue import Queue, Units
 from logquarry.stored_message import StoredMessage
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""The number of entries that one ``get`` reads; ``max_count`` if that is larger.
+"""The number of entries that one ``get`` reads, unless ``max_count`` is larger.
 
 Java's loop counts bytes up to the first multiple of an entry that is not below 16,000.
 """
@@ -33,19 +29,18 @@ _MOST_AT_ONCE: Final = 128
 
 
 class GetMessageStatus(Enum):
-    """``GetMessageStatus``: the outcome of a ``get``."""
+    """The outcome of a ``get`` (``GetMessageStatus``)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """There are messages from the offset on, but none of those read has a wanted tag."""
+    """The messages exist, but none of the messages read has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """The queue has entries of messages that the log no longer holds."""
+    """The queue has entries of messages that the log no longer has."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
-    """The queue has no entry at that offset, although it is within the queue's bounds."""
+    """The queue has no entry at the offset, although the offset is within the queue's bounds."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
-    """The offset lies beyond the queue's end."""
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
-    """The offset is the queue's end: no new message."""
+    """The offset is the queue's end: there is no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
     """Never returned: a get of an unknown queue makes an empty queue in memory."""
@@ -53,15 +48,7 @@ class GetMessageStatus(Enum):
 
 
 class GetResult(NamedTuple):
-    """The answer to a ``get`` (``GetMessageResult``).
-
-    Attributes:
-        status: the outcome.
-        messages: the messages, in queue order; empty unless FOUND. Cannot be changed.
-        next_offset: the queue offset to ask for next.
-        min_offset: the queue's first offset.
-        max_offset: one past the queue's last offset.
-    """
+    """The answer to a ``get`` (``GetMessageResult``); ``messages`` is empty unless FOUND."""
 
     status: GetMessageStatus
     messages: Sequence[StoredMessage]
@@ -71,12 +58,12 @@ class GetResult(NamedTuple):
 
     @property
     def frames(self) -> bytes:
-        """The messages' frames, one after the other: what a broker sends to a consumer."""
+        """The bytes of all messages' frames, as a broker sends them to a consumer."""
         return frames_of(self.messages)
 
     @property
     def size(self) -> int:
-        """Bytes of the messages' frames (``bufferTotalSize``)."""
+        """Total bytes of the frames (``bufferTotalSize``)."""
         return sum(message.size for message in self.messages)
 
 
@@ -84,12 +71,8 @@ class GetResult(NamedTuple):
 class TransferLimits:
     """The maximum numbers of messages and bytes of one ``get`` (``isTheBatchFull``).
 
-    The first message is always part of the answer.
-
-    Attributes:
-        memory_bytes: size of the log's last part; messages in that part count as in memory.
-        count: maximum number of messages in memory; ``disk_count`` is for messages on disk.
-        size: maximum bytes of messages in memory; ``disk_size`` is for messages on disk.
+    The first message is always part of the answer. The limits ``disk_*`` apply to messages before
+    the last ``memory_bytes`` of the log.
     """
 
     memory_bytes: int
@@ -100,7 +83,7 @@ class TransferLimits:
 
     @classmethod
     def of(cls, config: StoreConfig, total_memory: int | None = None) -> TransferLimits:
-        """The limits that a configuration sets on this machine."""
+        """Return the limits that a configuration sets on this machine."""
         total = _total_memory() if total_memory is None else total_memory
         return cls(
             memory_bytes=int(total * (config.access_message_in_memory_max_ratio / 100)),
@@ -122,26 +105,14 @@ def get_message(
     read: Callable[[bytes, int], StoredMessage | Damage | None],
     known_damage: Container[int] = (),
 ) -> GetResult:
-    """Up to ``max_count`` messages (at least one) from a queue offset on.
+    """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    Tags are compared by their code first, as RocketMQ's store does, and then as text, as its
-    consumers do.
-
-    Args:
-        log: the store's log.
-        queue: the queue.
-        offset: queue offset of the first message.
-        max_count: maximum number of messages.
-        tags: the tags of a subscription, None for all messages.
-        limits: maximum number of messages and bytes.
-        read: makes a message of the bytes at a physical offset, as
-            :func:`~logquarry.read.messages.read_message` does.
-        known_damage: physical offsets of damage that a recovery has noted; the messages there are
-            skipped.
+    Tags are compared by tags code, like in RocketMQ's store, and then as text, like in its
+    consumers. Messages with ``known_damage``, which a recovery has noted, are skipped.
 
     Raises:
-        CorruptFrame: if the first message has damage that no recovery has noted. Damage further on
-            ends the answer before the damage, so that the next ``get`` raises.
+        CorruptFrame: if the first message has other damage. Later damage ends the answer, so that
+            the next ``get`` raises the error.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -172,8 +143,7 @@ def get_message(
     size = 0
     read_inner = _InnerReader(read)
     last_place = -1
-    # If the first entry lies after ``offset``, the queue has a gap there: it was made from a
-    # damaged log.
+    # If the first entry is after ``offset``, damage to the log left a gap in the queue.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
@@ -185,8 +155,8 @@ def get_message(
         if removed_below is not None and physical_offset < removed_below:
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
-        # QUIRK: the sum with a filler's size overflows in Java, so it is below any limit. The
-        # messages of an inner batch share one frame, which counts once.
+        # QUIRK: in Java the sum with a filler's size overflows, so the sum is below any limit. The
+        # frame of an inner batch counts once.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_place else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
@@ -197,19 +167,19 @@ def get_message(
                 status = GetMessageStatus.NO_MATCHED_MESSAGE
             continue
         if unit_size <= 0 or physical_offset < 0 or unit_size == FILLER_SIZE:
-            # An entry that was never written, or that replaces a message which the log has lost.
+            # The entry was never written, or is a filler for a lost message.
             continue
         data = log.frame_at(physical_offset, unit_size)
         found: StoredMessage | Damage | None = None
         if data is not None:
             found = read_inner.at(data, physical_offset, offset + done - 1)
-            # Check after the bytes were read: a page can be lost at any time.
+            # The check must follow the read: a page can be lost at any time.
             found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
             if physical_offset in known_damage:
-                # The message is damaged, not deleted: the rest of its file is there.
+                # The message is damaged, not deleted: the rest of its file exists.
                 continue
             # Retention deletes whole files of the log.
             file_size = max(1, log.files.file_size)
@@ -237,7 +207,7 @@ def get_message(
 
 
 class _InnerReader:
-    """Reads an entry's message; if the frame is an inner batch, the one at the queue offset."""
+    """From an inner batch, selects the message by its queue offset."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read
@@ -253,7 +223,7 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # Its body is not a batch: clients, too, take the frame as one message.
+                # The body is no batch: RocketMQ's clients, too, take the frame as one message.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)
@@ -266,14 +236,14 @@ class _InnerReader:
 
 
 def may_match(tags_code: int, codes: Collection[int]) -> bool:
-    """Whether the tag of a message with this tags code can be one of the wanted tags."""
+    """Whether a message with this tags code can have one of the wanted tags."""
     # If the code is an address into ConsumeQueueExt, only the frame shows the tag. Java compares
-    # intValue(), and delivery times of the schedule topic take more than 32 bits.
+    # intValue(), but delivery times in the schedule topic take more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """The offset before which messages count as on disk (``checkInDiskByCommitOffset``)."""
+    """Return the first physical offset that counts as in memory (``checkInDiskByCommitOffset``)."""
     # The log's end is expensive to find, and only a large log needs it.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN
@@ -281,9 +251,7 @@ def memory_start(log: CommitLog, limits: TransferLimits) -> int:
 
 
 def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """The entries as tuples of numbers, some at a time, because usually the first ``count``
-    suffice.
-    """
+    """Convert some entries at a time: usually the first ``count`` entries suffice."""
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):
         yield from units[at : at + step].tolist()

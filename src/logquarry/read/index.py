@@ -1,9 +1,6 @@
 """Finds messages by key: with the index (``IndexService``, ``queryMessage``) or in the log.
 
-:mod:`.index_file` reads one file.
-
-Since 5.4.0 ``IndexService.buildIndex`` puts ``topic#T#TAGS`` after UNIQ_KEY and the words of KEYS.
-An entry holds only a hash, so :func:`find_tag_entries` reads the messages that entries point to.
+Since 5.4.0 ``IndexService.buildIndex`` adds ``topic#T#TAGS`` after UNIQ_KEY and the words of KEYS.
 """
 
 from __future__ import annotations
@@ -37,11 +34,7 @@ ROCKSDB_STORE: Final = "rocksdbstore"
 
 
 class Index:
-    """The index of a store: all its files together (``IndexService``).
-
-    Args:
-        files: reads them (default: a new :class:`OpenFiles`).
-    """
+    """The index of a store: all its files together (``IndexService``)."""
 
     def __init__(self, layout: StoreLayout, *, files: OpenFiles | None = None) -> None:
         self._layout = layout
@@ -74,18 +67,18 @@ class Index:
     def query_offsets(
         self, topic: str, key: str, max_count: int, begin: int = 0, end: int = java.LONG_MAX
     ) -> list[int]:
-        """Physical offsets that the index has for a key, newest first (``queryOffset``).
+        """Return the physical offsets that the index has for a key, newest first (``queryOffset``).
 
-        They include hash collisions. ``begin`` and ``end`` are store times in milliseconds, both
-        inclusive; the answer has at most ``maxMsgsNumBatch`` offsets.
+        The offsets include hash collisions; there are at most ``maxMsgsNumBatch``. ``begin`` and
+        ``end`` are inclusive store times in milliseconds.
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys has begin time 0. A query with a begin time stops there,
-            # and finds nothing in older files.
+            # QUIRK: a file without keys has begin time 0. A query with a begin time stops at such a
+            # file, and finds nothing in older files.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found
@@ -93,12 +86,7 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TagEntries:
-    """What the newest messages in the index show about tags.
-
-    Attributes:
-        path: the index file that was read.
-        has_tags: whether a message that has a tag has an index entry for the tag.
-    """
+    """Whether the index has entries for tags, and the path of the index file that was read."""
 
     path: str
     has_tags: bool
@@ -107,8 +95,8 @@ class TagEntries:
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """Find out whether the index has tags, and return the layout with this setting.
 
-    If no message shows it, the settings recorded in the store decide, or else the version: since
-    5.4.0 a broker makes ``rocksdbstore/``.
+    If no message shows the setting, the settings recorded in the store decide, or else the folder
+    ``rocksdbstore/``, which a broker makes since 5.4.0.
     """
     if layout.config.index_tags is not None:
         return layout
@@ -119,10 +107,7 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
 
 
 def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
-    """Whether the index has entries for tags of its newest messages; None if these have no tags.
-
-    Reads the last 256 entries of the newest index file that has entries, and their frames.
-    """
+    """Find index entries for the tags of the newest messages; None if no such message has a tag."""
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     for file in reversed(Index(layout, files=files).files):
@@ -135,8 +120,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
             if len(data) == index.ENTRY.size:
                 entry = index.decode_entry(data, 0)
                 hashes[entry.physical_offset].add(entry.key_hash)
-        # Leave out the first message: some of its entries may lie before the entries that were
-        # read.
+        # Skip the first message: some of its entries may be before the 256 entries.
         tagged = [_has_tag(log, offset, found) for offset, found in list(hashes.items())[1:]]
         known = [one for one in tagged if one is not None]
         if known:
@@ -145,9 +129,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Whether a message's tag is among ``hashes``, which the index has for the message. None if the
-    message has no tag, or is not in the log.
-    """
+    """Return None if the log does not have the message, or if the message has no tag."""
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None
@@ -161,20 +143,20 @@ def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
 
 
 _ROUNDS: Final = 3
-"""How often ``queryMessage`` reads the index, each time further back."""
+"""How often ``queryMessage`` reads the index, each time with older messages."""
 
 Lookup = Callable[[int], Frame | None]
-"""The sound frame at a physical offset, None if there is none."""
+"""Returns the sound frame at a physical offset; None if there is none."""
 
 
 @rereads
 def query_message(
     index: Index, lookup: Lookup, topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Messages that the index has under a key, in the order of the log.
+    """Return the messages that the index has under a key, in the order of the log.
 
-    As in Java, the answer includes messages with other keys of the same hash. It repeats a message
-    that the index has twice. Messages that the log no longer holds are left out.
+    As in Java, the answer includes messages with other keys of the same hash, and repeats a message
+    that the index has twice. Messages that the log no longer has are omitted.
     """
     found: list[Frame] = []
     last_time = end
@@ -198,11 +180,7 @@ def query_message(
 def search_log(
     events: Iterable[Event], topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """The newest messages that an index would have under a key, in the order of the log.
-
-    This reads the whole log, and decodes only frames that contain the bytes of the key. ``begin``
-    and ``end`` are compared with the exact store time.
-    """
+    """Return the newest messages with a key, in the order of the log; reads the whole log."""
     if not key or max_count <= 0:
         return []
     needle = key.encode("utf-8", "surrogatepass")
@@ -230,10 +208,7 @@ def search_log(
 
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
-    """Whether RocketMQ indexes a message under a topic and a key (``IndexService.buildIndex``).
-
-    The keys are the UNIQ_KEY and each word of KEYS. A message that was rolled back has no keys.
-    """
+    """Whether RocketMQ indexes a message under a key: its UNIQ_KEY or a word of KEYS."""
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:
         return False
@@ -243,7 +218,7 @@ def has_key(frame: Frame, topic: str, key: str) -> bool:
 
 
 def of_key(message: StoredMessage, key: str) -> tuple[StoredMessage, ...]:
-    """The messages of an inner batch that have a key; all its messages if none has the key."""
+    """Return the messages of an inner batch that have a key; if none has the key, all messages."""
     batch = message.unwrap()
     if len(batch) == 1:
         return batch

@@ -1,19 +1,7 @@
 """Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
 
-A query follows each chain at most once and only backwards, so that no damage makes it loop. If a
-file is too short, the entries after its end are missing. A read raises no error for damaged bytes.
-
-If the settings lack the shape of the index (slots and entries), :func:`infer_shape` finds it. The
-size of a file, ``40 + 4 x slots + 20 x entries``, does not determine both numbers. The contents
-determine them: the last nonzero byte belongs to the last entry, and the header has the number of
-that entry. Every entry must also be in the chain of its slot, and the place of a slot depends on
-the number of slots.
-
-The index is evidence of messages that log and queues have lost. The queues are the first evidence
-of a lost part of the log. If the queues are lost too, the index still has the physical offset of
-each message with a key, but not its size. The size of a lost frame is then estimated: it reaches to
-the next frame in the index. For the last frame in the index, the estimate is the smallest size that
-a frame can have.
+A query follows each chain only backwards, so no damage can make the query loop. A read raises no
+error for damaged bytes; if a file is too short, the entries after its end count as missing.
 """
 
 from __future__ import annotations
@@ -41,7 +29,6 @@ _WORD: Final = 4
 _ENTRY_WORDS: Final = ENTRY.size // _WORD
 _CHUNK: Final = 4 << 20
 _MOST_CHECKED: Final = 4_096
-"""Maximum number of entries to check at each end of a file."""
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
@@ -54,10 +41,11 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 
 
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
-    """Find the shape of an index file from its contents; None if they do not determine it.
+    """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    A file of RocketMQ's default size has its default shape. An index without entries has no
-    determined shape, and needs none.
+    The file's size does not determine both numbers. But the last nonzero byte belongs to the last
+    entry, whose number is in the header. And every entry must be in the chain of its slot, whose
+    place depends on the number of slots. A file without entries has no determined shape.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -65,7 +53,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # Works for a damaged file too: a wrong number of slots fits almost none of its entries.
+    # A wrong number of slots fits almost no entry, even if the file is damaged.
     for share in (1.0, _ENOUGH):
         for slots in _guesses(data, header):
             if _share_that_fits(data, header, slots) >= share:
@@ -75,24 +63,22 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
 
 def kept_shape(layout: StoreLayout) -> IndexShape | None:
-    """The shape that a writer recorded in the store, None if there is no record."""
+    """The shape that a writer recorded in the store; None if there is no record."""
     slots, entries = (layout.kept_settings.get(n) for n in ("max_hash_slot_num", "max_index_num"))
     return IndexShape(slots, entries) if slots and entries else None
 
 
 def likely_shape(size: int) -> IndexShape:
-    """The most probable shape of index files without entries: about four entries for each slot, as
-    in RocketMQ's default."""
+    """The most probable shape of index files without entries: RocketMQ's four entries per slot."""
     room = max(size - HEADER.size, SLOT.size + ENTRY.size)
     slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
-    # The rest of the file is whole entries.
     words = room // _WORD
     slots += (words - slots) % _ENTRY_WORDS
     return IndexShape(slots, (words - slots) // _ENTRY_WORDS)
 
 
 def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
-    """Numbers of slots to try, the most probable first. Each fits the file's size."""
+    """Yield the possible numbers of slots for the file's size, the most probable number first."""
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
@@ -121,12 +107,10 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
 
 
 def _last_nonzero_word(data: memoryview) -> int | None:
-    """Index of the last nonzero word after the header."""
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # A live index may change during the read, but numpy's flatnonzero needs data that does not
-        # change: search a copy.
+        # flatnonzero needs constant data, but a writer may change the index: search a copy.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -135,7 +119,6 @@ def _last_nonzero_word(data: memoryview) -> int | None:
 
 
 def _words_with(data: memoryview, offset: int) -> Iterator[int]:
-    """Numbers of the words (4 bytes) at which a given physical offset is stored."""
     if offset == 0:
         return
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
@@ -145,7 +128,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """Share of the entries, from 0 to 1, that are valid if the file has this number of slots."""
+    """Share of the entries that are valid if the file has this number of slots, from 0 to 1."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
@@ -169,9 +152,7 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """Share of some entries that are chained correctly: the entry's slot points to it or to a newer
-    entry, and the entry points to an earlier entry of the same slot.
-    """
+    """The slot must point to the entry or a newer entry, and the entry to an older entry."""
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
     sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
@@ -193,14 +174,14 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """The header, as it is now. Bytes that a short file lacks count as zeros."""
-        # Java extends a short file when it opens it.
+        """The header at this moment. If the file is too short, missing bytes count as zeros."""
+        # Java extends a short file when Java opens the file.
         data = bytes(self._reader.read(self.path, 0, HEADER.size))
         return index.decode_header(data.ljust(HEADER.size, b"\0"))
 
     @cached_property
     def shape(self) -> IndexShape | None:
-        """Slots and entries, from the settings, else from the contents; None if unknown."""
+        """The shape from the settings, or else from the contents; None if unknown."""
         stated = self._layout.config.index_shape
         if stated is not None:
             return stated
@@ -231,16 +212,16 @@ class IndexFile:
         return first <= begin <= last or first <= end <= last
 
     def read(self, position: int, length: int) -> memoryview:
-        """Bytes of the file; fewer if the file ends before the range does."""
+        """Read bytes of the file; fewer if the file ends before the range does."""
         return self._reader.read(self.path, position, length)
 
     def select_offsets(
         self, found: list[int], topic: str, key: str, max_count: int, begin: int, end: int
     ) -> None:
-        """Add the offsets of a key, newest first, until there are ``max_count``.
+        """Add the physical offsets of a key to ``found``, newest first, up to ``max_count``.
 
-        Hashes are compared, not keys. Times are compared in whole seconds after the file's first
-        store time, because the entries store them so.
+        Hashes are compared, not keys. Entries store times in whole seconds after the file's first
+        store time, so ``begin`` and ``end`` are compared at this precision.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)
@@ -254,10 +235,7 @@ class IndexFile:
                 return
 
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
-        """All offsets that the file has for a key, newest first; hashes are compared.
-
-        None if the chain is broken, because offsets could be missing then.
-        """
+        """Return all physical offsets of a key's hash, newest first; None for a broken chain."""
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
         if shape is None:
@@ -282,7 +260,6 @@ class IndexFile:
         return found
 
     def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
-        """The entries of the slot of a hash, newest first."""
         header = self.header
         # The shape is cached: it must not be inferred while the file is empty.
         shape = self.shape if header.entry_count > 1 else None
@@ -296,8 +273,8 @@ class IndexFile:
             if entry is None or entry.seconds < 0:
                 return
             yield entry
-            # QUIRK: Java follows each pointer except one to the entry itself; a torn chain that
-            # points forwards makes it loop for ever (apache/rocketmq#8018).
+            # QUIRK: Java follows each pointer except a pointer to the entry itself. If a torn chain
+            # points forwards, Java loops for ever (apache/rocketmq#8018).
             if entry.previous >= number:
                 return
             number = entry.previous
@@ -312,18 +289,15 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """The hashes that an entry of a key can have; the first one determines its slot."""
+    """The hashes that an entry of a key can have; the first hash determines the slot."""
     # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
 LARGEST_MESSAGE: Final = 64 << 20
-"""Maximum bytes of a message; a message that seems larger is damage."""
 _ENTRIES_AT_ONCE: Final = 1 << 20
-"""Number of entries that are read at once."""
 _LEAST_APART: Final = 2
-"""Messages far after the log's files count only if there are this many, because a single one may
-come from a damaged entry."""
+"""One message far after the log's files may come from a damaged entry; two messages count."""
 
 
 class Span(Protocol):
@@ -339,16 +313,9 @@ class Span(Protocol):
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """The last message in the index, in the form of a queue entry.
+    """Return the last message in the index as a queue entry; None if it starts before ``least``.
 
-    Usually this reads one header: the entries are read only if the message starts at or after
-    ``least``. A header that contradicts the entries counts as damaged.
-
-    Args:
-        least: physical offset up to which other files show messages.
-
-    Returns:
-        The entry; None if the index has no message at or after ``least``.
+    If header and entries disagree, the file counts as damaged, and the result is None.
     """
     try:
         file = next((one for one in reversed(_files(layout)) if not one.is_empty), None)
@@ -356,7 +323,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user has no permission to read the index: a reader of the log does not need it.
+        # The user may not read the index: a reader of the log does not need it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None
@@ -370,13 +337,10 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """The messages that the index has from a physical offset on, in the order of the log.
+    """Return physical offset and size of the messages that the index has from ``least`` on.
 
-    Args:
-        spans: damaged parts of the log, in order; a message that starts in one ends in it too.
-
-    Returns:
-        The physical offset of each message, and its bytes, estimated by the next message.
+    A size is an estimate: the message reaches to the next message in the index, but not beyond its
+    file or its span of damage. The last message has the smallest possible size.
     """
     places, size = _all_places(layout, least), layout.commit_log.file_size
     after = np.append(places[1:], places[-1:] + FIXED_SIZE_V1)
@@ -413,7 +377,6 @@ def _is_possible(header: IndexHeader) -> bool:
 
 
 def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
-    """The physical offsets of a file's entries, some at a time; none if its shape is unknown."""
     shape, count = file.shape, file.header.entry_count - 1
     if shape is None:
         return
@@ -428,6 +391,6 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
 
 
 def _size_at(layout: StoreLayout, offset: int) -> int:
-    """Bytes of the frame at an offset; those of the smallest frame if there is none."""
+    """Return the smallest size of a frame if there is no frame at the offset."""
     first = next(LogReader(layout, check_crc=False).chain(offset), None)
     return int(first.rows[0, SIZE]) if isinstance(first, Run) else FIXED_SIZE_V1

@@ -32,11 +32,7 @@ _Files = tuple[tuple[int, ...], int, int]
 
 
 class LiveLog(CommitLog):
-    """The commit log, read from the writer's files.
-
-    Args:
-        layout: lists the store's files.
-    """
+    """The commit log, read from the writer's files. ``layout`` lists the store's files."""
 
     is_watched = False
 
@@ -47,10 +43,11 @@ class LiveLog(CommitLog):
         self._sequence: tuple[tuple[int, ...], FileSequence] = ((), FileSequence((), 1))
 
     def refresh(self) -> None:
-        """Does nothing: the files and the end are read from the writer each time."""
+        """Does nothing: each read asks the writer for the files and the end."""
 
     @property
     def files(self) -> FileSequence:
+<<<<<<< HEAD
         """The files of the log."""
         bases, known = self._queue.bases, self._sequence
         if known[0] is bases:
@@ -60,15 +57,24 @@ class LiveLog(CommitLog):
         files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
         sequence = FileSequence(tuple(files), size)
         self._sequence = bases, sequence
+=======
+        bases, size = self._queue.bases, self._queue.file_size
+        known, sequence = self._sequence
+        if known is not bases:
+            root = self._layout_now().root
+            paths = self._queue.paths
+            files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
+            sequence = FileSequence(tuple(files), size)
+            self._sequence = bases, sequence
+>>>>>>> help-d
         return sequence
 
     def reaches(self, end: int) -> bool:
-        """See :meth:`CommitLog.reaches`: only the writer, this process, changes the files."""
+        """True: only the writer, this process, changes the files."""
         return True
 
     @property
     def max_offset(self) -> int:
-        """Physical offset at which the readable bytes end."""
         return self._queue.max_offset
 
     def _log_reader(self, bound: int | None) -> LogReader:
@@ -76,8 +82,6 @@ class LiveLog(CommitLog):
 
 
 class _LogBytes(OpenFiles):
-    """The written bytes of the log's files, by path."""
-
     def __init__(self, files: MappedFileQueue, layout: StoreLayout) -> None:
         super().__init__(layout)
         self._queue = files
@@ -98,13 +102,10 @@ class _LogBytes(OpenFiles):
         return None if file is None else first_unreadable(file.unreadable, position, length)
 
     def reaches(self, path: str, end: int) -> bool:
-        """See :meth:`OpenFiles.reaches`. Only the writer, this process, changes the files."""
         return True
 
 
 class _LiveFiles(Queue):
-    """A queue, read from the writer's files. Any number of threads may read it."""
-
     def __init__(
         self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
     ) -> None:
@@ -122,14 +123,13 @@ class LiveQueue(_LiveFiles):
     ) -> None:
         super().__init__(topic, queue_id, files, log)
         self.units_per_file = files.file_size // UNIT_SIZE
-        # (start of the queue's first file, start of the log), and the min offset valid for them.
+        # (start of the queue's first file, start of the log), and the min offset for these starts.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The lists of the queue's files and of the log's files, and the min offset valid for them.
-        # A list is replaced when a file is deleted.
+        # The lists of the queue's files and of the log's files, and the min offset for these lists.
+        # If a file is deleted, a new list replaces the old list.
         self._low: tuple[object, object, int] = None, None, 0
 
     def bounds(self) -> tuple[int, int]:
-        """See :meth:`Queue.bounds`. Each get calls this."""
         files = self._files
         of_files, of_log, low = self._low
         if of_files is not files.bases or of_log is not self._log.bases:
@@ -165,12 +165,10 @@ class LiveQueue(_LiveFiles):
 
     @property
     def max_offset(self) -> int:
-        """One past the last entry."""
         return self._files.max_offset // UNIT_SIZE
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last entry, unless it only pads the file."""
         end = self._files.max_offset
         data = self._files.select(end - UNIT_SIZE, UNIT_SIZE) if end else None
         if data is None:
@@ -179,12 +177,10 @@ class LiveQueue(_LiveFiles):
         return None if entry.is_filler or not entry.is_written else entry
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files."""
         for base in self._files.bases:
             yield QueueSegment(base // UNIT_SIZE, len(self._units_of(base)))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, file by file, without a copy."""
         for base in self._files.bases:
             first = base // UNIT_SIZE
             if first >= stop:
@@ -205,7 +201,7 @@ class LiveQueue(_LiveFiles):
 
 
 class LiveBatchQueue(_LiveFiles):
-    """A batch queue, read from the writer's files. Any number of threads may read it."""
+    """A batch queue, read from the writer's files."""
 
     units_per_file = BatchQueue.units_per_file
     is_batch = True
@@ -218,7 +214,7 @@ class LiveBatchQueue(_LiveFiles):
         self._seen: tuple[_Files, BatchQueue] | None = None
 
     def _now(self) -> BatchQueue:
-        """The queue as it is now. After an append this makes a new object."""
+        """Return the queue at this moment; after an append, this is a new object."""
         state = self._files.bases, self._files.max_offset, max(0, self._log.min_offset)
         with self._change:
             if self._seen is None or self._seen[0] != state:
@@ -253,8 +249,6 @@ class LiveBatchQueue(_LiveFiles):
 
 
 class _Written(BatchQueue):
-    """The entries of a queue up to one moment."""
-
     def __init__(self, topic: str, queue_id: int, files: MappedFileQueue, state: _Files) -> None:
         bases, self._end, self.log_min_offset = state
         size, folder = files.file_size, f"{BATCH_QUEUE}/{topic}/{queue_id}"

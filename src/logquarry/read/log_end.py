@@ -1,30 +1,13 @@
-"""Finds, for readers, the end of a log and the damage that a recovery has noted in it.
+"""Finds the end of a log, and reads the damage that a recovery has noted.
 
-A store that this library wrote has a durable offset (:mod:`logquarry.format.checkpoint`). The log
-reaches at least up to it, even after a crash. A break in the chain of frames before it is damage.
+- With a durable offset (:mod:`logquarry.format.checkpoint`), the log reaches at least to the
+  durable offset, even after a crash. A break in the chain of frames before it is damage.
+- Without a durable offset, after a clean shutdown, every message was dispatched. So the log reaches
+  at least to the last message in any queue, and further while the chain of frames is unbroken.
 
-If a store has no durable offset but was shut down cleanly (no ``abort``), every message was
-dispatched. So the log reaches at least to the end of the last message in any queue. Bytes after
-that are stale frames of an earlier recovery, unless an unbroken chain of frames continues there
-(verify.md, "Where the log ends").
-
-QUIRK: the queues may be stale too. When RocketMQ's recovery finds a bad frame, it deletes all later
-files of the log, but cuts the file with the bad frame, and the queues, in memory only: sound frames
-and sound entries stay after the cut. So a break of the chain in the *last* file of a cleanly shut
-down store is the log's end (:func:`sound_bound`). A break in an earlier file is damage, because the
-recovery would have deleted the later files.
-
-:class:`LogFrontier` follows the log for readers that poll for new messages and must never read
-bytes that turn out not to be a message:
-
-- with a durable offset: up to that offset;
-- if a process has the store open, or possibly has it open: up to the last whole frame of the chain.
-  The next call reads an incomplete frame again;
-- if the store was not shut down cleanly and no process has it open: up to the last frame;
-- if the store was shut down cleanly: up to the last message in the queues, and further while the
-  chain is unbroken.
-
-Each call of :meth:`~LogFrontier.end_of` reads the bytes that were written since the last call.
+QUIRK: the queues may be stale. After a bad frame, RocketMQ's recovery deletes all later log files.
+But it cuts the file with the bad frame, and the queues, only in memory. So after a clean shutdown,
+a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is damage.
 """
 
 from __future__ import annotations
@@ -33,7 +16,6 @@ import json
 import logging
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -42,7 +24,7 @@ from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import DAMAGE, StoreFile
+from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import LARGEST_MESSAGE, Span, last_indexed
@@ -62,10 +44,9 @@ class Noted(NamedTuple):
 
 
 class DamageMap:
-    """The damaged parts of a log; ``offset in map`` tests whether an offset is in one.
+    """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
 
-    Args:
-        spans: the damage, in order. The list may grow later.
+    The spans must be in order. The list may grow later.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
@@ -85,7 +66,7 @@ class DamageMap:
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
-    """The damage that the last recovery of this library noted in a store."""
+    """Return the damage that the last recovery by logquarry noted in a store."""
     try:
         document = json.loads(layout.filesystem.read(DAMAGE))
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
@@ -94,20 +75,18 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # No durable offset: another program wrote to the store last, and may have truncated its log.
+    # Without a durable offset, another program wrote to the store last, and may have cut the log.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
-    """The last entry of each queue (default: all), the one that reaches furthest first.
+    """Return the last entry of each queue (default: all queues), sorted by falling end offset.
 
     If the index has a later message than all queues, an entry for that message comes first: the
-    queues may be lost too.
-
-    An entry is left out if its message would end more than a file after the log's last file: it may
-    be damaged. But if the entry before it also points after that file, the two show that files of
-    the log are missing, and the entry counts. This reads at most the last files of each queue.
-    RocksDB may have millions of queues, so only those of its queues that reach furthest count.
+    queues may be lost too. Of RocksDB's queues, only the furthest 64 count. If an entry's message
+    would end more than one file after the log, the entry may be damaged, and is omitted. But if the
+    last two entries of a queue point after the log, files of the log are missing, and the last
+    entry is kept.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -127,7 +106,6 @@ def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> 
 
 
 def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
-    """Whether the last two entries of a queue point to possible messages after the log's files."""
     at = queue.max_offset - 2
     before = next((entry for _, entry in queue.entries(at, at + 1)), None) if at >= 0 else None
     return (
@@ -139,14 +117,10 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 
 
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
-    """Where the log ended before its last files were lost or a crash emptied them. None if neither
-    happened.
+    """Return where the log ended before its last files were lost or emptied; else None.
 
-    After a crash the queues may be ahead of the log within one file. But if an entry points to a
-    message in a later file, that file had messages.
-
-    Args:
-        entries: the result of :func:`last_entries`.
+    After a crash the queues may be ahead of the log within one file. But if one of ``entries``
+    (:func:`last_entries`) points to a message in a later file, that file had messages.
     """
     log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
     if layout.has_abort and (entries or durable is not None):
@@ -159,15 +133,13 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """The durable offset, or the end of the last message in the queues of a closed store.
+    """Return the durable offset, or the end of the last message in the queues of a closed store.
 
-    None if a process writes the store. Without a durable offset, the result is also None in two
-    cases: no queue has an entry; or there is an ``abort`` file, and no queue points to a missing
-    file after the log. This reads no byte of the log, so it does not see damage at the log's end; a
-    walk over the log needs :func:`sound_bound`.
+    No log bytes are read; a walk over the log needs :func:`sound_bound`. The result is None if:
 
-    Args:
-        queues: its queues (default: all that have files).
+    - a process has the store open to write;
+    - there is no durable offset, and no queue has an entry;
+    - there is no durable offset but an ``abort`` file, and no queue points to a missing last file.
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -181,13 +153,9 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Cut a bound at the first break in the log's last file, for a walk over the log.
+    """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
 
-    This reads the last file up to the bound, and checks CRCs; it reads nothing if no break before
-    the bound can end the log.
-
-    Args:
-        bound: the result of :func:`log_bound`.
+    Reads the last file and checks CRCs, unless no break can end the log.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -209,10 +177,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 
 
 def last_file_start(layout: StoreLayout) -> int | None:
-    """Where the last file with a frame starts; None if no file has a frame.
-
-    A file that begins with zeros was created ahead of its first write.
-    """
+    """Where the last file with a frame starts; None if no file has a frame."""
     for file in reversed(layout.commit_log.files):
         try:
             view = layout.open_file(file.path)
@@ -224,14 +189,11 @@ def last_file_start(layout: StoreLayout) -> int | None:
 
 
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
-    """The store time of a log's last message, in milliseconds; 0 if there is no message.
+    """The store time, in ms, of the last message before ``stop``; 0 if there is no message.
 
     The log must have no damage. This reads the last file that has a message, without bodies.
-
-    Args:
-        stop: physical offset at which the log ends.
     """
-    # The module imports pyarrow, which a reader of a few messages does not need.
+    # The import loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):
@@ -247,36 +209,34 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A listing of a closed store, and the end of the log that belongs to this listing."""
-
-    files: tuple[StoreFile, ...]
-    checkpoint: object
-    end: int
-
-
 class LogFrontier:
-    """Finds the end of one log, again at each call of :meth:`end_of`.
+    """Finds the end of a growing log for readers that poll for new messages.
 
-    Args:
-        skips_damage: whether reading continues after damage. The end of a closed log is then the
-            first break in its last file, where RocketMQ would cut it.
+    A reader must never read bytes that later turn out to be no message. So the end is:
+
+    - with a durable offset: that offset;
+    - if a process has the store open, or may have it open: the end of the last whole frame;
+    - if the store was not shut down cleanly and no process has it open: the end of the last frame;
+    - if the store was shut down cleanly: the end of the last message in the queues, and further
+      while the chain of frames is unbroken.
+
+    With ``skips_damage``, a reader continues after damage. Then a closed log ends at the first
+    break in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
         self._skips_damage = skips_damage
         self._end = 0
-        self._closed: _Closed | None = None
+        # The files and the checkpoint of the last closed store, and the end of its log.
+        self._closed: tuple[object, int] = None, 0
         self._searched: int | None = None
         self._is_loss_known = False
 
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
-        Args:
-            layout: a new listing of the store's files.
-            known: an offset up to which the log was followed before, by any object.
+        Each call reads only new bytes. ``layout`` must be a new listing; ``known`` is an offset up
+        to which any reader followed the log before.
         """
         log = layout.commit_log
         if not log.files:
@@ -299,12 +259,8 @@ class LogFrontier:
         return self._end
 
     def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
-        """The end of a log, and a warning if files before an earlier known end are lost.
-
-        A read that does not skip damage goes up to the known end, and reports the loss there. For a
-        read that skips damage, the log ends with its files, and one warning names the loss.
-        """
         if not self._skips_damage:
+            # The read goes up to the known end, and reports the loss there.
             return max(end, known)
         if known > end and not self._is_loss_known:
             logger.warning(
@@ -316,41 +272,35 @@ class LogFrontier:
         return end
 
     def _end_of_closed(self, layout: StoreLayout) -> int | None:
-        """The end of a closed log; None if no queue has an entry."""
         files = layout.commit_log.files
         try:
             checkpoint: object = layout.read_checkpoint()
         except ValueError:
             checkpoint = None
-        seen = self._closed
-        if (
-            seen is not None
-            and (seen.files, seen.checkpoint) == (files, checkpoint)
-            # The files of a backup may change in place.
-            and LogReader(layout).chain_end(seen.end) == seen.end
-        ):
-            return seen.end
+        seen, end = self._closed
+        # The files of a backup may change in place.
+        if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
+            return end
         entries = last_entries(layout)
         if not entries:
             return None
-        # The module imports pyarrow, which a reader of a few messages does not need.
+        # The import loads pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
         bound = entries[0].end
-        end: int | None = log_extent(layout, bound, bound).stop
+        end = log_extent(layout, bound, bound).stop
         if self._skips_damage:
-            end = sound_bound(layout, end)
-        assert end is not None
-        if self._skips_damage:
-            end = self._with_lost_files(layout, end, missing_end(layout, entries) or 0)
-        self._closed = _Closed(files, checkpoint, end)
+            cut = sound_bound(layout, end)
+            assert cut is not None
+            end = self._with_lost_files(layout, cut, missing_end(layout, entries) or 0)
+        self._closed = (files, checkpoint), end
         return end
 
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # The bytes before the last file with a frame are frames or damage; a later read of them
-        # shows which. So a walk from a known offset far back is not necessary.
+        # A later read shows whether bytes before the last file with a frame are frames or damage.
+        # So the walk need not start at a known offset in an earlier file.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
@@ -371,8 +321,8 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut these frames off, in memory only. Once the writer begins a
-        later file, the break is damage, and the frames are read.
+        RocketMQ's recovery may have cut these frames off, but only in memory. Once the writer
+        begins a later file, the break is damage, and readers read these frames.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:

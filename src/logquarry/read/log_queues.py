@@ -1,11 +1,7 @@
 """Makes consume queues in memory from the log, and counts the messages that queues hold.
 
-Each frame contains its queue and its queue offset. So one walk over the log gives every queue,
-filled as RocketMQ's dispatcher fills it (``ConsumeQueue.putMessagePositionInfoWrapper``).
-
-:class:`RetainedCounter` counts messages and bytes per queue. Puts and dispatch do no work for it:
-each call of the counter reads the entries (20 bytes each) that are new since the last call. After
-the log's start has moved, it also reads the queue files that lost messages.
+One walk over the log fills every queue as RocketMQ's dispatcher does
+(``ConsumeQueue.putMessagePositionInfoWrapper``): each frame contains its queue and queue offset.
 """
 
 from __future__ import annotations
@@ -29,18 +25,10 @@ from logquarry.read.queue import NO_CODE, UNIT_DTYPE, Queue, QueueSegment, Units
 from logquarry.stored_message import StoredMessage
 
 _CHUNK: Final = 1 << 20
-"""Entries that are summed at once."""
 
 
 class UnitCount(NamedTuple):
-    """The sums of some entries.
-
-    Attributes:
-        messages: number of entries that point to a message in the log.
-        bytes: bytes of these messages.
-        largest: bytes of the largest message.
-        end: physical offset at which the last message ends.
-    """
+    """The sums of some entries; ``end`` is the physical offset after the last message."""
 
     messages: int = 0
     bytes: int = 0
@@ -48,7 +36,7 @@ class UnitCount(NamedTuple):
     end: int = 0
 
     def plus(self, other: UnitCount) -> UnitCount:
-        """The sums of both counts."""
+        """Add two counts."""
         return UnitCount(
             self.messages + other.messages,
             self.bytes + other.bytes,
@@ -62,10 +50,7 @@ def count_units(
 ) -> UnitCount:
     """Count the entries that point to a message between two physical offsets.
 
-    Args:
-        min_offset: first physical offset.
-        max_offset: physical offset after the last one.
-        is_batch: whether neighbouring entries may point to one frame, whose bytes count once.
+    With ``is_batch``, neighbouring entries may point to one frame, whose bytes count once.
     """
     if is_batch:
         firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
@@ -90,7 +75,7 @@ def count_units(
 
 
 class _Counted:
-    """The counts of one queue by file number, and the first uncounted queue offset."""
+    """``files``: counts by file number; ``until``: the first uncounted queue offset."""
 
     __slots__ = ("files", "until")
 
@@ -100,7 +85,11 @@ class _Counted:
 
 
 class RetainedCounter:
-    """Counts the messages in the log, by queue. Any thread may use it."""
+    """Counts the messages in the log, by queue. Any thread may use it.
+
+    Each call reads the entries that are new since the last call. After the log's start has moved, a
+    call also reads the queue files that lost messages.
+    """
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
@@ -110,13 +99,7 @@ class RetainedCounter:
     def count(
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
-        """Count the messages of each queue that are in the log now.
-
-        Args:
-            queues: all queues of the store.
-            log_start: physical offset at which the log begins.
-            log_end: physical offset at which it ends.
-        """
+        """Count each queue's messages between two physical offsets; ``queues`` must be complete."""
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
             found = {}
@@ -125,7 +108,7 @@ class RetainedCounter:
                 known = self._queues.setdefault(key, _Counted())
                 low, high = queue.bounds()
                 if high < known.until:
-                    # The queue is a new one of the same name: its topic was deleted and recreated.
+                    # The topic was deleted, and recreated with the same name.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
@@ -143,10 +126,10 @@ class RetainedCounter:
     def _add(
         queue: Queue, known: _Counted, start: int, stop: int, log_start: int, log_end: int
     ) -> int:
-        """Count the entries in a range; returns how many offsets of it were counted."""
+        """Count the entries in a range; return how many queue offsets were counted."""
         done = start
         for first, units in queue.runs(start, stop):
-            # If another process writes the log, its end may have been read before the queues.
+            # If another process writes the log, the log's end may have been read before the queues.
             behind = units["physical_offset"] >= log_end
             count = int(behind.argmax()) if bool(behind.any()) else len(units)
             number = first // queue.units_per_file
@@ -183,20 +166,13 @@ _SYSTEM_PREFIXES: Final = ("%RETRY%", "rmq_sys_")
 _COLUMNS: Final = ("queue_id", "queue_offset", "physical_offset", "sys_flag", "tags_code")
 
 QueueKey = tuple[str, int]
-Offsets = Int64
 
 
 class LogQueue(Queue):
-    """A queue made from the log.
-
-    Args:
-        offsets: queue offsets, in ascending order; damage to the log leaves gaps.
-        units: the entry at each offset.
-        units_per_file: entries that a file of this queue would have.
-    """
+    """A queue made from the log. If the log is damaged, its ascending ``offsets`` have gaps."""
 
     def __init__(
-        self, topic: str, queue_id: int, offsets: Offsets, units: Units, units_per_file: int
+        self, topic: str, queue_id: int, offsets: Int64, units: Units, units_per_file: int
     ) -> None:
         self.topic = topic
         self.queue_id = queue_id
@@ -207,12 +183,12 @@ class LogQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """The offset of the first message in the log."""
+        """Queue offset of the first message in the log."""
         return int(self._offsets[0]) if len(self._offsets) else 0
 
     @property
     def max_offset(self) -> int:
-        """One past the offset of the last message in the log."""
+        """Queue offset after the last message in the log."""
         return int(self._offsets[-1]) + 1 if len(self._offsets) else 0
 
     @property
@@ -228,7 +204,7 @@ class LogQueue(Queue):
             yield QueueSegment(start, min(room, self.max_offset - start))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range: one run for each part without a gap."""
+        """Yield the entries in a range: one run for each part without a gap."""
         first, last = np.searchsorted(self._offsets, [start, stop]).tolist()
         cuts = np.flatnonzero(np.diff(self._offsets[first:last]) > 1) + 1
         bounds = [first, *(cuts + first).tolist(), last]
@@ -238,17 +214,13 @@ class LogQueue(Queue):
 
 
 class QueueBuilder:
-    """Collects the entries of all queues from a walk over the log.
-
-    Attributes:
-        log_end: physical offset at which the log ends; None before the end of the walk.
-    """
+    """Collects the entries of all queues from a walk; ``log_end`` is None before its end."""
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
         self.config = config
         self.log_end: int | None = None
         self._levels = delay_levels_ms
-        self._parts: dict[QueueKey, list[tuple[Offsets, Units]]] = defaultdict(list)
+        self._parts: dict[QueueKey, list[tuple[Int64, Units]]] = defaultdict(list)
 
     def add(self, events: Iterable[Event]) -> QueueBuilder:
         """Add the events of a walk, in the log's order."""
@@ -260,7 +232,7 @@ class QueueBuilder:
         return self
 
     def queues(self) -> Mapping[QueueKey, LogQueue]:
-        """The queues, by topic and number."""
+        """Return the queues by topic and queue id."""
         room = self.config.queue_file_size or (
             queue_entry.UNIT_SIZE * queue_entry.DEFAULT_UNITS_PER_FILE
         )
@@ -277,7 +249,7 @@ class QueueBuilder:
         return result
 
     def _add_run(self, run: Run) -> None:
-        # The module imports pyarrow, which a store with queue files does not need.
+        # The import loads pyarrow, which a store with queue files does not need.
         from logquarry.log import columns
 
         decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
@@ -291,7 +263,6 @@ class QueueBuilder:
         units["tags_code"] = numbers["tags_code"]
         flags = numbers["sys_flag"] & sys_flag.TRANSACTION_MASK
         queued = (flags == sys_flag.TRANSACTION_NOT) | (flags == sys_flag.TRANSACTION_COMMIT)
-        # A negative offset is not a place in a queue.
         queued &= numbers["queue_offset"] >= 0
         offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)
@@ -307,7 +278,7 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
-        """Add messages to other queues that their properties list (``multiDispatchLmqQueue``)."""
+        """Add messages to the further queues in their properties (``multiDispatchLmqQueue``)."""
         from logquarry.log import columns
 
         numbered = columns.rows_with_property(run.window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
@@ -318,10 +289,8 @@ class QueueBuilder:
                 self._parts[key].append((np.array([offset]), units[row : row + 1]))
 
 
-def _spread(
-    offsets: Offsets, units: Units, counts: Offsets | None, rows: Int64
-) -> tuple[Offsets, Units]:
-    """One entry per message. ``counts``: messages in each frame; None if each frame has one."""
+def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> tuple[Int64, Units]:
+    """Make one entry per message; without ``counts``, each frame has one message."""
     if counts is None:
         return offsets, units
     own = counts[rows]
@@ -334,7 +303,7 @@ def _spread(
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """The other queues that a message is in by multi-dispatch, and its offset in each."""
+    """Yield the further queues of a message by multi-dispatch, and its offset in each queue."""
     if _only_carries(message):
         return iter(())
     return named_copies(message.properties, message.queue_id, config)
@@ -343,7 +312,7 @@ def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[Que
 def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
-    """The other queues of a message, from its properties and its queue id."""
+    """Yield the further queues and offsets from a message's properties and queue id."""
     names = properties.get(props.INNER_MULTI_DISPATCH, "").split(props.MULTI_SEPARATOR)
     offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(props.MULTI_SEPARATOR)
     if len(names) != len(offsets):
@@ -355,11 +324,11 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message has multi-dispatch properties only because it is a copy of another message.
+    """Whether a message has the properties of multi-dispatch only as a copy of another message.
 
-    RocketMQ 5 dispatches no message of a system topic to further queues, but a retried or delayed
-    message keeps the properties of its original (``MultiDispatchUtils.isNeedHandleMultiDispatch``).
-    4.9 gives these messages new offsets. Property strings of 5.x end with the separator.
+    RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
+    message keeps its original's properties (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9
+    gives such a message new offsets. Property strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC
@@ -367,7 +336,7 @@ def _only_carries(message: StoredMessage) -> bool:
 
 
 def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
-    """The queue for a name in INNER_MULTI_DISPATCH (``MultiDispatch.queueKey``)."""
+    """Return the queue for a name in INNER_MULTI_DISPATCH (``MultiDispatch.queueKey``)."""
     return name, 0 if is_lmq(name, config) else queue_id
 
 
@@ -377,13 +346,13 @@ def is_lmq(name: str, config: StoreConfig) -> bool:
         return False
     if config.enable_lmq is not None:
         return config.enable_lmq
-    # RocketMQ's default is false. But if the broker's settings are not known, the name decides:
-    # only a broker with enableLmq has a use for such queues.
+    # RocketMQ's default is false. If the broker's settings are unknown, the name decides: only a
+    # broker with enableLmq uses such queues.
     return config.enable_multi_dispatch is None
 
 
 def empty_queue(topic: str, queue_id: int) -> LogQueue:
-    """A queue without messages."""
+    """Make a queue without messages."""
     return LogQueue(
         topic,
         queue_id,

@@ -1,7 +1,7 @@
 """Finds messages that a log has lost: the last ones by the checkpoint, others by queues and index.
 
-The checkpoint has the store time of the last message on the disk. If queues and index are lost
-with the end of the log, only the checkpoint shows that there were later messages.
+The checkpoint has the store time of the last synced message. If queues and index are lost with the
+end of the log, only the checkpoint shows that there were later messages.
 """
 
 from __future__ import annotations
@@ -36,15 +36,12 @@ def checkpoint_times(layout: StoreLayout) -> Checkpoint:
 
 
 def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
-    """The evidence, in words, that a log has lost its last messages; None if there is none.
+    """Return the evidence, in words, that a log has lost its last messages; else None.
 
-    In 386 stores that RocketMQ and this library wrote, the checkpoint was later than the last
-    message only if messages were lost. A power cut may be the reason: it loses messages that were
-    dispatched, but not synced.
-
-    Args:
-        layout: the files of a store that no process has open.
-        last_time: the latest store time of a message in the log, in ms; 0 if there is none.
+    In 386 stores that RocketMQ and logquarry wrote, the checkpoint was later than the last message
+    only if messages were lost. For example, a power cut loses messages that were dispatched, but
+    not synced. ``last_time`` is the latest store time of a message in the log, in ms, or 0. No
+    process may have the store open.
     """
     covered = max(checkpoint_times(layout))
     # The durable offset shows where the log ends; a recovery writes it.
@@ -59,14 +56,10 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
 
 
 def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | None:
-    """As :func:`lost_tail`, for a caller that has not read the log.
+    """Do the same as :func:`lost_tail`, for a caller that has not read the log.
 
-    This reads the last message in a queue. If the checkpoint is later, it reads the last file of
-    the log.
-
-    Args:
-        layout: the files of a store that no process has open.
-        entries: the result of :func:`logquarry.read.log_end.last_entries`.
+    Reads the message of the first of ``entries`` (:func:`logquarry.read.log_end.last_entries`). If
+    the checkpoint is later, reads the last log file. No process may have the store open.
     """
     log = layout.commit_log
     if lost_tail(layout, 0) is None:
@@ -82,23 +75,17 @@ def find_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> str | 
 
 
 def warn_of_lost_tail(layout: StoreLayout, entries: Sequence[QueueEntry]) -> None:
-    """Warn a reader of the log that its last messages are lost (:func:`find_lost_tail`)."""
+    """Log a warning if the log has lost its last messages (:func:`find_lost_tail`)."""
     reason = find_lost_tail(layout, entries)
     if reason is not None:
         logger.warning("%s: %s; type: logquarry verify %s", *(layout.root, reason, layout.root))
 
 
-_OFFSET, _SIZE = "physical_offset", "size"
 _NONE: Final = np.empty(0, np.int64)
 
 
 class LostMessages(NamedTuple):
-    """Messages outside the sound parts of the log.
-
-    Attributes:
-        messages: their number.
-        bytes: their sizes, according to their queue entries.
-    """
+    """Messages outside the sound parts of the log, and their bytes."""
 
     messages: int
     bytes: int
@@ -112,15 +99,11 @@ def lost_messages(
 ) -> LostMessages:
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
-    Reads all queue entries. A message in several queues counts once. Each message of an inner batch
-    counts, and the bytes of its frame count once. The bytes of a message that is only in the index
-    are an estimate (:func:`logquarry.read.index_file.indexed_frames`).
-
-    Args:
-        spans: the damaged parts, in the order of the log.
-        log_end: physical offset of the log's end (default: count only messages in ``spans``).
+    Reads all queue entries. A message in several queues counts once. An inner batch counts all its
+    messages, and its bytes once. If only the index has a message, its bytes are an estimate. The
+    spans must be in order. By default, only messages in ``spans`` count.
     """
-    # An entry that points further beyond the log's end than this is damaged itself.
+    # An entry that points after this offset is itself damaged.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files and log_end < java.LONG_MAX:
@@ -140,9 +123,9 @@ def lost_messages(
     offsets, sizes, counts = [_NONE], [_NONE], [_NONE]
     for queue in all_queues(layout):
         for _, units in queue.runs(queue.min_offset, queue.max_offset):
-            at = units[_OFFSET].astype(np.int64)
+            at = units["physical_offset"].astype(np.int64)
             is_lost = lost(at) & has_message(units)
-            at, size = at[is_lost], units[_SIZE][is_lost].astype(np.int64)
+            at, size = at[is_lost], units["size"][is_lost].astype(np.int64)
             which, held = frames_in(at, is_batch=queue.is_batch)
             offsets.append(at[which])
             sizes.append(size[which])

@@ -1,12 +1,4 @@
-"""The messages of a get: their CRC is checked at once, their fields are decoded on first use.
-
-:func:`read_message` serves gets without the kernel: it checks the common frame (4.9.3's magic, IPv4
-hosts) with one ``struct`` call and its CRC, and leaves all other frames to the reference codec.
-
-:class:`GotMessages` holds a copy of the frames of one get that the kernel answered. The message
-objects are made when you read the first of them. Counting the messages makes no objects, and
-forwarding their frames makes none either.
-"""
+"""The messages of a get: their CRC is checked at once, their fields are decoded on first use."""
 
 from __future__ import annotations
 
@@ -26,15 +18,11 @@ assert _PREFIX.size == frame.BODY_POSITION
 _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 _BODY_AT: Final = frame.BODY_POSITION
 _LENGTHS: Final = frame.FIXED_SIZE_V1 - frame.BODY_POSITION
-"""Bytes of TOPICLEN and PROPERTIESLEN."""
 _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message whose frame is sound. The frame is decoded when a field is first used.
-
-    Made by :func:`read_message`.
-    """
+    """A message with a sound frame; the first use of a field decodes the frame."""
 
     def __init__(
         self, data: bytes, prefix: tuple[Any, ...], broker: str, delay_levels_ms: tuple[int, ...]
@@ -57,7 +45,7 @@ class LazyMessage(StoredMessage):
         """The frame as the log has it."""
         return self._data
 
-    # The fields that most readers use, without decoding the others.
+    # Frequently read fields, available without decoding the frame.
     @property
     def size(self) -> int:
         """Bytes of the frame."""
@@ -65,12 +53,12 @@ class LazyMessage(StoredMessage):
 
     @property
     def physical_offset(self) -> int:
-        """Where the frame starts in the commit log."""
+        """Physical offset of the frame."""
         return int(self._prefix[6])
 
     @property
     def queue_offset(self) -> int:
-        """Index in the consume queue."""
+        """Queue offset of the message."""
         return int(self._prefix[5])
 
     @property
@@ -90,7 +78,7 @@ class LazyMessage(StoredMessage):
         return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The cached fields are not pickled.
+        # Cached fields are not pickled.
         return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
 
 
@@ -99,15 +87,9 @@ def read_message(
 ) -> StoredMessage | Damage | None:
     """Read the message whose frame is all of ``data``, and check its CRC.
 
-    Args:
-        broker: the ``broker`` of the message.
-        delay_levels_ms: delay of each level, for the message's tags code.
-        data: the bytes that a queue entry points to.
-        offset: their physical offset.
-
     Returns:
-        The message; None if the bytes are zeros (the log lost its end, or never had this message);
-        else the damage.
+        The message; None if the bytes are zeros: the log lost its end, or never had the message;
+        otherwise the damage.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -140,10 +122,7 @@ def read_message(
 
 
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
-    """The frames of messages as the log has them, one after the other.
-
-    Each message of an inner batch of RocketMQ 5 gets a separate frame.
-    """
+    """Join the stored frames of messages; each message of an inner batch gets a separate frame."""
     if isinstance(messages, GotMessages):
         return messages.frames
     return b"".join(
@@ -159,7 +138,7 @@ class GotMessage(GotFields, StoredMessage):
 
     @cached_property
     def frame(self) -> Frame:
-        """The message as the log holds it."""
+        """The decoded frame."""
         at = self._frame_at
         outcome = frame.decode_at(
             self._block, at, base=self.physical_offset - at, end=at + self.size, check_crc=False
@@ -184,8 +163,8 @@ def _tags_of(message: GotMessage) -> str | None:
 class GotMessages(GotBlock, Sequence[StoredMessage]):
     """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
 
-    Made by :class:`logquarry.read.get_kernel.KernelGet`, which sets its attributes: a call of a
-    constructor would take half as long as reading a message.
+    Holds a copy of the frames. The first read of a message makes all message objects. ``KernelGet``
+    sets the attributes: a constructor call would take half as long as reading a message.
     """
 
     __slots__ = ()

@@ -1,6 +1,6 @@
 """Finds the messages of RocketMQ 5 that consumers popped and have not acknowledged.
 
-The broker keeps the pops in one of three places; a store may have all of them::
+The broker keeps the pops in these places; a store may have all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.
@@ -42,12 +42,7 @@ _CHECK_POINT: Final = "ck"
 class Unacknowledged(NamedTuple):
     """Messages of one queue that a group has popped and not acknowledged.
 
-    Attributes:
-        group: the consumer group.
-        topic: the topic; the retry topic if the messages were popped again.
-        queue_id: the queue.
-        messages: number of messages.
-        oldest: time of the oldest pop, in ms.
+    If messages were popped again, ``topic`` is the retry topic. ``oldest`` is a time in ms.
     """
 
     group: str
@@ -58,30 +53,22 @@ class Unacknowledged(NamedTuple):
 
 
 class Pops(NamedTuple):
-    """The unacknowledged pops of a store.
-
-    Attributes:
-        queues: by group, topic and queue.
-        hint: the reason why some pops are not included; None if all are.
-    """
+    """The unacknowledged pops, sorted; ``hint`` is the reason why some pops are missing."""
 
     queues: tuple[Unacknowledged, ...]
     hint: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of ``stats --json``."""
+        """Return the object for ``stats --json``."""
         return {"queues": [one._asdict() for one in self.queues], "hint": self.hint}
 
 
 _Popped = dict[tuple[str, str, int], dict[int, int]]
-"""(group, topic, queue id) -> queue offset -> time of its pop."""
+"""(group, topic, queue id) -> queue offset -> time of the pop."""
 
 
 def unacknowledged_pops(layout: StoreLayout) -> Pops:
-    """The pops that consumers have not acknowledged, as the files show them.
-
-    For some seconds, a broker keeps recent pops only in memory.
-    """
+    """Find the pops that consumers have not acknowledged; very recent pops are not in the files."""
     popped: _Popped = defaultdict(dict)
     _add_check_points(popped, _revive_messages(layout))
     with contextlib.suppress(FileNotFoundError, UnreadableFile, ValueError, TypeError, LookupError):
@@ -98,7 +85,6 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
 
 
 def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
-    """The check points and acknowledgements that the broker has not finished."""
     log = CommitLog(layout)
     queues: dict[QueueKey, Queue] = {}
     if rocksdb_folders(layout):
@@ -115,7 +101,7 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
         offsets = {}
     places: list[int] = []
     for (topic, queue_id), queue in sorted(queues.items()):
-        # The offset is that of the last message that the broker has handled.
+        # The stored offset is the queue offset of the last message that the broker has handled.
         last = offsets.get((topic, REVIVE_GROUP), {}).get(queue_id, -1)
         start = max(last + 1, queue.min_offset)
         places += [entry.physical_offset for _, entry in queue.entries(start)]
@@ -165,7 +151,7 @@ def _add_orders(popped: _Popped, table: dict[str, Any]) -> None:
 
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
-    """Add ``kvStore/``'s records (``PopConsumerRecord``); returns the reason if that fails."""
+    """Add ``kvStore/``'s records (``PopConsumerRecord``); return the reason if that fails."""
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
             record = json.loads(value)

@@ -1,13 +1,7 @@
 """Reads consume queues: maps queue offsets to physical offsets.
 
-:class:`Queue` is the interface. :class:`ConsumeQueue` and
-:class:`logquarry.read.batch_queue.BatchQueue` read a queue's files,
-:class:`logquarry.read.rocksdb_queue.RocksQueue` reads RocksDB, and
-:class:`logquarry.read.log_queues.LogQueue` is made from the log.
-
-Guarantees: a read raises no error for damaged bytes. A read of a range takes no more memory than
-the files have bytes. The exception is :meth:`Queue.units`, whose result is as long as the caller
-requests.
+A read raises no error for damaged bytes. A read of a range takes at most as much memory as the
+files have bytes, except :meth:`Queue.units`.
 """
 
 from __future__ import annotations
@@ -28,17 +22,16 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry whose frame holds several messages with different tags. Like an address
-into ConsumeQueueExt, the code does not determine the tags."""
+"""Tags code of an entry whose messages have different tags. The code does not determine the tags.
+"""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
-"""Entries as on the disk: fields physical_offset, size and tags_code, big-endian."""
+"""Entries in the stored form: fields physical_offset, size and tags_code, big-endian."""
 
 StoreTime = Callable[[int, int], int]
-"""(physical offset, size) -> store timestamp of the message there, -1 if there is none."""
+"""(physical offset, size) -> store time of the message there, -1 if there is no message."""
 
 MOST_HOLES: Final = 1 << 24
-"""Maximum number of entries in one range that are in missing files."""
 
 _FIRST_CHUNK: Final = 512
 _LARGEST_CHUNK: Final = 1 << 16
@@ -56,11 +49,8 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets: they count entries.
 
-    Attributes:
-        topic: its topic.
-        queue_id: its number in the topic.
-        units_per_file: entries of a queue file; a ``get`` never reads past the end of a file.
-        is_batch: whether several queue offsets may lead to one frame, an inner batch.
+    A ``get`` never reads past ``units_per_file`` entries. If ``is_batch``, several queue offsets
+    may lead to one frame, an inner batch.
     """
 
     topic: str
@@ -71,12 +61,12 @@ class Queue(ABC):
     @property
     @abstractmethod
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log (``getMinOffsetInQueue``)."""
+        """The first queue offset whose message is still in the log (``getMinOffsetInQueue``)."""
 
     @property
     @abstractmethod
     def max_offset(self) -> int:
-        """One past the last offset (``getMaxOffsetInQueue``)."""
+        """Queue offset after the last message (``getMaxOffsetInQueue``)."""
 
     @property
     def entry_end(self) -> int:
@@ -84,11 +74,11 @@ class Queue(ABC):
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:
-        """Min and max offset."""
+        """Return the min offset and the max offset."""
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset (none was truncated)."""
+        """Whether the files still have all entries before a queue offset: no file was truncated."""
         return True
 
     @property
@@ -98,31 +88,26 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset at which the last message ends (``maxPhysicOffset``), by its entry;
-        None if there is no message."""
+        """Physical offset after the last message (``maxPhysicOffset``), if there is a message."""
         entry = self.last_entry
         return None if entry is None else entry.end
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files, first to last, including empty ones."""
+        """Yield the queue's files, first to last, including empty files."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in ``[start, stop)``: (offset of the first, entries), file by file.
+        """Yield the entries in ``[start, stop)`` file by file, each with its first queue offset.
 
-        Offsets in missing files are skipped. Entries that were never written (:func:`is_written`)
-        are included.
+        Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
 
     def units(self, start: int, stop: int) -> Units:
-        """The entries in ``[start, stop)``, cut at the queue's end, without a gap.
+        """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
-        Entries in missing files are zeros: not written. A range in one file is not copied.
-
-        Raises:
-            UsageError: if ``start`` is negative, or more than MOST_HOLES entries of the range are
-                in missing files (:meth:`runs` skips these entries).
+        Entries in missing files are zeros: not written. A range in one file is not copied. If
+        ``start`` is negative or more than MOST_HOLES entries have no file, this raises UsageError.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -143,9 +128,7 @@ class Queue(ABC):
     def entries(
         self, start: int | None = None, stop: int | None = None
     ) -> Iterator[tuple[int, QueueEntry]]:
-        """(offset, entry) of each written entry in ``[start, stop)``; by default of the whole
-        queue.
-        """
+        """Yield (queue offset, entry) of each written entry in a range (default: all)."""
         end = self.max_offset if stop is None else min(stop, self.max_offset)
         for offset, units in self.runs(self.min_offset if start is None else max(0, start), end):
             for at in np.flatnonzero(is_written(units)).tolist():
@@ -154,14 +137,13 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The offset of a message stored at or near ``timestamp`` (``getOffsetInQueueByTime``).
+        """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
 
-        It is the result of Java's search: a message stored at that time; else the nearer neighbour
-        in the file, the earlier one on a tie; 0 if there is no message.
+        As in Java (``getOffsetInQueueByTime``), the nearer neighbour in the file counts, or the
+        earlier message on a tie.
 
-        QUIRK: Java chooses the file by its modification time. A file is last written with its last
-        message, so this method uses that message's store time; copied files, whose modification
-        times differ, give the same answer.
+        QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
+        method uses the store time of the file's last message.
         """
         chosen = self._segment_by_time(timestamp, store_time, log_min_offset)
         if chosen is None or chosen.count == 0:
@@ -170,7 +152,7 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = _bisect(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # If entries are missing (not possible in Java), the others are searched.
+            # If entries are missing, search the other entries. In Java, no entry can be missing.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
@@ -205,11 +187,10 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Search from ``low`` for the entry whose message was stored at or near ``timestamp``.
+    """Find the index of the entry by Java's search.
 
-    The search is Java's. The result is -1 if it finds no message in the log, and None if it reaches
-    an unwritten entry. If a message is missing, Java returns offset 0; this function returns an
-    index before the queue.
+    The result is -1 if no message is in the log, and None if the search reaches an unwritten entry.
+    If a message is missing, Java returns offset 0; this function returns a negative index.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -239,33 +220,26 @@ def _bisect(
 
 
 def is_written(units: Units) -> Bools:
-    """Which entries RocketMQ counts as present."""
+    """Whether RocketMQ counts each entry as present."""
     written: Bools = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
 def has_message(units: Units) -> Bools:
-    """Which entries point to a message: those that are written and do not only pad a file."""
+    """Whether each entry points to a message: it is written, and is not a filler."""
     message: Bools = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 
 class FileQueue(Queue):
-    """A queue whose entries are in numbered files: a consume queue or a batch queue.
+    """A queue with entries in numbered files: a consume queue or a batch queue.
 
-    Making the object reads nothing. The last file is read when the queue's end is needed, other
-    files when their entries are needed.
+    The constructor reads nothing. The last file is read when the queue's end is needed.
 
     Args:
-        queue_id: its number, as the folder is named.
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
-        files: reads them (default: a new :class:`OpenFiles`).
         with_stale: whether a consume queue includes entries that point after the log's end. Such
             entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
-
-    Attributes:
-        entry_size: bytes of an entry.
-        sequence: the files.
     """
 
     entry_size: int
@@ -291,13 +265,13 @@ class FileQueue(Queue):
     @staticmethod
     @abstractmethod
     def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue of this kind, sorted."""
+        """Return the sorted (topic, queue id) of each queue of this kind."""
 
     @classmethod
     def all_of(
         cls, layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
     ) -> list[Self]:
-        """All queues of this kind that have files."""
+        """Return all queues of this kind that have files."""
         files, start = files or OpenFiles(layout), layout.commit_log.start
         return [
             cls(layout, *name, log_min_offset=start, files=files, with_stale=with_stale)
@@ -326,7 +300,7 @@ class FileQueue(Queue):
 
     @property
     def files(self) -> tuple[StoreFile, ...]:
-        """The files, in the order of the byte offset in the queue at which they start."""
+        """The files, sorted by the position in the queue at which each file starts."""
         return self.sequence.files
 
     @property
@@ -345,10 +319,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """(file, entries in it) of the last file that has a written entry.
-
-        ``count`` entries of the file with the base ``known`` are known to be written.
-        """
+        """Find the last file with a written entry, and the number of its entries."""
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
             written = self._written_prefix(index, count if is_known else 0)
@@ -358,10 +329,9 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten one; ``start`` are known as written."""
+        """Number of entries before a file's first unwritten entry; ``start`` are known."""
 
     def _room_of(self, index: int) -> int:
-        """Bytes of a file before the next file begins."""
         room = self.sequence.file_size
         if index + 1 < len(self.files):
             room = min(room, self.files[index + 1].base - self.files[index].base)
@@ -369,7 +339,7 @@ class FileQueue(Queue):
 
 
 class ConsumeQueue(FileQueue):
-    """A consume queue in its files; see :class:`FileQueue` for the arguments."""
+    """A consume queue in its files."""
 
     entry_size = UNIT_SIZE
 
@@ -388,7 +358,7 @@ class ConsumeQueue(FileQueue):
 
     @property
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log; 0 if the first file has none.
+        """The first queue offset whose message is still in the log.
 
         QUIRK: ``correctMinOffset`` reads only the first file. If no entry of that file points to a
         message in the log, the min offset is 0.
@@ -413,7 +383,7 @@ class ConsumeQueue(FileQueue):
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last written entry, unless it only pads the file."""
+        """The last written entry; None if it is a filler."""
         index, count = self._tail_position()
         if count == 0:
             return None
@@ -421,12 +391,12 @@ class ConsumeQueue(FileQueue):
         return None if entry.is_filler else entry
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The queue's files."""
+        """See :meth:`Queue.segments`."""
         for index, file in enumerate(self.files):
             yield QueueSegment(file.base // UNIT_SIZE, self._written(index))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, file by file, without a copy."""
+        """Yield the entries in a range, file by file, without a copy."""
         if start >= stop or not self.files:
             return
         index = self.sequence.index_of(start * UNIT_SIZE)
@@ -443,11 +413,11 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # Without any entry, the end is where ConsumeQueue.recover() begins: at the third-last file.
+        # Without any entry, the end is the third-last file, where ConsumeQueue.recover() begins.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Number of written entries of a file; a file before the last one with entries is full."""
+        """Files before the last file with entries are full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -467,7 +437,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Number of entries up to the last one that points before the end of a cut log."""
+        """Number of entries up to the last entry that points before the end of a cut log."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)
@@ -479,12 +449,10 @@ class ConsumeQueue(FileQueue):
         return 0
 
     def _room(self, index: int) -> int:
-        """Number of whole entries of one file, without bytes after the file's regular size."""
         view = self._reader.view(self.files[index].path)
         return 0 if view is None else max(0, min(self._room_of(index), view.size)) // UNIT_SIZE
 
     def _read_units(self, index: int, start: int, stop: int) -> Units:
-        """Some entries of one file; fewer if the file is shorter."""
         if start >= stop:
             return np.empty(0, UNIT_DTYPE)
         path = self.files[index].path

@@ -1,9 +1,7 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
-The broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown or
-when enough have gathered. So a :class:`RocksQueue` has the entries of RocksDB, and after them
-entries that :class:`logquarry.read.log_queues.QueueBuilder` makes from the log after the dispatched
-end. Thus the queue is complete even while a broker has the store open.
+A broker keeps its newest entries in memory. It writes them to RocksDB at a clean shutdown, or when
+there are enough entries. So readers take the messages after the dispatched end from the log.
 """
 
 from __future__ import annotations
@@ -31,10 +29,8 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Uni
 logger = logging.getLogger(__name__)
 
 ROCKSDB_FOLDERS: Final = (CONSUME_QUEUE, "consumequeue_rocksdb")
-"""Folders that may hold the queues in RocksDB."""
 ENTRY_DTYPE: Final = table.ENTRY.dtype()
 RocksEntries = Records
-"""Entries as in RocksDB: the fields of :data:`logquarry.format.rocksdb_queue.ENTRY`."""
 
 _SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13
@@ -42,29 +38,23 @@ _CHUNK: Final = 1 << 13
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
-    """The folders with queues in RocksDB, below the store or a folder of it. Reads names only."""
+    """Return the folders with queues in RocksDB, below ``parent``. Reads only names."""
     found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
     return tuple(one for one in found if is_there(layout.filesystem, one))
 
 
 def require_package(layout: StoreLayout) -> None:
-    """Refuse a store with queues in RocksDB if the package to read them is missing.
-
-    Raises:
-        UsageError: if the package is missing.
-    """
+    """Refuse a store with queues in RocksDB if the package to read them is missing (UsageError)."""
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")
 
 
 class QueueDb:
-    """The queues of one store in RocksDB, as they were when this object was made.
+    """The queues of one store in RocksDB, at the time when this object was made.
 
-    Attributes:
-        folder: the folder below the store's root.
-        dispatched_end: physical offset up to which RocksDB has the entries of all messages.
-        bounds: (topic, queue id) -> first and last queue offset, each with the place of its
-            message. The first is None if the broker has not written it.
+    ``dispatched_end`` is the physical offset up to which RocksDB has the entries of all messages.
+    ``bounds`` has the first and last queue offset of each queue, each with its message's physical
+    offset. If the broker has not written the first queue offset, the first pair is None.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -94,7 +84,7 @@ class QueueDb:
     def entries(
         self, topic: str, queue_id: int, start: int, stop: int
     ) -> Iterator[tuple[Int64, RocksEntries]]:
-        """Queue offsets and entries in ``[start, stop)``, some at a time, in order."""
+        """Yield queue offsets and entries in ``[start, stop)``, some at a time, in order."""
         first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -110,18 +100,13 @@ class QueueDb:
             yield _arrays(keys, values)
 
     def keys(self) -> Iterator[bytes]:
-        """The keys of all entries."""
+        """Yield the keys of all entries."""
         return (key for key, _ in self._db.items(table.ENTRIES))
 
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """All queues.
-
-        Args:
-            tails: the queues made from the log after the dispatched end.
-            log_min_offset: physical offset of the log's first byte.
-        """
+        """Return all queues; ``tails`` are made from the log after the dispatched end."""
         found: dict[QueueKey, Queue] = dict(tails)
         for key in self.bounds:
             found[key] = RocksQueue(self, key, log_min_offset, tails.get(key))
@@ -143,10 +128,10 @@ def _warn_once(text: str) -> None:
 
 
 def open_queues(layout: StoreLayout) -> QueueDb | None:
-    """The queues of a store in RocksDB; None if readers must make the queues from the log.
+    """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    Readers must do so if there is no RocksDB, if the package ``rocksdict`` is missing, or if
-    RocksDB cannot read its files. Such queues lack no message, because the log has all messages.
+    The possible reasons: there is no RocksDB, the package ``rocksdict`` is missing, or RocksDB
+    cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -164,10 +149,7 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """The queues of a store as RocksDB has them; empty if :func:`open_queues` returns None.
-
-    Entries in a damaged block are missing, with a warning.
-    """
+    """Return the queues that RocksDB has; entries in damaged blocks are missing, with a warning."""
     database = open_queues(layout)
     if database is None:
         return []
@@ -178,7 +160,7 @@ def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
 def derived_queues(
     layout: StoreLayout, reader: LogReader
 ) -> tuple[Mapping[QueueKey, Queue], int | None]:
-    """The queues in RocksDB with the later messages of the log, and the log's end.
+    """Return the queues in RocksDB with the later messages of the log, and the log's end.
 
     Without RocksDB, this reads the whole log. The log's end is None if the log is empty.
     """
@@ -193,20 +175,13 @@ def derived_queues(
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB, continued with the messages of the log after the dispatched end.
+    """A queue in RocksDB, continued with ``tail``, the messages after the dispatched end.
 
-    Args:
-        database: the queues of the store.
-        log_min_offset: physical offset of the log's first byte.
-        tail: the messages after the dispatched end; None if there are none.
-        is_strict: whether damage in RocksDB raises ``CorruptFile``; if not, entries are missing.
-
-    Attributes:
-        files: always empty, because RocksDB has no files for single queues.
-        last_place: physical offset of the last message, as RocksDB has it.
+    With ``is_strict``, damage in RocksDB raises ``CorruptFile``; otherwise entries are missing.
+    ``last_place`` is the physical offset of the last message in RocksDB.
     """
 
-    # There are no queue files at whose end a get would have to stop.
+    # A get need not stop at a file's end: there are no queue files.
     units_per_file = 1 << 62
     files: tuple[StoreFile, ...] = ()
 
@@ -231,7 +206,7 @@ class RocksQueue(Queue):
 
     @cached_property
     def _low(self) -> int:
-        """The first offset whose message the log has, as ``getMinCqOffset`` finds it."""
+        """Searched as ``getMinCqOffset`` does."""
         low = 0
         if self._first is not None:
             low, place = self._first
@@ -247,31 +222,31 @@ class RocksQueue(Queue):
 
     @property
     def min_offset(self) -> int:
-        """The first offset whose message is still in the log."""
+        """See :attr:`Queue.min_offset`."""
         if self._low >= self._stop and self._tail is not None:
             return self._tail.min_offset
         return self._low
 
     @property
     def max_offset(self) -> int:
-        """The offset after the last message."""
+        """See :attr:`Queue.max_offset`."""
         return self._stop if self._tail is None else self._tail.max_offset
 
     @property
     def last_entry(self) -> QueueEntry | None:
-        """The last entry."""
+        """See :attr:`Queue.last_entry`."""
         if self._tail is not None:
             return self._tail.last_entry
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """One segment for the whole queue, because RocksDB does not cut it into files."""
+        """Yield stretches of at most 65,536 entries: RocksDB has no files for single queues."""
         start, stop = self.bounds()
         for at in range(start, stop, _SEGMENT):
             yield QueueSegment(at, min(_SEGMENT, stop - at))
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """The entries in a range, in runs without a gap."""
+        """Yield the entries in a range, in runs without a gap."""
         for offsets, entries in self._entries(start, min(stop, self._stop)):
             units = np.empty(len(entries), UNIT_DTYPE)
             for name in UNIT_DTYPE.names or ():
@@ -298,8 +273,12 @@ class RocksQueue(Queue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first offset of a message stored at ``timestamp`` or later; the last offset if there
-        is none (the broker's search, ``BoundaryType.LOWER``, then returns the queue's end)."""
+        """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
+        offset.
+
+        If all messages are older, the broker's search (``BoundaryType.LOWER``) returns the queue's
+        end.
+        """
         offsets = range(*self.bounds())
 
         def time_of(offset: int) -> int:

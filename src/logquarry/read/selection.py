@@ -1,11 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
-The queues are an index of the log. A read of some topics or queues reads the frames that entries of
-these queues point to, and walks only the parts of the log that no queue covers (frames that are
-never dispatched, missing entries, blanks). Such a read gives the same messages as a walk over the
-whole log, and usually reads a fraction of it. A read by key uses the index files in the same way.
-
-If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
+A read of some topics reads the frames that entries of their queues point to. It walks only the
+parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks.
+The result is the same as of a walk over the whole log. A read by key uses the index in the same
+way. If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations
@@ -37,27 +35,16 @@ from logquarry.read.lost_messages import warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
-"""Maximum number of queue entries (20 bytes each) that a plan reads; if there are more, it walks
-the log."""
+"""Maximum number of queue entries that a plan reads. With more entries, the plan walks the log."""
 MOST_PLACES = 1 << 11
-"""Maximum number of frames in one part that was planned from the index."""
 
 WORTHWHILE = 0.5
 """Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
 
-Offsets = Int64
-Sizes = Int32
-
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The messages that a read wants.
-
-    Attributes:
-        wanted: conditions on messages.
-        start_offset: first physical offset.
-        stop_offset: physical offset at which to stop; exclusive.
-    """
+    """The messages that a read wants; ``stop_offset`` is exclusive."""
 
     wanted: MessageFilter = field(default_factory=MessageFilter)
     start_offset: int | None = None
@@ -94,11 +81,8 @@ Part = LogSplit | QueueSlice | PlaceList
 class ReadPlan:
     """A plan for reading a selection. Picklable, so that workers can read the parts.
 
-    Attributes:
-        selection: the wanted messages. The filter must still be applied to each message.
-        extent: where the log begins and ends.
-        parts: the parts to read.
-        live: whether a writer had the store open at the time of planning.
+    The filter of the selection must still be applied to each message. If a writer had the store
+    open at the time of planning, ``live`` is true.
     """
 
     selection: Selection
@@ -126,8 +110,7 @@ def plan_read(
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
         skip_damage: whether reading continues after damage. Then the plan reads the last file to
-            find the log's end (:func:`~logquarry.read.log_end.sound_bound`), which each part needs.
-            If False, reading ends at the first damage.
+            find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
@@ -172,7 +155,7 @@ def read_part(
     check_crc: bool = True,
     batch_bytes: int = DEFAULT_BATCH_BYTES,
 ) -> Iterator[Event]:
-    """The events of one part of a plan."""
+    """Yield the events of one part of a plan."""
     if isinstance(part, LogSplit):
         reader = _reader(layout, plan, check_crc, batch_bytes)
         yield from split_events(reader, part)
@@ -182,10 +165,10 @@ def read_part(
 
 
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
-    """The conditions on the messages of one part that is read separately.
+    """Return the conditions on the messages of one part that is read separately.
 
-    With multi-dispatch, several queues can point to one frame. Of these queues, only the one whose
-    topic and ID are in the frame has it as a message.
+    With multi-dispatch, several queues can point to one frame. Only the queue with the frame's
+    topic and queue id yields the message.
     """
     if not isinstance(part, QueueSlice):
         return plan.selection.wanted
@@ -199,10 +182,9 @@ def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
 def read_in_order(
     layout: StoreLayout, plan: ReadPlan, *, check_crc: bool = True
 ) -> Iterator[Event]:
-    """The events of all parts of a plan, in physical order."""
+    """Yield the events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
-        # One walk over the whole range: otherwise each part would have to search for its first
-        # frame.
+        # Walk once over the whole range: otherwise each part would search for its first frame.
         start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
         if start is None:
             return
@@ -217,7 +199,7 @@ def read_in_order(
     sizes = np.concatenate([sizes for _, sizes in found])
     order = np.argsort(offsets, kind="stable")
     offsets, sizes = offsets[order], sizes[order]
-    # Entries of several queues may point to one frame (multi-dispatch), which is one message.
+    # With multi-dispatch, entries of several queues may point to one frame: yield it once.
     once = np.flatnonzero(np.diff(offsets, prepend=-1))
     offsets, sizes = offsets[once], sizes[once]
     at = 0
@@ -233,7 +215,7 @@ def read_in_order(
 
 
 def _named(
-    layout: StoreLayout, offsets: Offsets, sizes: Sizes, check_crc: bool, batch_bytes: int
+    layout: StoreLayout, offsets: Int64, sizes: Int32, check_crc: bool, batch_bytes: int
 ) -> Iterator[Event]:
     # An entry with a wrong size is damage to the queue, not to the message.
     return runs_at(
@@ -253,8 +235,8 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
-) -> tuple[Offsets, Sizes]:
-    """Offsets and sizes of the frames of a part, in ascending order, each frame once."""
+) -> tuple[Int64, Int32]:
+    """Return physical offsets, in ascending order, and sizes."""
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
@@ -277,10 +259,10 @@ def _places(
 
 # ------------------------------------------------------------------------------------- by time
 def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """Start and end of the files whose messages can lie between two store times.
+    """Return the range of whole files that can have messages between two store times.
 
-    The log is ordered by store time unless the clock was set back. So if the first messages of the
-    files are not in that order, the whole log is read.
+    If the first messages of the files are not in the order of their store times, the clock was set
+    back, and the range is the whole log.
     """
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
@@ -327,7 +309,7 @@ class _QueuePlanner:
     split_size: int
 
     def parts(self, min_parts: int) -> list[Part] | None:
-        """The parts of a read through queues or index; None if a walk is better."""
+        """Return None if a walk is better."""
         wanted = self.selection.wanted
         if not (wanted.names_queues or wanted.keys):
             return None
@@ -341,10 +323,7 @@ class _QueuePlanner:
         gaps = self._gaps([u for u in units.values() if len(u)])
         if gaps is None:
             return None
-        whole = self.range[1] - self.range[0]
-        gap_bytes = sum(split.length for split in gaps)
-        best: list[Part] | None = None
-        cost = int(whole * WORTHWHILE)
+        cost = int((self.range[1] - self.range[0]) * WORTHWHILE)
         if wanted.keys is not None:
             found = self._by_index()
             if found is not None:
@@ -356,9 +335,10 @@ class _QueuePlanner:
                     return [*walked, *(PlaceList(places[s : s + MOST_PLACES]) for s in starts)]
         if wanted.names_queues:
             slices = [s for q, u in units.items() for s in self._slices(q, u, min_parts)]
-            if gap_bytes + sum(part.length for part in slices) <= cost:
-                best = [*gaps, *slices]
-        return best
+            parts: list[Part] = [*gaps, *slices]
+            if sum(part.length for part in parts) <= cost:
+                return parts
+        return None
 
     def _units(self, queue: ConsumeQueue) -> Units:
         units = queue.units(queue.min_offset, queue.max_offset)
@@ -367,10 +347,10 @@ class _QueuePlanner:
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
-        """Ranges of the log within the wanted range that no queue covers.
+        """Return the parts of the wanted range that no queue covers.
 
-        None if the messages of two entries overlap: one of these entries is wrong then, and its
-        range may contain a message that is in no queue.
+        None if the messages of two entries overlap: then one entry is wrong, and its range may
+        contain a message that is in no queue.
         """
         if not units:
             return None
@@ -390,14 +370,13 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # A frame starts where an entry's message ends, but a wanted offset may lie inside a
-                # frame.
+                # A frame starts where an entry's message ends; a wanted offset may be inside one.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """The wanted entries of a queue, cut into slices by the bytes of their messages."""
+        """Yield the wanted entries of a queue in slices; messages of a slice have limited bytes."""
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)
@@ -416,7 +395,7 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """The frames that the index has for the wanted keys, and the ranges it does not cover."""
+        """Return the frames that the index has for the keys, and the ranges without an index."""
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:
@@ -429,8 +408,8 @@ class _QueuePlanner:
             if found is None:
                 return None
             places.update(o for o in found if self.range[0] <= o < self.range[1])
-        # Between the last message of one index file and the first of the next, no message has a
-        # key, unless a file is missing. These stretches are short, and are walked to be safe.
+        # Between the last message of an index file and the first message of the next file, no
+        # message has a key, unless a file is missing. The plan walks these short ranges to be safe.
         edges = [self.extent.start]
         for file in files:
             edges += [file.header.begin_offset, file.header.end_offset]
@@ -447,7 +426,6 @@ class _QueuePlanner:
 
 
 def _is_whole(queue: ConsumeQueue) -> bool:
-    """Whether the files of a queue have no gap."""
     runs = queue.runs(queue.min_offset, queue.max_offset)
     return sum(len(units) for _, units in runs) == queue.max_offset - queue.min_offset
 
@@ -460,11 +438,10 @@ def _is_ordered(units: Units) -> bool:
 
 
 def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]:
-    """The places outside of the parts that a walk reads, in ascending order."""
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # The tail and the range before it may overlap.
+    # The tail and the range before the tail may overlap.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1
@@ -473,7 +450,6 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
 
 
 def _merged(splits: list[LogSplit]) -> list[LogSplit]:
-    """Join overlapping splits."""
     merged: list[LogSplit] = []
     for split in sorted(splits, key=lambda s: (s.start, s.resync)):
         last = merged[-1] if merged else None

@@ -1,13 +1,9 @@
 """Finds the settings that a store's files show: file sizes, and the contents of queues and index.
 
-Each setting comes from the first of these that has it: the user's configuration, the files, the
-record that the store keeps (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
-contradict the configuration, this is an error, because reading or continuing the files with it
-would lose messages or entries. It is also an error if the log is empty but queues have messages.
-
-With ``enableMultiDispatch`` a broker writes the further queues of a message into its frame
-(INNER_MULTI_DISPATCH), with the queue offset in each (INNER_MULTI_QUEUE_OFFSET). If a queue entry
-points to a frame of another topic, and that frame lists the queue, the setting was on.
+Each setting comes from the first of these sources that has it: the user's configuration, the files,
+the record in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
+contradict the configuration, the store is refused: otherwise reads would lose messages, and writes
+would lose entries.
 """
 
 from __future__ import annotations
@@ -49,14 +45,12 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. Stores with LMQ have many queues, and each of them shows the
-setting."""
+"""Maximum number of queues to read. With LMQ there are many, and each shows the setting."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
     """Return the layout with the settings that decide the contents of queues and index.
 
-    These are the dialect, index tags, batch queues, multi-dispatch and LMQ.
     ``enable_multi_dispatch`` stays None if only the messages themselves can show it.
     """
     config, kept = layout.config, layout.kept_settings
@@ -93,16 +87,10 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """Complete the settings; see the head of this module.
+    """Complete the user's settings from a store's files; without a layout, from the defaults.
 
-    Also sets the delay levels: with wrong ones, times in the schedule queues would look wrong.
-
-    Args:
-        config: the user's settings.
-        layout: the store's files; None for a new store.
-
-    Raises:
-        UsageError: if the files contradict the settings.
+    Raises UsageError if the files contradict the settings. With wrong delay levels, times in the
+    schedule queues would look wrong.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])
@@ -133,12 +121,11 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _has_index(layout: StoreLayout) -> bool:
-    """Whether the store keeps an index: with messageIndexEnable=false RocketMQ makes no folder."""
+    """If messageIndexEnable is false, RocketMQ makes no folder."""
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 
 def _usable_sizes(layout: StoreLayout) -> dict[str, Any]:
-    """The recorded sizes that no file contradicts."""
     kept = dict(layout.kept_settings)
     for name, files in _sequences(layout):
         if name in kept and not fits_files(kept[name], files):
@@ -200,7 +187,7 @@ def _sized(
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:
-    """The most frequent size of a queue file (single files may be damaged); 0 if there is none."""
+    """The most frequent size, because single files may be damaged; 0 if there is no file."""
     sizes = Counter(
         file.size
         for queue in queues
@@ -218,7 +205,7 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
     size = max((entry.size for entry in layout.index_files), default=0)
     kept = kept_shape(layout)
     if kept is not None or size <= index.HEADER.size:
-        # Files that a crash or a fault left without entries show no sizes.
+        # Files that a crash or a fault left without entries do not show their shape.
         return kept
     shape = likely_shape(size)
     logger.warning(
@@ -233,11 +220,7 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
 
 
 def require_own_settings(layout: StoreLayout) -> None:
-    """Refuse a configuration with sizes of another store.
-
-    Raises:
-        UsageError: if the files contradict the configuration; the error shows both.
-    """
+    """Refuse a configuration with sizes that the files contradict (UsageError)."""
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
@@ -276,12 +259,7 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse a configured size of log files that the files contradict, because they would look
-    damaged.
-
-    Raises:
-        UsageError: if the files contradict the size; the error shows both sizes.
-    """
+    """Refuse (UsageError) a size of log files that the files contradict."""
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
         return
@@ -310,11 +288,9 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is not found, because a read would find no message.
+    """Refuse a store whose log is missing or in another folder (UnsupportedStore).
 
-    Raises:
-        UnsupportedStore: if the log is elsewhere, or is missing.
-        UsageError: if the configuration gives sizes that the files contradict.
+    Also refuses a configuration with sizes that the files contradict (UsageError).
     """
     require_own_settings(layout)
     if any(file.size for file in layout.commit_log.files):
@@ -333,7 +309,6 @@ def require_log(layout: StoreLayout) -> None:
 
 
 def _known(layout: StoreLayout) -> str:
-    """What the queues show about the log's extent, in words; empty if they show nothing."""
     messages = 0
     starts, ends = [], []
     for queue in all_queues(layout):
@@ -350,17 +325,17 @@ def _known(layout: StoreLayout) -> str:
 
 
 def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
-    """Whether multi-dispatch fills any queue, and whether all queues named ``%LMQ%...`` have queue
-    id 0 (None if there are none).
+    """Whether multi-dispatch fills any queue, and whether LMQ is on (None if unknown).
 
-    Reads the last entry of up to 256 queues, and the frame that it points to.
+    With enableMultiDispatch, a frame lists the further queues of its message
+    (INNER_MULTI_DISPATCH). With LMQ, all queues named ``%LMQ%...`` have queue id 0.
     """
     if layout.other_log is not None or not layout.commit_log.files:
         return False, None
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     topics = layout.read_topics()
-    # Queues of multi-dispatch usually have no entry in topics.json: read these first.
+    # Queues that multi-dispatch fills are usually not in topics.json: read these queues first.
     names = sorted(
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),

@@ -1,7 +1,7 @@
 """Finds the waiting timer messages of RocketMQ 5 in the log, or counts them in the timer wheel.
 
-The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait. Of the timer's own files,
-only ``config/timercheck`` is read::
+The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait, even if the timer's files
+are older than the log. Of the timer's own files, only ``config/timercheck`` is read::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel
@@ -9,14 +9,6 @@ only ``config/timercheck`` is read::
     put back into the queue (TIMER_ROLL_TIMES)            its later copy waits
     its delivered copy is in the log                      was delivered
     deleted by TIMER_DEL_UNIQKEY with the same slot       neither is delivered
-    all others                                            wait
-
-So the answer is correct even if ``timercheck`` and the wheel are older than the log, as after a
-broker was killed.
-
-The wheel alone shows only how many messages wait. A slot keeps its count after its messages were
-delivered, so only slots at or after the read time of ``timercheck`` count. Messages in the queue of
-``rmq_sys_wheel_timer`` from the queue offset of ``timercheck`` on are not in the wheel yet.
 """
 
 from __future__ import annotations
@@ -48,7 +40,7 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
 _CLOCK_SLACK_MS: Final = 60_000
-"""Allowance for a clock that was set back, in milliseconds."""
+"""Allowance for a clock that was set back."""
 
 K = TypeVar("K", bytes, str)
 
@@ -67,19 +59,11 @@ class Timer(NamedTuple):
     """A message that waits for its time.
 
     Attributes:
-        slot_time: its slot (TIMER_OUT_MS), in ms. The broker delivers the message once the span of
-            the slot is over.
-        queue_offset: its queue offset in ``rmq_sys_wheel_timer``.
-        physical_offset: its physical offset.
-        size: bytes of its frame.
-        topic: the topic to which it will be delivered.
-        queue_id: the queue to which it will be delivered.
-        uniq_key: its UNIQ_KEY.
-        keys: its KEYS.
-        rolled: how often it was put back into its queue.
-        deletes: key of the message that this message deletes (TIMER_DEL_UNIQKEY). If it is given,
-            neither of the two is delivered.
-        store_timestamp: time at which it was stored, ms.
+        slot_time: TIMER_OUT_MS, in ms. The broker delivers the message once the slot is over.
+        queue_offset: queue offset in ``rmq_sys_wheel_timer``.
+        topic, queue_id: the queue to which the message will be delivered.
+        rolled: how often the message was put back into its queue.
+        deletes: TIMER_DEL_UNIQKEY, the key of another message; neither message is delivered.
     """
 
     slot_time: int
@@ -96,7 +80,7 @@ class Timer(NamedTuple):
 
 
 def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
-    """The message in a frame of ``rmq_sys_wheel_timer``; None if it can never be delivered."""
+    """Decode a message of ``rmq_sys_wheel_timer``; None if it can never be delivered."""
     values = props.decode_bytes(frame.properties)
     out = java.digits(values.get(props.TIMER_OUT_MS, ""))
     topic = values.get(props.REAL_TOPIC)
@@ -119,13 +103,10 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store.
+    """The timer messages that still wait in one store, by queue offset.
 
-    Attributes:
-        waiting: queue offset -> message.
-        done: queue offset -> slot of each message that has stopped waiting.
-        stop: one past the last queue offset that was read.
-        last: the last entry that was read.
+    ``done`` has the slot of each message that has stopped waiting. ``stop`` is the queue offset
+    after the last message that was read.
     """
 
     def __init__(self) -> None:
@@ -138,10 +119,7 @@ class Timers:
         self._by_key: dict[str, list[int]] = {}
 
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
-        """Add the message at a queue offset; None if it can never be delivered.
-
-        If it continues an older message (a roll), the older message no longer waits.
-        """
+        """Add a message; None if it can never be delivered. A roll replaces the older message."""
         found = timer_of(frame, queue_offset)
         if found is None:
             return None
@@ -170,7 +148,7 @@ class Timers:
             _drop(self._by_key, found.uniq_key, queue_offset)
 
     def deleted(self) -> set[int]:
-        """The queue offsets of waiting messages that another waiting message deletes."""
+        """Return the queue offsets of waiting messages that another waiting message deletes."""
         found: set[int] = set()
         for one in self.waiting.values():
             if one.deletes is not None:
@@ -178,7 +156,7 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """The queue offsets of the messages in the same slot that a message deletes."""
+        """Yield the queue offsets of the messages in the same slot that a message deletes."""
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
             for offset in self._by_key.get(key, ()):
@@ -187,7 +165,7 @@ class Timers:
                     yield offset
 
     def due(self) -> list[Timer]:
-        """The messages that will be delivered, in the order of their slots."""
+        """Return the messages that will be delivered, in the order of their slots."""
         gone = self.deleted()
         return sorted(
             one
@@ -210,7 +188,7 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """A digest of the fields that are equal in a message and its delivered copy."""
+    """Return a digest of the fields that are equal in a message and its delivered copy."""
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
     fields = (topic, queue_id, frame.flag, frame.born_timestamp, frame.reconsume_times, kept)
@@ -220,17 +198,12 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 
 
 class Known(NamedTuple):
-    """What is known about deliveries.
+    """The known deliveries.
 
-    Attributes:
-        checks: contents of ``timercheck``. A message that such a check counts as in the wheel was
-            delivered if its slot is before the check's read time.
-        delivered: further queue offsets whose messages were delivered.
-        first: a queue offset before which no message waits.
-        since: all deliveries before this physical offset are included here; None if only
-            ``wheel_since`` is known.
-        wheel_since: all deliveries of messages in the wheel before this physical offset are
-            included here.
+    ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
+    message's slot is before the check's read time, the message was delivered. ``delivered`` has
+    further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
+    before the physical offset ``since`` are known; before ``wheel_since``, all from the wheel.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -255,10 +228,8 @@ def find_timers(
 ) -> Timers:
     """Find the timer messages that still wait in a store.
 
-    Args:
-        queue: queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
-        message: reads the message at a physical offset, given its size.
-        runs: reads the frames of the log from a physical offset on, which may lie inside a frame.
+    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` reads the message at a physical
+    offset, given its size. ``runs`` reads the log from a physical offset on, even inside a frame.
     """
     found = Timers()
     if queue is None:
@@ -274,13 +245,13 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # In the log, the delivered copy of a message comes after the message, possibly directly
-            # after it if the message is not in the wheel yet.
+            # In the log, a delivered copy follows its message, possibly directly if the message is
+            # not in the wheel yet.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
-        # The module imports pyarrow, which stores without timers do not need.
+        # The import loads pyarrow, which stores without timers do not need.
         from logquarry.log.columns import frames_with_property
 
         for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
@@ -294,10 +265,9 @@ def find_timers(
 
 
 def read_check(layout: StoreLayout) -> TimerCheck:
-    """``config/timercheck``; zeros if there is none.
+    """Read ``config/timercheck``; zeros if there is no such file.
 
-    Raises:
-        ValueError: if it is too short, or has numbers that no broker writes.
+    If the file is too short, or has numbers that no broker writes, this raises ValueError.
     """
     try:
         check = timer.decode_check(layout.filesystem.read(CHECK))
@@ -305,13 +275,13 @@ def read_check(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
-        # If the read time is that far ahead, every message in the wheel would count as delivered.
+        # With a read time in the far future, every message in the wheel would count as delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """``timercheck`` of a store; zeros if unreadable, so that only the log shows the deliveries."""
+    """Read ``timercheck``; zeros if unreadable, so that only the log shows the deliveries."""
     try:
         return read_check(layout)
     except (ValueError, UnreadableFile):
@@ -319,10 +289,7 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 
 
 def timer_queue(layout: StoreLayout) -> Queue | None:
-    """Queue 0 of ``rmq_sys_wheel_timer``, None if there is none.
-
-    Reads the whole log if the store has no queues.
-    """
+    """Return queue 0 of ``rmq_sys_wheel_timer``; without queues, reads the whole log."""
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
@@ -332,11 +299,7 @@ def timer_queue(layout: StoreLayout) -> Queue | None:
 
 
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
-    """The timer messages that wait in a store.
-
-    Args:
-        check: contents to use instead of the store's own ``timercheck``.
-    """
+    """Find the timer messages that wait; ``check`` replaces the store's own ``timercheck``."""
     check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
     queue = timer_queue(layout)
@@ -353,16 +316,15 @@ def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
 
 
 def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
-    """The deliveries that ``timercheck`` shows."""
+    """Return the deliveries that ``timercheck`` shows."""
     return Known([check], wheel_since=delivered_since(layout, check))
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """A physical offset before which ``timercheck`` shows all deliveries from the wheel.
+    """Return a physical offset before which ``timercheck`` shows all deliveries from the wheel.
 
-    The broker delivers a slot after the slot's time. So no frame that was stored before the read
-    time is the delivered copy of a message still in the wheel. The result is the start of a log
-    file, which is near enough.
+    The broker delivers a slot after the slot's time. So no frame stored before the read time is the
+    delivered copy of a message still in the wheel. The result is the start of a log file.
     """
     for file in reversed(layout.commit_log.files):
         try:
@@ -385,13 +347,7 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Messages that wait for their time.
-
-    Attributes:
-        in_wheel: entries in the wheel's slots that are not due yet.
-        in_queue: messages that are not in the wheel yet.
-        evidence: the files that show them.
-    """
+    """Timer messages that are in the wheel and not due yet, or not in the wheel yet."""
 
     in_wheel: int
     in_queue: int
@@ -407,7 +363,11 @@ class PendingTimers:
 
 
 def pending(layout: StoreLayout) -> PendingTimers:
-    """The timer messages that a store still has to deliver. Reads the used pages of the wheel."""
+    """Count the messages that a store still has to deliver.
+
+    A slot keeps its count after its delivery, so only slots at or after the read time of
+    ``timercheck`` count. Queue entries from timercheck's queue offset on are not in the wheel yet.
+    """
     check = check_or_none(layout)
     in_queue = 0
     if (timer.TOPIC, QUEUE_ID) in layout.queue_names:
@@ -422,11 +382,10 @@ def pending(layout: StoreLayout) -> PendingTimers:
 
 
 def used_slots(layout: StoreLayout) -> Records:
-    """The slots of ``timerwheel`` that were ever used; none if there is no wheel.
+    """Return the slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
-    With ``timerWheelSnapshotFlush``, a broker writes the wheel to files ``timerwheel.POSITION``.
-    The newest of these is merged with ``timerwheel``: of two versions of a slot, the one with the
-    later entry is used.
+    With ``timerWheelSnapshotFlush``, a broker also writes the wheel to files
+    ``timerwheel.POSITION``. Of two versions of a slot, the slot with the later entry is used.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {
@@ -473,7 +432,7 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
-    """Milliseconds of a slot (``timerPrecisionMs``): stated, or inferred from the wheel's times."""
+    """Milliseconds of a slot (``timerPrecisionMs``), inferred from the wheel if not configured."""
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms
     slots = used_slots(layout) if slots is None else slots

@@ -1,11 +1,9 @@
-"""The kernels: functions that numba compiles. They do the same work as the readable reference.
+"""The kernels: functions that numba compiles, with the same results as the readable reference.
 
 The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
-kernels read. All kernels take addresses and run without the GIL; the caller keeps the buffers
-alive. No bytes can make a kernel crash, and a kernel's verdicts are those of the reference.
-
-:func:`logquarry.log.codec.kernels` decides whether the kernels are used. It imports this package
-only when a kernel is needed, because importing numba takes half a second.
+kernels read. Kernels take addresses and run without the GIL; the caller keeps the buffers alive. No
+bytes can crash a kernel. :func:`logquarry.log.codec.kernels` imports this package only when needed,
+because the import of numba takes half a second.
 """
 
 # ruff: noqa: F401

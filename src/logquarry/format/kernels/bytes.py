@@ -1,11 +1,9 @@
 """Functions that all kernels share: compilation, instructions, copies, CRC-32, UTF-8, hashes.
 
-Numba has no unaligned big-endian load and no memcpy, so intrinsics do both. They take addresses: an
-address keeps no buffer alive and has no bounds. So callers hold the buffer, and check every index
-first.
-
-Numba does not cache a kernel that uses a ctypes function as a global. So kernels take the address
-of the CRC function as an argument.
+Numba has no unaligned big-endian load and no memcpy, so intrinsics do both. Intrinsics take
+addresses, which keep no buffer alive and have no bounds: callers hold the buffer, and check every
+index first. Numba does not cache a kernel that uses a ctypes function as a global, so kernels take
+the address of the CRC function as an argument.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ _BYTE = ir.IntType(8)
 
 
 def _prepare_cache() -> None:
-    """Set numba's cache folder if numba cannot write to the package's folder.
+    """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba itself then tries only the home directory. If that is not writable either, ``cache=True``
-    raises "no locator available".
+    Numba itself then tries only the home directory, and if that is not writable either,
+    ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -60,9 +58,7 @@ def _load(width: int) -> Any:
 
 load_u8 = _load(1)
 load_i32 = _load(4)
-"""Return the big-endian signed 32-bit integer at an address."""
 load_i64 = _load(8)
-"""Return the big-endian signed 64-bit integer at an address."""
 
 
 def _store(width: int) -> Any:
@@ -121,7 +117,7 @@ store_raw64 = _store_raw(8)
 
 @intrinsic
 def trailing_zeros(typingctx: Any, word: Any) -> Any:
-    """Return the number of zero bits below the lowest set bit of a 64-bit word other than 0."""
+    """Return the number of zero bits below the lowest set bit; the word must not be 0."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return builder.cttz(args[0], ir.IntType(1)(1))
@@ -144,7 +140,6 @@ def _copy_word(width: int) -> Any:
 
 
 copy16 = _copy_word(2)
-"""Copy two bytes from one address to another."""
 copy32 = _copy_word(4)
 copy64 = _copy_word(8)
 
@@ -179,8 +174,7 @@ def prefetch(typingctx: Any, address: Any) -> Any:
             (_BYTE.as_pointer(),),
             ir.FunctionType(ir.VoidType(), (_BYTE.as_pointer(), word, word, word)),
         )
-        # The arguments after the address mean: 0 a read, 3 keep the line in all caches, 1 the data
-        # cache.
+        # 0: a read; 3: keep the line in all caches; 1: the data cache.
         builder.call(instruction, (pointer, word(0), word(3), word(1)))
         return context.get_dummy_value()
 
@@ -205,10 +199,7 @@ Array = npt.NDArray[Any]
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function on its first call.
-
-    The machine code is cached on disk, and runs without the GIL.
-    """
+    """Compile a function on its first call; the cached machine code runs without the GIL."""
     return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
@@ -254,7 +245,6 @@ def is_ascii(address: int, length: int) -> bool:
         high |= load_raw64(address + i)
         i += 8
     if i < length and length >= 8:
-        # The last word overlaps the word before it.
         high |= load_raw64(address + length - 8)
         i = length
     while i < length:
@@ -320,11 +310,10 @@ def is_plain(address: int, length: int) -> bool:
         return True
     i = 0
     while True:
-        # The last word overlaps the one before it.
+        # The last word overlaps the word before it.
         at = min(i, length - 8)
         word = load_raw64(address + at)
-        # In a word of ASCII, the subtraction sets the high bit only in a NUL, or in a byte after a
-        # NUL.
+        # In ASCII, the subtraction sets the high bit only in a NUL or in a byte after a NUL.
         if (word | (word - np.uint64(0x0101010101010101))) & np.uint64(0x8080808080808080) != 0:
             return False
         i += 8
@@ -334,11 +323,7 @@ def is_plain(address: int, length: int) -> bool:
 
 @kernel
 def copy_short(to: int, start: int, length: int) -> None:
-    """Copy bytes; call memcpy only if there are many.
-
-    Most spans are a few bytes long, and calling memcpy would take longer than copying them as two
-    overlapping words.
-    """
+    """Copy bytes; most spans are short, and then two overlapping words are faster than memcpy."""
     if length > 16:
         copy_bytes(to, start, length)
     elif length >= 8:
@@ -379,7 +364,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
         value ^= value >> np.uint64(29)
         i += 8
     if i < length and length >= 8:
-        # The last eight bytes overlap the word before them, so no byte is hashed alone.
+        # The last word overlaps the word before it, so no byte is hashed alone.
         value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
     elif length >= 4:
         first = np.uint64(np.uint32(load_i32(address)))
@@ -395,7 +380,7 @@ def hash_bytes(address: int, length: int) -> np.uint64:
 
 @kernel
 def hash_number(value: np.uint64) -> np.uint64:
-    """Return a hash of a number, for the same hash tables."""
+    """Return a hash of a number, for hash tables that exist only while a batch is processed."""
     mixed = value * np.uint64(0x9E3779B97F4A7C15)
     return mixed ^ (mixed >> np.uint64(32))
 
@@ -408,9 +393,7 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """The hash of a text: ``before`` is the hash of its first part, and ``address`` points to the
-    rest.
-    """
+    """Return a text's hash: ``before`` is the hash of its first part, the bytes are the rest."""
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0
@@ -455,10 +438,7 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """Return the CRC-32 of some bytes.
-
-    The function at an address computes it. If that address is 0, this kernel computes it.
-    """
+    """Return the CRC-32 of some bytes; if ``function`` is 0, this kernel computes the CRC."""
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

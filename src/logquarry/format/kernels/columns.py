@@ -1,8 +1,6 @@
 """Kernels for Arrow columns: they split inner batches, and copy fields, text and bodies.
 
-The kernels for inner batches are the twins of ``logquarry.log.frames``. :func:`measure_inner`
-decides which frames are split and how many bytes their messages need; :func:`unwrap_frames` writes
-the messages, and copies all other frames.
+The kernels for inner batches are the twins of ``logquarry.log.frames``.
 """
 
 from __future__ import annotations
@@ -100,9 +98,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    Returns (inner batches, frames after the split, their bytes). The first number is -1 if an inner
-    batch is compressed, because only the reference reads it. If there is no inner batch,
-    ``numbers`` is not changed.
+    Returns the numbers of inner batches, of frames after the split, and of their bytes. The first
+    number is -1 if an inner batch is compressed: only the reference reads such a batch. If there is
+    no inner batch, ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -178,8 +176,7 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # One copy suffices, because here too the length of the properties is followed by the
-            # properties.
+            # In the log, too, the properties follow their length, so one copy suffices.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -206,9 +203,9 @@ _LOWER_HEX = np.frombuffer(b"0123456789abcdef", np.uint8).copy()
 
 @kernel
 def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Array) -> int:
-    """Write message ids as text: store host and physical offset in upper-case hex.
+    """Write message ids as text, and return the number of bytes written.
 
-    ``out`` has room for 56 bytes per frame. Returns the bytes written.
+    ``out`` has room for 56 bytes per frame.
     """
     at = 0
     offsets[0] = 0
@@ -266,9 +263,9 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write born hosts or store hosts in the same text form as ``message_id.host_text``.
+    """Write hosts as ``message_id.host_text`` does, and return the number of bytes written.
 
-    ``out`` has room for HOST_TEXT_SIZE bytes per frame. Returns the bytes written.
+    ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
     at = 0
     offsets[0] = 0
@@ -284,7 +281,6 @@ def host_texts(
             wide = flags & STORE_V6 != 0
         size = HOST_V4 + (HOST_EXTRA if wide else 0)
         if size == last_size and same_bytes(host, last_host, size):
-            # Usually the host is the same as in the frame before.
             length = offsets[i] - offsets[i - 1]
             target = out.ctypes.data
             copy_bytes(target + at, target + offsets[i - 1], length)
@@ -347,8 +343,7 @@ def gather(
     factors: Array,
     out64: Array,
 ) -> None:
-    """Copy fields of fixed size from each frame: 32-bit fields to ``out32`` (fields, n), and 64-bit
-    fields, each multiplied by its factor, to ``out64``.
+    """Copy 32-bit fields to ``out32`` (fields, n), and 64-bit fields times a factor to ``out64``.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
@@ -399,8 +394,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
     """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
 
-    ``validity`` must be filled with 0. Returns (total bytes, number of nulls); the total is -1 if
-    it does not fit into 32-bit offsets.
+    ``validity`` must be filled with 0. Returns total bytes and number of nulls. The total is -1 if
+    32-bit offsets cannot hold it.
     """
     total = np.int64(0)
     nulls = 0
@@ -429,12 +424,11 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
 def intern_topics(
     address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
 ) -> int:
-    """Number the distinct topics in order of first appearance.
+    """Number the distinct topics in order of first appearance, and return their count.
 
-    Args: ``table`` is int32, filled with -1, and its length is a power of two. ``found`` int32 (n,
-        2) gets start and length of each distinct topic. ``ids`` gets the number of each frame's
-        topic. Returns the number of distinct topics, or -1 if there are more than ``found`` can
-        hold.
+    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) gets
+    start and length of each topic, ``ids`` the number of each frame's topic. If there are more than
+    n topics, the result is -1.
     """
     mask = table.shape[0] - 1
     known = 0

@@ -1,12 +1,7 @@
 """Kernels that write frames; reference: :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
 The caller makes the parts that many messages share: the head of a frame with its hosts and SYSFLAG,
-and the topic after its length. :func:`encode_frames` writes messages from a table
-(:mod:`logquarry.format.put_rows`) into a file of the log. :func:`batch_frames` writes the messages
-of a wire form (:mod:`logquarry.format.batch`) into a buffer.
-
-Other kernels work on staged frames (:mod:`logquarry.format.staged`): they write numbers into them,
-copy them into the log, and compare them with the log.
+and the topic after its length.
 """
 
 from __future__ import annotations
@@ -88,14 +83,12 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write a frame up to its topic, except for the fields that depend on its place in the log.
-
-    Returns the address after it."""
+    """Write head and body of a frame, without offsets and times; return the next address."""
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
     store_i32(to + AT_SIZE, size)
-    # Compute the CRC from the copy of the body, because the copy is in the processor's cache.
+    # The copy of the body is in the processor's cache, so the CRC is computed from the copy.
     store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
     store_i32(to + AT_FLAG, flag)
     store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
@@ -122,16 +115,20 @@ def encode_frames(
     queue_offsets: Array,
     store_times: Array,
 ) -> tuple[int, int]:
-    """Write the frames of messages from ``start`` on, until one does not fit.
+    """Write the frames of messages from ``start`` on, until a frame does not fit.
 
-    Args: ``rows``: the table of :mod:`logquarry.format.put_rows`; ``heads``: uint8 (heads, n), and
-    ``head_facts``: int64; ``topics``: uint8, each topic with its length before it, topic i ends at
-    ``topic_ends[i + 1]``; ``address``: of the file; ``position``: of the first frame in the file;
-    ``end``: of the file; ``base``: its physical offset; ``now``: the store time; if a message has a
-        later earliest store time, that time is taken from there on; ``next_offsets``: the next
-        queue offset of each queue, which each message advances. ``physical_offsets``,
-        ``queue_offsets`` and ``store_times`` get the values of each message. Returns (index of the
-        first message that was not written, position after the last frame).
+    Returns the index of the first message that was not written, and the position after the last
+    frame. ``physical_offsets``, ``queue_offsets`` and ``store_times`` get the values of each
+    message.
+
+    Args:
+        rows, head_facts: tables of :mod:`logquarry.format.put_rows`.
+        heads: uint8 (heads, n).
+        topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
+        address, end, base: address, end and physical offset of the file.
+        now: store time in ms. A later earliest store time replaces it for all messages from there
+            on.
+        next_offsets: next queue offset of each queue; each message advances it.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -182,7 +179,7 @@ def encode_frames(
 
 @kernel
 def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
-    """Return the index of the first span whose CRC is not the one in ``crcs``; -1 if there is none.
+    """Return the index of the first span with a wrong CRC; -1 if there is none.
 
     Spans with a negative length or with a CRC below 0 are not checked.
     """
@@ -196,11 +193,11 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number the distinct values in order of first appearance.
+    """Number the distinct values (int64) in order of first appearance, and return their count.
 
-    Args: ``values`` int64; ``table`` int32, filled with -1, whose length is a power of two and
-        above that of ``found``; ``found`` int64 gets the distinct values, ``ids`` the number of
-        each value. Returns the count of distinct values, or -1 if ``found`` has no room for them.
+    ``table`` (int32, a power of two long, longer than ``found``) must be filled with -1. ``found``
+    (int64) gets the distinct values, ``ids`` the number of each value. If ``found`` has too little
+    room, the result is -1.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -294,12 +291,15 @@ def batch_frames(
 ) -> tuple[int, int, int]:
     """Measure the frames that the messages of a wire form need, or write these frames.
 
-    Args: ``wire``, ``head`` (of every frame), ``topic`` (with its length before it) and ``shared``
-    (the batch's properties) are uint8. ``target`` is the address to write to, 0 to write nothing;
-    ``room`` the maximum bytes of the frames. ``starts`` int64 gets the start of each frame.
-    ``time_at`` is where STORETIMESTAMP starts in a frame. The last three arguments are values of
-    the first frame. Returns (number of frames, their bytes, bytes of their bodies). The number is
-    -1 if the reference would refuse the batch.
+    Returns the number of frames, their bytes, and the bytes of their bodies. The number is -1 if
+    the reference would refuse the batch.
+
+    Args:
+        topic, shared: uint8; the topic after its length, and the batch's properties.
+        target, room: address to write to (0: only measure), and maximum bytes of the frames.
+        starts: int64; gets the start of each frame.
+        time_at: position of STORETIMESTAMP in a frame.
+        queue_offset, physical_offset, now: values of the first frame.
     """
     at, end = np.int64(0), np.int64(wire.shape[0])
     source = wire.ctypes.data
@@ -364,7 +364,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the number of its queue into each frame. Both arrays are int64."""
+    """Write the index of the queue into each frame. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 
@@ -383,16 +383,12 @@ def place_staged(
     next_offsets: Array,
     placed: Array,
 ) -> tuple[int, int, int, int]:
-    """Copy staged frames into a file of the log, and fill in the fields that were still unknown.
+    """Copy staged frames into a file of the log, and fill in the fields that depend on the place.
 
-    These fields depend on the place in the log, which is known only while the store is locked.
-
-    Args: ``source`` address of a segment with frames from byte ``start`` to ``stop``; about
-    ``most`` bytes are copied, and at least one frame; ``address``, ``position``, ``end``, ``base``
-    and ``now`` as for ``encode_frames``; ``next_offsets`` of each queue, which each frame advances;
-    ``placed`` counts messages (row 0) and bytes (row 1) of each queue. Returns (position in the
-    segment after the last frame, position in the file after it, number of frames, reason of the
-    end).
+    Returns the position in the segment and in the file after the last frame, the number of frames,
+    and the reason of the end. ``source`` is the address of the segment. About ``most`` bytes are
+    copied, and at least one frame. ``next_offsets`` has the next queue offset of each queue;
+    ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
     """
     count = 0
     first = position
@@ -436,9 +432,8 @@ def same_staged(
 ) -> tuple[int, int, int]:
     """Count how many frames of a segment are in a file of the log, from a position on.
 
-    Args: as for :func:`place_staged`, but ``end`` is the end of the written bytes in the file.
-    Returns (position in the segment after the last of these frames, position in the file after it,
-    number of frames).
+    Like :func:`place_staged`, also returns the positions after these frames. ``end`` is the end of
+    the written bytes.
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:
@@ -466,7 +461,7 @@ def same_staged(
 def first_word_hashes(at: Array, lengths: Array, hashes: Array) -> None:
     """Write ``String.hashCode`` of the first word of each text, or -1 << 32 if there is no word.
 
-    Args: ``at`` and ``lengths`` of valid UTF-8, and ``hashes``, all int64.
+    The texts must be valid UTF-8. All arrays are int64.
     """
     for i in range(at.shape[0]):
         begin, end = at[i], at[i] + max(lengths[i], 0)

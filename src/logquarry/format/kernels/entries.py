@@ -43,18 +43,15 @@ def index_keys(
     numbers: Array,
     raw: bool,
 ) -> int:
-    """Hash the keys of some frames over valid UTF-8: UNIQ_KEY, KEYS split at spaces, TAGS.
+    """Hash UNIQ_KEY, the words of KEYS, and TAGS of some frames, and return the number of hashes.
+
+    All text must be valid UTF-8. ``hashes`` and ``numbers`` (int64) get the hash of each key, with
+    its sign if ``raw``, and the number of the key's frame.
 
     Args:
-        starts, lengths: int32 (4, n), as :func:`parse_properties` fills them.
-        prefixes: int64; for each frame, the hash of the text ``<topic>#``.
-        tag_prefixes: int64; for each frame, the hash of the text ``<topic>#T#``. Empty if tags are
-            not hashed.
-        hashes, numbers: int64; they receive the hash of each key (with its sign if ``raw``), and
-            the number of the key's frame.
-
-    Returns:
-        The number of keys.
+        starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
+        prefixes, tag_prefixes: int64; for each frame, the hash of the text ``<topic>#``, and of
+            ``<topic>#T#``. If ``tag_prefixes`` is empty, tags are not hashed.
     """
     used = 0
     for i in range(count):
@@ -90,10 +87,10 @@ def check_chains(
 ) -> tuple[int, int, int, int, int]:
     """Check the chains of an index file: each entry's pointer, and the newest entry of each slot.
 
-    Args: addresses of the first entry and of the first slot, and the number of each; ``newest``
-    int32, of zeros, gets the number of each slot's newest entry.
-    Returns (number of wrong entries, index of the first one, the entry that it should point to,
-    number of wrong slots, index of the first one).
+    ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
+    (int32, filled with 0) gets the number of each slot's newest entry. Returns the number of wrong
+    entries, the index of the first wrong entry, the entry that it should point to, the number of
+    wrong slots, and the index of the first wrong slot.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -144,8 +141,8 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    ``ends`` int64 (queues + 1) gets a 0 and then the end of each queue's part in the other arrays;
-    ``which`` gets the number of each entry's frame, ``offsets`` its queue offset, and ``units``
+    ``ends`` (int64, queues + 1) gets 0, then the end of each queue's part in the other arrays:
+    ``which`` has the number of each entry's frame, ``offsets`` its queue offset, and ``units``
     (uint8) the entries.
     """
     for queue in range(queue_count + 1):
@@ -154,8 +151,7 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # Turn the sizes into the start of each part. The loop after this one raises each start to the
-    # part's end.
+    # Turn sizes into starts. The next loop raises each start to the part's end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -194,10 +190,10 @@ def put_index_keys(
     offsets: Array,
     times: Array,
 ) -> int:
-    """Put keys into an index file (``IndexFile.putKey``).
+    """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
 
-    Args: addresses of the slots and of the first new entry; ``number`` of that entry; ``begin``,
-        the time from which the entries count seconds. Returns the number of new chains.
+    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, which
+    has ``number``. Entries count seconds from the time ``begin``, in ms.
     """
     begun = 0
     count = hashes.shape[0]

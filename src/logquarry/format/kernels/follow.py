@@ -1,9 +1,8 @@
 """The kernel that follows the log for the dispatcher: checks and decodes each frame in one pass.
 
-The kernel does what the walk and :mod:`logquarry.log.follow` do, while the frame is in the
-processor's cache. It only counts frames with text that is not UTF-8, or with a DELAY that is not a
-plain number, because only the reference can decode these. For RocketMQ's recovery it stops at a
-sound frame if Java might not accept the frame as a message.
+Only the reference can decode text that is not UTF-8, and a DELAY that is not a plain number; the
+kernel counts such frames. For RocketMQ's recovery the kernel stops at a sound frame if Java might
+not accept the frame as a message.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
             table[slot] = known
             topics[known, TOPIC_START] = start
             topics[known, TOPIC_SIZE] = length
-            # The text that is hashed for a key is topic#key.
             topics[known, TOPIC_HASH] = np.int64(
                 np.int32(np.uint32(java_hash(start, length)) * np.uint32(31) + np.uint32(_KEY_GLUE))
             )
@@ -168,12 +166,16 @@ def follow(
 ) -> tuple[int, int, int, int, int, int, int]:
     """Follow the chain of frames, and collect the fields of each frame for the dispatcher.
 
-    Args: as :func:`logquarry.format.kernels.walk.walk`; ``as_java`` to stop (ASK_JAVA) at frames
-    that RocketMQ 4.9.3 may reject; ``levels`` the delays; ``rows`` and ``requests`` int64 are
-    filled for each frame; the tables are int32, a power of two long, filled with -1; ``topics``
-    int64 (n, 4) and ``queues`` int64 (n, 2) get each topic and queue once; ``hashes`` and
-    ``numbers`` get each key's hash and its frame's number, with room for one frame's keys or more.
-    Returns (frames, position after them, code, topics, queues, keys, frames for the reference).
+    See :func:`logquarry.format.kernels.walk.walk` for the first arguments. Returns the number of
+    frames, the position after them, a code, and the numbers of topics, queues, keys, and frames for
+    the reference.
+
+    Args:
+        as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
+        rows, requests: int64; are filled for each frame.
+        topic_table, queue_table: int32, a power of two long, filled with -1.
+        topics, queues: int64 (n, 4) and (n, 2); get each topic and queue once.
+        hashes, numbers: get each key's hash and frame number; need room for the keys of one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0
@@ -204,7 +206,7 @@ def follow(
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
-        # Every key takes at least one byte, plus a separator after it.
+        # Every key takes at least one byte, plus a separator.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
@@ -237,8 +239,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not text has the index 0. Do not compare the next frame with the topic at
-        # this index: it may be of an earlier call, and its bytes may have been released.
+        # A topic that is not text has the index 0. But the next frame must not be compared with
+        # topic 0: its bytes may be of an earlier call, and may have been released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

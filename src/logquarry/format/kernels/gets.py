@@ -1,7 +1,12 @@
 """The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
 
+<<<<<<< HEAD
 For sound frames, :func:`get_frames` is the twin of the loop in :mod:`logquarry.read.get_message`.
 If it finds anything else, it returns a code, and the reference answers.
+=======
+For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. At
+anything else, the kernel returns a code, and the reference answers.
+>>>>>>> help-d
 """
 
 from __future__ import annotations
@@ -117,7 +122,6 @@ def _prefetch_frame(unit: int, log: int, start: int, end: int) -> None:
 
 @kernel
 def _has_code(tags: int, code: int) -> bool:
-    """Whether a tags code is that of a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_CODE)) == code:
@@ -127,7 +131,6 @@ def _has_code(tags: int, code: int) -> bool:
 
 @kernel
 def _is_wanted(tags: int, text: int, length: int) -> bool:
-    """Whether a text is a wanted tag."""
     for number in range(np.int64(load_raw64(tags))):
         tag = tags + 8 * (1 + number * TAG_WIDTH)
         if np.int64(load_raw64(tag + 8 * TAG_LENGTH)) == length and same_bytes(
@@ -142,8 +145,13 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
+<<<<<<< HEAD
 # These kernels do not release the GIL. They take only a few microseconds. If they released the GIL,
 # they might wait a few milliseconds until another thread gives the GIL back.
+=======
+# The kernel takes only microseconds, so it keeps the GIL: after a release, it might wait
+# milliseconds for another thread to return the GIL.
+>>>>>>> help-d
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -157,10 +165,13 @@ def get_frames(
 ) -> int:
     """Copy the frames of queue entries to ``scratch``, one after the other.
 
-    Args: the address of ``count`` entries (at least 1); the maximum number of messages to return;
-        ``memory_start``: messages at lower offsets count as on disk; the addresses of the wanted
-        tags (0 for all tags) and of the state; ``room`` bytes of scratch. Returns NOT_SOUND or
-        NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+    Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+
+    Args:
+        units: address of ``count`` entries; at least one.
+        memory_start: messages at lower physical offsets count as on disk.
+        wanted: address of the wanted tags; 0 for all tags.
+        room: bytes of scratch.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))
@@ -184,7 +195,7 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # The entry is a filler for a lost message. The reference handles it as Java does.
+            # A filler for a lost message: the reference handles it as Java does.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -206,7 +217,7 @@ def get_frames(
         if verdict != REACHED_STOP or row[SIZE] != unit_size:
             return NOT_SOUND
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
-            # An inner batch: the reference finds the message of the queue offset in it.
+            # The reference finds the message of the queue offset in an inner batch.
             return NOT_SOUND
         if wanted != 0:
             props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]

@@ -27,7 +27,7 @@ from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TO
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
-    """Return the bytes of some names in one array, each name's length, and where each starts."""
+    """Return the joined bytes of some names, and the length and the start of each name."""
     lengths = np.array([len(name.encode()) for name in names])
     return (
         np.frombuffer("".join(names).encode(), np.uint8).copy(),
@@ -38,7 +38,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """Return the index of the name that is at an address; -1 if none of the names is there."""
+    """Return the index of the name at an address; -1 if none of the names is there."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True
@@ -98,8 +98,7 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # The subtraction sets the high bit of each byte whose value is below 3. So if no high
-            # bit is set, none of the eight bytes is a separator.
+            # The subtraction sets the high bit of each byte below 3; a separator is below 3.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -116,10 +115,10 @@ def next_separator(address: int, at: int, stop: int) -> int:
 def mark_named(
     address: int, rows: Array, count: int, name: Array, shifts: Array, marks: Array
 ) -> None:
-    """Mark the frames that have a property of this name (Horspool's search).
+    """Mark the frames that have a property with a given name (Horspool's search).
 
-    ``shifts`` says for each byte how far the search may move if this byte is at the end of the
-    compared place: the distance of the byte from the end of the name.
+    ``shifts`` has, for each byte, the bytes to move on if this byte ends the compared place: its
+    distance from the end of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -151,14 +150,13 @@ def parse_properties(
     table: Array,
     stamps: Array,
 ) -> int:
-    """Split the property strings.
+    """Split the property strings, and return the number of pairs.
 
-    Args: ``starts`` and ``lengths`` int32 (4, n) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
-    (length -1: absent). With ``want_pairs``, ``pairs`` int32 (4, m) gets key start, key length,
-    value start and value length of each property; the keys are in the order of their first
-    appearance, each with its last value. ``pair_offsets`` gets where each frame's pairs begin.
-    ``table`` and ``stamps`` int32, a power of two of at least twice the pairs of a frame, are
-    scratch; stamps zeroed.
+    ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
+    (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
+    key and value, each key once with its last value. ``pair_offsets`` gets where each frame's pairs
+    begin. ``table`` and ``stamps`` are int32 scratch, a power of two of at least twice the pairs of
+    a frame; ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -229,9 +227,8 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    ``store_times`` in milliseconds; ``levels`` the delays. Frames whose DELAY is not one to nine
-    ASCII digits are left to the reference: their numbers are written to ``odd``. Returns how many
-    these are.
+    If a DELAY is not one to nine ASCII digits, the frame is left to the reference: its number is
+    written to ``odd``. Returns how many these are. Times are in milliseconds.
     """
     left_over = 0
     for i in range(count):
@@ -272,8 +269,7 @@ def tags_codes(
 # Make the property strings of many messages, and find properties on which the store acts.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""Kinds of property names. The reference encodes each message with a property of kind _OTHERS.
-"""
+"""Kinds of property names. The reference encodes each message with a property of kind _OTHERS."""
 _BUILT_NAMES = (
     props.KEYS,
     props.TAGS,
@@ -296,7 +292,6 @@ def _is_true(address: int, length: int) -> bool:
 
 @kernel
 def _put_pair(out: int, key: int, key_length: int, value: int, value_length: int) -> int:
-    """Write ``key \\x01 value`` to an address. Returns the address after it."""
     copy_short(out, key, key_length)
     store_u8(out + key_length, _NAME_VALUE)
     copy_short(out + key_length + 1, value, value_length)
@@ -320,12 +315,13 @@ def property_strings(
 ) -> None:
     """Make the property strings of messages, in the order of ``Message.all_properties``.
 
-    Args: the pairs of message i are those from ``pair_first[i]`` to ``pair_stop[i]``, in
-    ``pair_spans`` int64 (4, pairs): address and length of name and value. ``keys_*`` and
-    ``tags_*`` are KEYS and TAGS, of length -1 if there are none. ``out`` is the address of room for
-    all strings; ``out_at`` and ``out_length`` get the place of each string. ``odd`` is set for
-    messages that the reference must encode: they have DELAY or the like, a repeated name, or a name
-    without a value.
+    Args:
+        pair_first, pair_stop: the range of each message's pairs in ``pair_spans``.
+        pair_spans: int64 (4, pairs); address and length of name and value.
+        keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
+        out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
+        odd: set to 1 for messages that the reference must encode: they have DELAY or the like, a
+            repeated name, or a name without a value.
     """
     for i in range(count):
         start = out
@@ -350,8 +346,7 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value in the map. The property keeps its place in
-            # the order.
+            # A column KEYS or TAGS replaces the value; the property keeps its place.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1

@@ -1,8 +1,4 @@
-"""The walk from frame to frame, and the search for the next sound frame after damage (resync).
-
-The kernel is the twin of :func:`logquarry.format.frame.decode_at`, and returns the same verdict on
-the same bytes. It checks each length against the window and the file before it uses it.
-"""
+"""The walk from frame to frame, and the search for the next sound frame after damage (resync)."""
 
 from __future__ import annotations
 
@@ -87,9 +83,9 @@ def check_frame(
 ) -> int:
     """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
 
-    Args: ``address`` of the window, ``position`` in it, ``window`` its length, ``end`` the index
-    at which the file ends (>= window), ``base`` the physical offset of the window's start.
-    Returns REACHED_STOP for a sound frame, else a code.
+    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window. The
+    file ends at the index ``end``, at least ``window``. ``base`` is the physical offset of the
+    window's start.
     """
     left = end - position
     here = window - position
@@ -187,17 +183,17 @@ def walk(
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. If
-    ``has_heads``, the head of a DLedger entry may be before a frame. Returns (frames taken,
-    position after them, code).
+    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. With
+    ``has_heads``, the head of a DLedger entry may be before a frame. Returns the number of frames,
+    the position after them, and a code.
     """
     count = 0
     asked = position
     while position < stop:
         if count == rows.shape[0]:
             return count, position, TABLE_FULL
-        # The position of a frame depends on the size of the frame before it. So without
-        # prefetching, the walk waits for memory once per frame.
+        # Each position depends on the frame before it. Without prefetching, the walk would wait for
+        # memory once per frame.
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -238,8 +234,8 @@ def check_places(
 ) -> int:
     """Write the verdict on each of ``places`` to ``codes``, and the sound frames to ``rows``.
 
-    If the size of a sound frame is not that in ``sizes``, the verdict is BAD_SIZE; 0 in ``sizes``
-    allows every size. Returns the number of sound frames.
+    If the size of a sound frame is not the size in ``sizes``, the verdict is BAD_SIZE; 0 in
+    ``sizes`` allows every size. Returns the number of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):
@@ -268,10 +264,10 @@ def find_frame(
     check_crc: bool,
     row: Array,
 ) -> tuple[int, int]:
-    """Return the first position in ``[start, stop)`` with a sound frame (resync).
+    """Return the first position in ``[start, stop)`` with a sound frame (resync), and REACHED_STOP.
 
-    Returns (place, REACHED_STOP); (place, NEED_MORE) if the window is too short to check the place;
-    (stop, TRUNCATED) if there is none. The first byte suffices to reject almost every place.
+    If the window is too short to check a position, the code is NEED_MORE. If there is no sound
+    frame, the result is (stop, TRUNCATED).
     """
     position = start
     last = min(stop, window - AT_MAGIC)
