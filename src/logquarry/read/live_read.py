@@ -47,7 +47,6 @@ class LiveLog(CommitLog):
 
     @property
     def files(self) -> FileSequence:
-<<<<<<< HEAD
         """The files of the log."""
         bases, known = self._queue.bases, self._sequence
         if known[0] is bases:
@@ -57,16 +56,6 @@ class LiveLog(CommitLog):
         files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
         sequence = FileSequence(tuple(files), size)
         self._sequence = bases, sequence
-=======
-        bases, size = self._queue.bases, self._queue.file_size
-        known, sequence = self._sequence
-        if known is not bases:
-            root = self._layout_now().root
-            paths = self._queue.paths
-            files = (StoreFile(int(p.name), size, os.path.relpath(p, root)) for p in paths)
-            sequence = FileSequence(tuple(files), size)
-            self._sequence = bases, sequence
->>>>>>> help-d
         return sequence
 
     def reaches(self, end: int) -> bool:

@@ -1,12 +1,7 @@
 """The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
 
-<<<<<<< HEAD
-For sound frames, :func:`get_frames` is the twin of the loop in :mod:`logquarry.read.get_message`.
-If it finds anything else, it returns a code, and the reference answers.
-=======
 For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. At
 anything else, the kernel returns a code, and the reference answers.
->>>>>>> help-d
 """
 
 from __future__ import annotations
@@ -145,13 +140,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-<<<<<<< HEAD
-# These kernels do not release the GIL. They take only a few microseconds. If they released the GIL,
-# they might wait a few milliseconds until another thread gives the GIL back.
-=======
 # The kernel takes only microseconds, so it keeps the GIL: after a release, it might wait
 # milliseconds for another thread to return the GIL.
->>>>>>> help-d
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
