@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-A compaction changes neither rows nor their order. :mod:`logquarry.spark.merging` merges the files
-of one task. For Delta tables, the package `deltalake` does all the work.
+A compaction changes neither rows nor their order. For Delta tables, the package `deltalake` does
+all the work; :mod:`logquarry.spark.merging` merges other files.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def compact(
 
     Args:
         dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file. Files larger than half of this size stay as
-            they are. None for 256 MiB, or for the setting of a Delta table.
+        target_size: approximate bytes of a merged file; a file larger than half of this size stays
+            unchanged. None for 256 MiB, or for the setting of a Delta table.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
-        table: ``NAMESPACE.TABLE`` of an Iceberg table: the same as for the export.
-        catalog: properties of the Iceberg catalog: the same as for the export.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
+        catalog: properties of the Iceberg catalog, as for the export.
         table_storage_options: options of `deltalake` for a URL.
-        dest_storage_options: options for the file system of ``dest``, if it is a URL.
+        dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL.
         progress: called with (bytes of files merged, bytes in total).
 
     Raises:
@@ -123,14 +123,8 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """The result of a compaction.
-
-    Attributes:
-        files_before: number of files that were merged.
-        files_after: number of files that replace them.
-        bytes_before: bytes of the files that were merged.
-        bytes_after: bytes of the files that replace them.
-    """
+    """Counts of the merged files (before) and of the files that replace the merged files
+    (after)."""
 
     files_before: int
     files_after: int
@@ -139,20 +133,19 @@ class Compaction:
 
     @classmethod
     def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
-        """The result of replacing some files by others."""
+        """Make the result of replacing the files `before` by the files `after`."""
         sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
         return cls(len(before), len(after), *sizes)
 
 
 # ---------------------------------------------------------------------------------------- Parquet
 # A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
-# The folder does not change until all merged files are synced. Then the commit replaces the old
-# files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
-# the commit a reader can see rows twice. As during an export, the file _SUCCESS is missing then.
+# After all merged files are synced, the commit replaces the old files (logquarry.spark.output).
+# During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
-# a merged file continues with .to. and the offset of its last message, then up to two numbers that
-# keep names unique: one for the merge, one for the file.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
+# file's name continues with .to. and the offset of its last message. Up to two numbers follow, for
+# the merge and for the file, to make the name unique.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -160,7 +153,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest; its name contains the offset or the queue of its rows."""
+    """A file of the manifest that can be merged; `first` is the offset in its name."""
 
     entry: Mapping[str, Any]
     place: str
@@ -169,7 +162,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind; the files of one merge have the same first offset."""
+        """Sort key of files of one kind; files of one merge have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -230,7 +223,8 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Check that the folder did not change during the merge; object stores have no locks."""
+    """Raise StoreUnavailable if the folder changed during the merge; object stores have no
+    locks."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -261,7 +255,6 @@ def _manifest(folder: OutputFolder) -> dict[str, Any]:
 
 
 def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]:
-    """Yield the files of the manifest that can be merged."""
     seen: set[str] = set()
     try:
         for entry in manifest["files"]:
@@ -281,7 +274,6 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
 
 
 def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
-    """Yield groups of files; each group is to be merged into one file."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     for file in files:
         kinds.setdefault((file.place, file.kind), []).append(file)
@@ -293,7 +285,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose an unused name: the result of an earlier merge may have the first file's name.
+    # Choose an unused name: the result of an earlier merge may have the name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -305,14 +297,13 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the path to which the commit moves a file from the folder of an attempt."""
+    """Return the final path of a file in the folder of an attempt."""
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
 def _new_manifest(
     manifest: Mapping[str, Any], made: Sequence[Merged], staging: str
 ) -> dict[str, Any]:
-    """Return the manifest with each merged file in place of its sources."""
     entries = {entry["path"]: entry for entry in manifest["files"]}
     for file in made:
         sources = [entries.pop(path) for path in file.sources]
@@ -330,9 +321,9 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old files in one commit. An export can append meanwhile, because the
-# compaction replaces only files that were in the table when it began. The old files stay for older
-# versions of the table, until you clean the table (vacuum, expire_snapshots).
+# One commit replaces old files by new files. An export can append meanwhile, because a compaction
+# replaces only files that were in the table at its begin. Old files stay for older versions of the
+# table, until you clean the table (vacuum, expire_snapshots).
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -357,7 +348,7 @@ def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
 
 
 def _total(sizes: Any) -> int:
-    # Some versions of deltalake return JSON text here, others a dict.
+    # deltalake returns JSON text or a dict here, depending on its version.
     found = json.loads(sizes) if isinstance(sizes, str) else sizes
     return int(found["totalSize"])
 
@@ -365,8 +356,8 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
-    state that the rows stay the same.
+    The snapshot's operation is ``overwrite``, because `pyiceberg` lacks ``replace``, the operation
+    for unchanged rows.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
@@ -391,8 +382,8 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error, such as a lost answer of the catalog, or Ctrl-C, the commit may
-        # have succeeded. So do not remove the new files.
+        # After any other error (the catalog did not answer, Ctrl-C) the commit may have succeeded,
+        # so the new files must stay.
         _remove(table, made)
         raise
     return Compaction.of(before.values(), made)
@@ -406,7 +397,7 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files of one broker and partition; each group is merged into one file."""
+    """Yield groups of files of one broker and partition; each group becomes one file."""
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

@@ -5,8 +5,7 @@
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-The file names depend only on broker and physical offset, so a second read finds the copies of the
-first read.
+A file name depends only on broker and physical offset, so a second read finds existing copies.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Quarantine:
         self._broker = broker
 
     def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
-        """Copy a damaged span, unless an earlier copy is at least as long."""
+        """Copy a damaged span, unless the folder has an earlier copy of at least this length."""
         # A broker's name can contain slashes.
         name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
         try:
@@ -45,10 +44,10 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`: for bodies that cannot be decompressed.
+        """Make a callback for :attr:`Decoding.on_bad_body`, which reports a body that cannot be
+        decompressed.
 
-        The copy contains no bytes, because the read returns the message anyway, with its compressed
-        body.
+        The copy has no bytes, because the read returns the message with its compressed body.
         """
 
         def keep(offset: int, reason: str) -> None:
@@ -64,8 +63,8 @@ class Quarantine:
         known = self._known(f"{name}.json")
         if known is not None and _length(known) >= span.length:
             return
-        # Each attempt of a task writes a temporary file of its own. The attempt that ends last
-        # replaces the copies of the others.
+        # Each attempt of a task writes its own temporary file. The last attempt's copy replaces
+        # earlier copies.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0
@@ -89,7 +88,7 @@ def _length(document: Any) -> int:
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """Return the bytes of a damaged span that still exist, without the zeros at their end."""
+    """Yield the remaining bytes of a damaged span, without the zeros at the end of the span."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""Summarizes stores on Spark: messages and bytes by topic, their time range, and damage."""
+"""Summaries of reads: messages and bytes by topic, their time range, and damage."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TALLY_COLUMNS = ("topic", "size", "store_timestamp")
-"""The columns from which a summary is counted."""
+"""Columns that :meth:`Summary.add_rows` needs."""
 
 
 @dataclass(slots=True)
@@ -20,8 +20,7 @@ class TopicSummary:
     """Counts of one topic, or of all topics.
 
     Attributes:
-        messages: number of messages.
-        bytes: bytes of their frames in the log.
+        bytes: bytes of the messages' frames in the log.
         first_ms: smallest store timestamp, in milliseconds; None without messages.
         last_ms: largest store timestamp, in milliseconds; None without messages.
     """
@@ -51,12 +50,7 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """Counts by topic, and the damage that a read skipped.
-
-    Attributes:
-        topics: counts by topic.
-        damage: damaged spans. Only :meth:`of` sorts them.
-    """
+    """Counts by topic, and the skipped damage; only :meth:`of` sorts the damage."""
 
     topics: dict[str, TopicSummary] = field(default_factory=dict)
     damage: list[DamagedSpan] = field(default_factory=list)
@@ -107,7 +101,7 @@ class Summary:
     def of(cls, parts: Iterable[Summary]) -> Summary:
         """Merge summaries: topics sorted by name, damage sorted by file and offset.
 
-        If two queues point to the same damaged span, two tasks can report it. The result has it
+        Damage that several tasks report, because several queues point to the damaged span, appears
         once.
         """
         whole = cls()
