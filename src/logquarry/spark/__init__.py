@@ -5,9 +5,6 @@
     spark = get_session()
     spark.read.format("rocketmq").load("store").show()
 
-`get_session` finds Java and makes a session with the format `rocketmq`; `register` adds this format
-to a session. `read` also works on Spark 3.5.
-
 Without a session (None), `export_parquet`, `compact` and `summarize` run in this process, without
 Spark. All other functions need the extra `logquarry[spark]`.
 """

@@ -7,8 +7,7 @@
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
 | limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
 
-Other modules import PySpark's base classes from this module, which replaces missing classes by
-empty classes.
+Other modules import PySpark's classes from here. A class that PySpark lacks is an empty class here.
 """
 
 from __future__ import annotations
@@ -153,8 +152,7 @@ logger = logging.getLogger(__name__)
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
-    # Spark closes the connection once Spark has all the rows that the query needs (a limit,
-    # show()).
+    # Spark closes the connection once the query has all its rows (a limit, show()).
     with without_traceback():
         wanted = arrow_schema(struct)
         damage = DamageLog()
@@ -177,8 +175,7 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # Map types differ only in the nullability of values. A cast would take longer than all other
-    # work on the batch.
+    # Map types differ only in the nullability of values. A cast would dominate the work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -198,8 +195,7 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the selected columns; as in Spark, all of Kafka's columns are
-    nullable."""
+    """Return Spark's schema of the selected columns. All of Kafka's columns are nullable."""
     if not options.is_kafka:
         return native_struct(options.names)
     kinds = {column.name: column.spark for column in kafka.COLUMNS}
@@ -207,10 +203,9 @@ def struct_of(options: ReadOptions) -> StructType:
 
 
 def native_struct(names: Sequence[str]) -> StructType:
-    """Return Spark's schema of some native columns.
+    """Return Spark's schema of native columns.
 
-    Columns that every message has are not nullable, so Spark does not test each value for null. A
-    DDL string cannot mark the values of a map as not nullable.
+    Columns that every message has are not nullable, so Spark does not test each value for null.
     """
     columns = {column.name: column for column in schema.COLUMNS}
     return types.StructType(
@@ -241,8 +236,8 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return a schema's columns in logquarry's spelling; raise UsageError if the schema does not
-    fit."""
+    """Return a schema's columns in logquarry's spelling; raise UsageError if a column is
+    invalid."""
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")

@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-A compaction changes neither rows nor their order. For Delta tables, the package `deltalake` does
-all the work; :mod:`logquarry.spark.merging` merges other files.
+Rows and their order do not change. The package `deltalake` merges files of Delta tables, and
+:mod:`logquarry.spark.merging` merges other files.
 """
 
 from __future__ import annotations
@@ -68,19 +68,15 @@ def compact(
 ) -> Compaction:
     """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
 
-    Rows do not change, nor does their order within a broker. During a compaction, an export can add
-    to a Delta or Iceberg table, but an export to the same Parquet folder is rejected.
+    A concurrent export can add to a Delta or Iceberg table, but not to the same Parquet folder.
 
     Args:
-        dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file; a file larger than half of this size stays
-            unchanged. None for 256 MiB, or for the setting of a Delta table.
+        target_size: approximate bytes of a merged file; None for 256 MiB, or for a Delta table's
+            setting. A file larger than half of this size stays unchanged.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
         table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
         catalog: properties of the Iceberg catalog, as for the export.
-        table_storage_options: options of `deltalake` for a URL.
-        dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL.
         progress: called with (bytes of files merged, bytes in total).
 
     Raises:
@@ -123,8 +119,7 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Counts of the merged files (before) and of the files that replace the merged files
-    (after)."""
+    """Counts of the merged files (before), and of the files that replace them (after)."""
 
     files_before: int
     files_after: int
@@ -140,12 +135,10 @@ class Compaction:
 
 # ---------------------------------------------------------------------------------------- Parquet
 # A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
-# After all merged files are synced, the commit replaces the old files (logquarry.spark.output).
 # During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
 # Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
-# file's name continues with .to. and the offset of its last message. Up to two numbers follow, for
-# the merge and for the file, to make the name unique.
+# file's name has .to. and the last offset too, and up to two numbers that make the name unique.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -321,9 +314,8 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# One commit replaces old files by new files. An export can append meanwhile, because a compaction
-# replaces only files that were in the table at its begin. Old files stay for older versions of the
-# table, until you clean the table (vacuum, expire_snapshots).
+# A concurrent export can append: a compaction replaces only files that were in the table at its
+# begin. Old files stay for older versions of the table, until you run vacuum or expire_snapshots.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -356,8 +348,7 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``, because `pyiceberg` lacks ``replace``, the operation
-    for unchanged rows.
+    The snapshot's operation is ``overwrite``: `pyiceberg` lacks ``replace``, for unchanged rows.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
@@ -382,8 +373,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error (the catalog did not answer, Ctrl-C) the commit may have succeeded,
-        # so the new files must stay.
+        # After any other error, the commit may have succeeded, so the new files must stay.
         _remove(table, made)
         raise
     return Compaction.of(before.values(), made)

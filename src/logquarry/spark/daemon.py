@@ -1,5 +1,4 @@
-"""PySpark's daemon, which forks Python workers, without tracebacks for connections that the JVM
-closes.
+"""PySpark's daemon, which forks the workers, without tracebacks for closed connections.
 
 The setting ``spark.python.daemon.module`` makes Spark run this module. The Python processes that
 plan a read ignore the setting: see :mod:`pyspark_logquarry`.

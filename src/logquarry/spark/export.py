@@ -42,13 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSummary:
-    """The result of an export.
-
-    Attributes:
-        location: path or URL of the destination.
-        files: the files, sorted by path.
-        summary: messages and bytes by topic, and the damage that the export skipped.
-    """
+    """The result of an export; `files` are sorted by path."""
 
     location: str
     files: tuple[WrittenFile, ...]
@@ -79,20 +73,19 @@ def export_parquet(
     """Export the messages of stores to Parquet files with the columns of the data source.
 
     The rows of a file are in physical order. With ``partition_by``, the files are in folders
-    ``topic=.../day=...`` and still contain the partition columns. Ctrl-C leaves ``dest`` unchanged.
-    During the commit, Ctrl-C takes effect after the commit.
+    ``topic=.../day=...`` and still contain the partition columns. Ctrl-C before the commit leaves
+    ``dest`` unchanged. During the commit, Ctrl-C takes effect after the commit.
 
     Args:
-        spark: a session whose workers reach the stores and ``dest`` under the same paths. None runs
-            the export in this process, without PySpark.
-        stores: a path, URL or glob, or several.
+        spark: a session whose workers reach the stores and ``dest`` under the same paths; None to
+            export in this process, without PySpark.
         dest: a folder that does not exist, is empty, or holds an earlier export.
         options: options of the data source, or :class:`ReadOptions`, whose ``on_damage`` can also
             be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
-        dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL; None
-            for the stores' options.
+        dest_storage_options: for a URL: options for the file system of ``dest``; None for the
+            stores' options.
 
     Raises:
         CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
@@ -147,14 +140,8 @@ def summarize(
 ) -> Summary:
     """Count messages and bytes by topic, with their time range and the damage.
 
-    The count reads no bodies, so damage inside bodies is not found.
-
-    Args:
-        spark: a session whose workers reach the stores under the same paths; None to count in this
-            process.
-        stores: a path, URL or glob, or several.
-        options: see :func:`export_parquet`.
-        progress: called with (bytes of log done, bytes in total).
+    The count reads no bodies, so damage inside bodies is not found. For the arguments see
+    :func:`export_parquet`.
     """
     read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
@@ -203,9 +190,9 @@ def _tally(_: int, task: ReadTask) -> TaskResult:
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
-    """For each store, drop the results of the tasks after the first task that found damage.
+    """Drop the results of each store's tasks after the store's first task that found damage.
 
-    Each task has stopped at the first damage in its part. A store's tasks are in log order.
+    A store's tasks are in log order. Each task has stopped at the first damage in its part.
     """
     ended: set[str] = set()
     kept: list[TaskResult] = []

@@ -62,7 +62,6 @@ def run_tasks(
 
     Args:
         spark: the session; None to run the tasks in this process, one after the other.
-        name: description of the job in Spark's UI.
         work: called in a worker with a task's number and the task. Tasks, `work` and results must
             be picklable.
         weight: returns the weight of a task in the progress, for example its bytes.
@@ -70,8 +69,7 @@ def run_tasks(
         pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: if a task raised this type. Any other error of a task becomes an exception
-            of Spark.
+        LogquarryError: if a task raised this type; Spark's exception for any other error of a task.
     """
     if not tasks:
         return []
@@ -102,8 +100,7 @@ def run_tasks(
             except BaseException as error:
                 outcome.set_exception(error)
 
-        # The job runs in a second thread, so that this thread can report progress and be
-        # interrupted.
+        # The job runs in a second thread: this thread reports progress and can be interrupted.
         InheritableThread(target=run, daemon=True).start()
         reported = -1
         try:
@@ -162,11 +159,8 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the line of Spark's text that names the cause.
-
-    The first existing line is taken: a Python exception in a worker, the innermost cause in Java,
-    the first two lines.
-    """
+    """Return the Python exception of a worker, or else Java's innermost cause, or else two
+    lines."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
     in_traceback = False

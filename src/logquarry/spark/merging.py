@@ -1,8 +1,7 @@
 """Merges Parquet files of an export into one file, in a worker of a compaction. Needs no PySpark.
 
-Rows keep their order. The merged file's metadata has the exact properties of all sources
-(:mod:`logquarry.log.exact_properties`). A merge holds about one row group in memory. Spark can run
-two attempts of a merge at once, so each attempt uses its own file names.
+Rows keep their order. A merge holds about one row group in memory. Spark can run two attempts of a
+merge at once, so each attempt uses its own file names.
 """
 
 from __future__ import annotations
@@ -52,8 +51,8 @@ class MergeTask:
     Attributes:
         sources: the files, in the order of their rows; all files have the same columns.
         stem: path of the merged file without its ending.
-        staging: folder for the merged file; each attempt makes its own folder in `staging`. None to
-            write beside the sources, with a unique suffix for each attempt.
+        staging: folder for a folder of each attempt. None to write beside the sources, with a
+            unique suffix for each attempt.
     """
 
     folder: OutputFolder

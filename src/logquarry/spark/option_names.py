@@ -1,5 +1,4 @@
-"""The names of the options of logquarry, of Spark's Kafka source, and of Spark. Needs no
-PySpark."""
+"""The names of the options of logquarry, of Spark's Kafka source, and of Spark."""
 
 from __future__ import annotations
 
@@ -15,8 +14,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Options of logquarry with another name in Spark's Kafka source, except ``assign``, whose format
-differs."""
+"""Options with another name in Spark's Kafka source, except ``assign``, whose format differs."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -37,8 +35,7 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 class Given:
     """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 
-    Args:
-        known: all valid options, by lower-case name; the default are the options of a read.
+    `known` has all valid options by lower-case name, by default the options of a read.
     """
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str] = _READS) -> None:

@@ -1,8 +1,7 @@
 """Parses the options of a read (batch or stream) from text into `ReadOptions`.
 
-Option names are case-insensitive. Lists are ``a,b`` or, for names that contain a comma, JSON
-(``["a", "b"]``). An invalid value raises :class:`~logquarry.errors.UsageError`, whose text begins
-with the option's name. Needs no PySpark.
+Lists are ``a,b`` or, for names that contain a comma, JSON (``["a", "b"]``). The text of a
+:class:`~logquarry.errors.UsageError` begins with the option's name. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -117,7 +116,7 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the stores' locations; PySpark turns load(a) into `path`, load([a, b]) into `paths`
+    """Return the locations; PySpark turns load(a) into `path`, and load([a, b]) into `paths`
     (JSON)."""
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
@@ -141,8 +140,7 @@ Queue = tuple[str, int]
 class OffsetLimit:
     """The physical offset at which reading starts or ends, by broker.
 
-    Attributes:
-        default: offset for brokers that are not in `brokers`; None for the start or end of the log.
+    `default` is for all other brokers; None means the start or end of the log.
     """
 
     default: int | None = None
@@ -264,12 +262,8 @@ class ReadOptions:
         split_size: maximum bytes of log in one partition; None to choose by the number of cores.
         min_partitions: minimum number of partitions, if the stores have enough bytes.
         batch_bytes: approximate bytes of log in one Arrow batch.
-        fail_on_data_loss: whether messages at the wanted start that retention has deleted are an
-            error.
+        fail_on_data_loss: whether to fail if retention has deleted messages at the wanted start.
         quarantine_path: folder for copies of skipped damage; None to copy nothing.
-        decompress: whether ``body`` is decompressed.
-        config: broker settings that the store's files do not record.
-        storage_options: options for the file system of a URL.
         max_bytes: maximum bytes of log in one batch of a stream; None for no limit.
         max_rows: maximum number of messages in one batch of a stream; None for no limit.
         remarks: warnings about options that have no effect.
@@ -386,8 +380,8 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail and fails on other damage: the log of a running or
-        # killed broker normally has a torn tail.
+        # By default a read skips a torn tail, which is normal for a log that is open, or after a
+        # crash.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

@@ -1,6 +1,4 @@
-"""The destination folder of an export, and the commits of exports and compactions into the folder.
-
-Even if an export crashes, the folder ends up with each file exactly once::
+"""The destination folder of an export, and the commits of exports and compactions into the folder::
 
     DEST/_temporary-ID/          files that a running export has written so far
     DEST/_intent.json            during the commit: all files of the new and the earlier export
@@ -8,15 +6,12 @@ Even if an export crashes, the folder ends up with each file exactly once::
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Before the intent exists, no file of an earlier export changes. After a later crash, old and new
-files are mixed and ``_SUCCESS`` is missing; the next export replaces or removes each file of the
-intent.
+No file of an earlier export changes before the intent exists. After a later crash, ``_SUCCESS`` is
+missing, and the next export replaces or removes each file of the intent. The intent of a compaction
+lists new files, removed files and the new manifest. After a crash, the next export or compaction
+completes the compaction.
 
-The intent of a compaction lists new files, removed files and the new manifest. After a crash, the
-next export or compaction completes the compaction.
-
-Commits change or remove only files of exports. An export into a folder with other Parquet files is
-rejected, because readers would mix the two.
+An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from logquarry.text import listed
 
 
 class OutputFolder:
-    """A folder on a local disk or in an object store; paths are relative to the folder.
+    """A folder on a local disk or in an object store. Paths are relative to the folder.
     Picklable."""
 
     def __init__(
@@ -76,8 +71,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        List the folder only after locking. Otherwise the list may lack files that another export
-        commits in between, and these files would stay beside the new files.
+        List the folder only after locking. Otherwise an export that commits after the listing would
+        leave its files beside the new files.
         """
         if not self.is_local:
             return None
@@ -163,8 +158,7 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: write the file ``by_way_of``, then rename to
-        ``path``."""
+        """Write a JSON document atomically: write the file ``by_way_of``, then move the file."""
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
         self.move(by_way_of, path)
@@ -231,12 +225,10 @@ class ExportCommit:
         self._folder.make(self.staging)
 
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
-        """Move files into place, remove other files of an earlier export, write manifest and
-        _SUCCESS.
+        """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
 
-        Args:
-            files: (staged path, final path) below the destination.
-            manifest: the manifest; the commit adds ``written_by``.
+        `files` has (staged path, final path) below the destination. The manifest gets
+        ``written_by``.
         """
         try:
             self._put(files, manifest)
@@ -321,8 +313,7 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path from a manifest or intent; raise UsageError if no export can have written the
-    file.
+    """Return a path of a manifest or intent; raise UsageError if no export can have this path.
 
     The commit removes listed files, so a forged document could otherwise remove other files.
     """
@@ -348,11 +339,7 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 class CompactionIntent:
     """The intent of a compaction: new files, and the old files to remove.
 
-    Attributes:
-        staging: folder of the new files, below the destination.
-        moves: (staged path, final path) of each new file.
-        removed: paths of the old files.
-        manifest: manifest of the folder after the compaction.
+    `moves` has (staged path, final path) of each new file; `manifest` is the manifest afterwards.
     """
 
     staging: str
@@ -414,10 +401,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
 def _checked(
     folder: OutputFolder, plan: Any
 ) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
-    """Return (staging, moves, removed, manifest) of an intent.
-
-    Raises UsageError for an invalid intent, which could remove files that no export wrote.
-    """
+    """Return (staging, moves, removed, manifest) of an intent; raise UsageError if invalid."""
     try:
         staging, manifest = plan["staging"], dict(plan["manifest"])
         moves = [(str(staged), str(path)) for staged, path in plan["moves"]]

@@ -1,8 +1,7 @@
 """Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
 Rows stay in physical order. A task of any size holds about one row group in memory. Each attempt of
-a task writes to its own folder; the driver moves only files of a successful attempt to the
-destination.
+a task writes to its own folder.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ COMPRESSION_LEVEL: Final = 1
 """Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Maximum number of open files of a task. A task closes the least recently used file to open
-another."""
+"""Maximum open files of a task. To open another file, the least recently used file is closed."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -48,8 +46,7 @@ _EPOCH: Final = date(1970, 1, 1)
 # The characters that Hive and Spark escape in the name of a partition's folder.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
-# Columns with repeated values. For any other column, a Parquet dictionary costs time and saves no
-# space.
+# Columns with repeated values. For other columns, a dictionary costs time and saves no space.
 _DICTIONARY: Final = (
     "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
     "prepared_transaction_offset", "tags", "tags_code",
@@ -65,12 +62,9 @@ _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """A file that a task wrote.
+    """A file that a task wrote, now at the path `staged`, and at `path` after the commit.
 
-    Attributes:
-        path: final path, below the destination.
-        staged: current path, below the destination.
-        values: values of the partition columns, if the export is partitioned.
+    `values` are the values of the partition columns, if the export is partitioned.
     """
 
     path: str
@@ -92,8 +86,7 @@ class TaskResult:
 
 
 def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` as a tuple; raise UsageError if `names` cannot partition an export of
-    `columns`."""
+    """Return `names` as a tuple; raise UsageError if `columns` cannot be partitioned by `names`."""
     for name in names:
         if name not in PARTITION_COLUMNS:
             known = ", ".join(PARTITION_COLUMNS)
@@ -166,13 +159,10 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 
 
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
-    """Join batches to tables of about one row group each.
+    """Join batches to tables of about one row group each; `in_one` copies a column into one chunk.
 
     The caller should delete each table before requesting the next: a table takes most of a task's
     memory.
-
-    Args:
-        in_one: whether to copy each column into one chunk, as partitioning needs.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -213,10 +203,8 @@ class FileForm:
 class PartedFiles:
     """The files of one attempt, with one open file for each partition.
 
-    Args:
-        folder: the destination.
-        name: returns (final path, staged path) for the partition's values and the number of files
-            that the partition already has.
+    `name` returns (final path, staged path) for the partition's values and the number of files that
+    the partition already has.
     """
 
     folder: OutputFolder
@@ -327,8 +315,7 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending; the name depends only on what the task
-    reads.
+    """Return the name of a task's file without its ending, from the task's range alone.
 
     - A range of the log: ``part-BROKER.OFFSET``.
     - A range of a queue: ``part-BROKER.TOPIC.QUEUE.OFFSET``, with the first queue offset.
@@ -384,8 +371,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # Join the chunks once: for each part, ``take`` from a chunked column would join the chunks
-    # again.
+    # For each part, ``take`` from a chunked column would join the chunks again.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))

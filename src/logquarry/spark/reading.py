@@ -33,19 +33,13 @@ Path = str | os.PathLike[str]
 def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> DataFrame:
     """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
-    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``. Spark 3.5 has no data
-    sources in Python. There, the driver plans the same tasks at this call, and mapInArrow runs the
-    tasks.
-
-    Args:
-        spark: a session. Sessions of Spark Connect work from Spark 4.0 on.
-        path: path, URL or glob of stores, or several.
-        options: options of the source; a list or mapping is passed as JSON.
+    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, and Spark Connect
+    works. Spark 3.5 has no data sources in Python. There, the driver plans the same tasks at this
+    call, and mapInArrow runs the tasks. Options that are lists or mappings are passed as JSON.
 
     Raises:
-        UsageError: if an option is unknown or invalid. Spark 4 wraps the error in its own
-            exception.
-        StoreNotFound: if a path is not a store. Spark 4 wraps the error in its own exception.
+        UsageError: if an option is unknown or invalid; Spark 4 wraps the error.
+        StoreNotFound: if a path is not a store; Spark 4 wraps the error.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     places = [os.fspath(place) for place in paths]

@@ -1,9 +1,8 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-A message's queue offset determines the place of its entry in the queue's files. So each task reads
-a part of the log and writes the part's entries directly into the queues. For the index, each task
-writes one index file from the keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does
-a task's work; :func:`logquarry.repair.rebuild.rebuild.rebuild` moves the result into the store.
+A queue offset determines the place of the queue entry. So each task reads a part of the log and
+writes the part's entries directly into the queues. Then each task writes one index file, from the
+keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does a task's work.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ _NOTES: Final = "rebuilt"
 """Folder in `.logquarry/` of ``into`` with a note for each new store: the path of its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of concurrent rebuilds: while the driver works on a store, tasks work on other
-stores."""
+"""Maximum number of rebuilds at once: while the driver works on one store, tasks work on others."""
 
 
 def rebuild_on_spark(
@@ -75,16 +73,10 @@ def rebuild_on_spark(
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
-        path: the store's folder; this and the arguments up to `config`: see :func:`rebuild`.
+        path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total), in which each of three reads of the log counts.
+        progress: called with (bytes done, total); each of three reads of the log counts.
         pause: called at safe points; raise to cancel.
-        note: see :func:`rebuild`.
-
-    Raises:
-        StoreNotFound: if there is no store.
-        StoreUnavailable: as :func:`rebuild`.
-        UsageError: as :func:`rebuild`.
     """
 
     def build(job: BuildJob, progress: Progress | None) -> Built:
@@ -118,24 +110,19 @@ def rebuild_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[RebuildReport]:
-    """Rebuild consume queues and index of many stores, several at once.
+    """Rebuild consume queues and index of many stores, several at once; return their reports.
 
-    For further arguments see :func:`rebuild_on_spark`.
+    For other arguments see :func:`rebuild_on_spark`.
 
     Args:
-        stores: a path or glob, or several.
         into: folder for the rebuilt files, each store's in a folder named after its broker.
         apply: without ``into``: replace each store's own files.
         resume: with ``into``: continue an interrupted call and skip complete stores. Notes in
             ``into`` record the store of each folder.
 
-    Returns:
-        The reports of all stores that were not skipped.
-
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: as :func:`rebuild`. The first error cancels unfinished rebuilds; complete
-            stores stay rebuilt.
+        StoreUnavailable: as :func:`rebuild`. The first error cancels unfinished rebuilds.
         UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
             or was built with other settings.
     """

@@ -1,9 +1,8 @@
 """Verifies and salvages stores on Spark. The module `rebuilding` rebuilds queues and index.
 
-Verify: a task reads a part of a log, or one index file, and returns a few numbers for each run of
-sound frames (:mod:`logquarry.repair.audit.runs`). The driver then verifies each store with the same
-findings as without Spark, but skips parts that a task found sound. Salvage: one task salvages one
-store.
+Verify: a task reads a part of a log, or an index file, and returns its runs of sound frames
+(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store with the same findings as
+without Spark, but skips the sound parts. Salvage: one task salvages one store.
 """
 
 from __future__ import annotations
@@ -80,14 +79,10 @@ def verify_stores(
 ) -> list[VerifyReport]:
     """Verify stores without changing them; the findings are the same as of :func:`verify_store`.
 
-    If a process has a store open, the driver verifies the store without tasks, because the store's
-    files change meanwhile.
+    The driver verifies a store that a process has open without tasks: its files change meanwhile.
 
     Args:
         spark: a session whose workers reach the stores under the same paths.
-        stores: a path, URL or glob, or several.
-        config: broker settings that the store's files do not record.
-        storage_options: options for the file system of a URL.
         split_size: maximum bytes of log in one task.
         progress: called with (bytes read, bytes in total).
 
@@ -187,14 +182,10 @@ def salvage_stores(
 
     Args:
         spark: a session whose workers reach the stores and `into` under the same paths.
-        stores: a path, URL or glob, or several.
         into: folder for the new stores; each new store gets a folder named after its broker. None
             to write nothing and only report the messages to be saved.
         include_stale: whether to also save stale frames: valid frames after the log's end.
-        config: broker settings that the store's files do not record.
-        storage_options: options for the file system of a URL.
-        resume: whether to continue an interrupted call: skip complete stores, and begin each other
-            salvage again.
+        resume: whether to skip complete stores of an interrupted call, and begin all others again.
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:

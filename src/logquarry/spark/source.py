@@ -44,9 +44,8 @@ logger = logging.getLogger(__name__)
 class _Reader(Packaged, DataSourceStreamReader):
     """Base of the readers of a stream; plans beside the driver, reads in the workers.
 
-    Spark sends a second instance to the workers for `read`. The options are parsed at the query's
-    first call: up to version 4.3, PySpark drops the text of an exception that the constructor
-    raises.
+    The options are parsed at the query's first call: up to version 4.3, PySpark drops the text of
+    an exception that the constructor raises.
     """
 
     def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
@@ -80,8 +79,7 @@ class _Reader(Packaged, DataSourceStreamReader):
 
         Raises:
             MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-            UsageError: on a Spark without limits for batches, if the options give another start
-                than the checkpoint.
+            UsageError: before Spark 4.2, if the options' start differs from the checkpoint's start.
         """
         with without_traceback():
             return [InputPartition(task) for task in self._planner.tasks(start, end)]
@@ -90,8 +88,7 @@ class _Reader(Packaged, DataSourceStreamReader):
         """Yield the messages of a partition as Arrow batches.
 
         Raises:
-            CorruptFrame: on damage, unless onDamage=skip; then the worker logs the damage to
-                stderr.
+            CorruptFrame: on damage, unless onDamage=skip; the worker then logs damage to stderr.
         """
         yield from task_rows(partition.value, self._struct)
 
@@ -100,8 +97,8 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of one batch; a limit of messages takes precedence over a limit of
-        bytes."""
+        """Return the limit of one batch. Spark takes one limit; :meth:`latestOffset` adds the
+        other."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -221,8 +218,7 @@ class RocketMQReader(Packaged, DataSourceReader):
         """Yield the messages of a partition as Arrow batches.
 
         Raises:
-            CorruptFrame: on damage, unless onDamage=skip; then the worker logs the damage to
-                stderr.
+            CorruptFrame: on damage, unless onDamage=skip; the worker then logs damage to stderr.
         """
         task: ReadTask | None = partition.value
         if task is None:

@@ -17,12 +17,9 @@ TALLY_COLUMNS = ("topic", "size", "store_timestamp")
 
 @dataclass(slots=True)
 class TopicSummary:
-    """Counts of one topic, or of all topics.
+    """Counts of one topic, or of all topics; `bytes` counts the frames in the log.
 
-    Attributes:
-        bytes: bytes of the messages' frames in the log.
-        first_ms: smallest store timestamp, in milliseconds; None without messages.
-        last_ms: largest store timestamp, in milliseconds; None without messages.
+    `first_ms` and `last_ms` are the smallest and largest store timestamp in milliseconds.
     """
 
     messages: int = 0
@@ -99,10 +96,10 @@ class Summary:
 
     @classmethod
     def of(cls, parts: Iterable[Summary]) -> Summary:
-        """Merge summaries: topics sorted by name, damage sorted by file and offset.
+        """Merge summaries; sort topics by name, and damage by file and offset.
 
-        Damage that several tasks report, because several queues point to the damaged span, appears
-        once.
+        Two queues can point to one damaged span, so two tasks can report the span. The result has
+        it once.
         """
         whole = cls()
         for part in parts:

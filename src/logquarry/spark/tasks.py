@@ -66,9 +66,7 @@ class ReadTask:
     Attributes:
         plan: the read plan, with only the parts of this task.
         options: the options that `plan` does not contain; see :func:`for_workers`.
-        columns: names of the columns to read, in order.
-        delay_levels_ms: delay of each delay level, which determines the tags codes of delayed
-            messages.
+        delay_levels_ms: delay of each delay level, for the tags codes of delayed messages.
         certain_to: physical offset up to which the log was complete when a stream's batch was
             planned. The task reads no byte after this offset. None if the read is no stream.
     """
@@ -123,8 +121,8 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store are adjacent. Unless the options select messages by queue, the tasks are
-    in log order.
+    The tasks of one store are adjacent, and in log order unless the options select messages by
+    queue.
 
     Args:
         columns: columns to read; None for the columns of the options.
@@ -276,13 +274,9 @@ def lost(text: str, *, fail: bool) -> None:
 
 # -------------------------------------------------------------------------------- in the worker
 def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task in non-empty batches.
+    """Yield the messages of a task in non-empty batches; add skipped damage to `damage`.
 
-    The CRC of a body is checked only if ``body`` is among the columns, or if the filter searches
-    bodies.
-
-    Args:
-        damage: collects the damage that the read skips.
+    Bodies get a CRC check only if ``body`` is a wanted column, or if the filter searches bodies.
 
     Raises:
         CorruptFrame: on damage, depending on ``options.on_damage``.
@@ -367,12 +361,8 @@ def certain_events(
 ) -> Iterator[Event]:
     """Yield the events of a log that was complete up to `stop` when a stream's batch was planned.
 
-    A log end or a torn tail before `stop` is therefore damage of the kind LOST_END. Events at or
-    after `stop` are left to the next batch.
-
-    Args:
-        events: the reader's events, from any place before `stop` on.
-        path_at: returns the path of the file that holds a physical offset.
+    A log end or a torn tail before `stop` is therefore damage of the kind LOST_END. The next batch
+    reads events at and after `stop`.
     """
     for event in events:
         if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:

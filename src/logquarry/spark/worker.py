@@ -31,16 +31,14 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Number of tasks of a worker that freeze objects. Later tasks import nothing and add few
-objects."""
+"""Number of tasks of a worker that freeze objects. Later tasks add few objects."""
 
 
 def settle() -> None:
     """Exclude all objects that exist now from garbage collection; call at the start of a task.
 
-    PySpark collects garbage after each task. Without this exclusion, Python visits every object of
-    numba, pyarrow and PySpark each time. That costs 60 ms a task, a fifth of the time to decode 128
-    MiB of log.
+    PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
+    takes 60 ms, a fifth of the time to decode 128 MiB of log.
     """
     global _tasks  # noqa: PLW0603
     if in_worker() and _tasks < _LOADING:
@@ -54,9 +52,8 @@ def settle() -> None:
 class QuietErrors:
     """An error stream that drops the traceback of a worker whose connection the JVM closed.
 
-    The JVM closes the connection of a worker that was idle for a minute, or if the query needs no
-    more rows (a limit, `show()`). At its exit, the worker then gets a broken pipe. PySpark's daemon
-    prints a traceback, although nothing is wrong.
+    The JVM closes a connection that was idle for a minute, or if the query needs no more rows. At
+    its exit, the worker then gets a broken pipe, and PySpark's daemon prints a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -86,10 +83,7 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, report a LogquarryError by its text alone, without a traceback.
-
-    Also calls :func:`ignore_hang_ups`.
-    """
+    """In a worker, report a LogquarryError by its text alone; see also :func:`ignore_hang_ups`."""
     ignore_hang_ups()
     try:
         yield
@@ -101,10 +95,10 @@ def without_traceback() -> Iterator[None]:
 
 
 def _by_value() -> Callable[[bytes], Any]:
-    """Return a nested function, because Spark pickles nested functions by value.
+    """Return a nested function, which Spark pickles by value.
 
-    So the function also runs in a worker that cannot import logquarry, and its error names the
-    setting to change. A plain pickle would only report the missing module.
+    So a worker that cannot import logquarry can run the function, and the error names the setting
+    to change. A plain pickle would only report the missing module.
     """
 
     def load(data: bytes) -> Any:

@@ -33,13 +33,7 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies. Picklable.
-
-    Attributes:
-        schema: for JSON a DDL or JSON Schema, None to infer types from a sample; for Avro its JSON;
-            for Protobuf a descriptor set.
-        message: full name of the Protobuf message.
-    """
+    """How to decode bodies; `schema` is None to infer types of JSON from a sample. Picklable."""
 
     kind: str
     schema: bytes | None = None
@@ -62,7 +56,6 @@ def parse_decode_options(
     """Read and check the schema; return None if bodies stay undecoded (raw).
 
     Args:
-        kind: raw, json, avro or protobuf.
         schema: for JSON a DDL, or a file with a DDL or a JSON Schema; for Avro a file (.avsc); for
             Protobuf a file with a descriptor set.
         message: full name of the Protobuf message.

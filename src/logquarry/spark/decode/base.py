@@ -1,6 +1,6 @@
 """The decoders' base class, the struct types of bodies, and a parser for Spark's DDL.
 
-Exports check schemas before Spark starts, so this module parses the DDL without Spark.
+Exports check schemas before Spark starts, so the parser does not use Spark.
 """
 
 from __future__ import annotations
@@ -30,10 +30,7 @@ class BodyDecoder(ABC):
         return pa.field(name, self.arrow_type)
 
     def decode(self, bodies: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-        """Decode a column of bodies; return (values, {row: reason}).
-
-        A body that cannot be decoded gives null and a reason.
-        """
+        """Decode bodies; return (values, {row: reason}), with null for a body that fails."""
         values: list[Any] = []
         failed: dict[int, str] = {}
         for row, body in enumerate(bodies.to_pylist()):

@@ -224,9 +224,7 @@ _TIMESTAMP: Final = "google.protobuf.Timestamp"
 class ProtobufDecoder(BodyDecoder):
     """Decodes Protobuf messages.
 
-    Args:
-        descriptors: serialized `FileDescriptorSet` of the message and all its imports.
-        message: full name of the message.
+    `descriptors` is a serialized `FileDescriptorSet` of the message and all its imports.
     """
 
     def __init__(self, descriptors: bytes, message: str) -> None:

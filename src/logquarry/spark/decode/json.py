@@ -279,13 +279,13 @@ def _text(value: str, path: str) -> str:
 
 # ---------------------------------------------------------------------------------------- inference
 def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
-    """Return (the struct that can hold all JSON objects among `bodies`, number of objects).
+    """Return (the struct for all JSON objects among `bodies`, number of objects).
 
-    The struct is None if no object has a field. Rules for the types of fields:
+    The struct is None if no object has a field. Types of fields:
 
-    - Whole numbers: ``bigint``; other numbers, or a mix: ``double``.
-    - Several types, or only null: string.
-    - A field whose name cannot be a column name is left out.
+    - ``bigint`` for whole numbers; ``double`` for other numbers, or a mix.
+    - string for several types, or only null.
+    - No column for a name that cannot be a column name.
     """
     found: pa.DataType | None = None
     count = 0

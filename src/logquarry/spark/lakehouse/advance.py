@@ -40,8 +40,8 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""Bytes of log without a message for the table, after which the export commits new offsets without
-files. A restart then does not read these bytes again.
+"""Maximum bytes of log without a message for the table between two commits of offsets. After a
+restart, the export reads these bytes again.
 """
 
 Work = Callable[[int, ReadTask], TableResult]
@@ -56,7 +56,6 @@ class Target:
 
     Attributes:
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
-        decode: how to decode bodies; None to keep bodies undecoded.
         moved: whether a store may have another path than at the last export.
     """
 
@@ -70,12 +69,7 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """Totals of all steps.
-
-    Attributes:
-        dead_messages: number of bodies that were written to the dead letters.
-        is_stopped: whether damage has ended the export (on_damage="stop").
-    """
+    """Totals of all steps; `is_stopped` after damage has ended the export (on_damage="stop")."""
 
     summary: Summary = field(default_factory=Summary)
     files: int = 0
@@ -211,7 +205,7 @@ class Advance:
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False if no message exists to infer its schema
+        """Make the decoder if needed; return False if there is no message to infer the schema
         from."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
@@ -246,8 +240,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export reads the same messages again, and
-        skips dead letters before the marks of the dead letters' table.
+        After a crash between the two commits, the next export reads the same messages again. The
+        export skips dead letters before the marks of the dead letters' table.
         """
         target = self._target
         if not self._run.name:

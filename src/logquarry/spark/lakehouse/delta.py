@@ -1,8 +1,7 @@
 """A Delta table, with the package `deltalake`.
 
-The table stores its marks (see :mod:`.table`) as application transactions (``txn`` actions), which
-each commit writes together with the files. If two concurrent commits change the same mark, Delta
-rejects one commit.
+The marks (see :mod:`.table`) are application transactions (``txn`` actions) in the commit of the
+files. If two concurrent commits change the same mark, Delta rejects one commit.
 """
 
 from __future__ import annotations

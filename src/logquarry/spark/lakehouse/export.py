@@ -37,14 +37,7 @@ DEFAULT_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """The result of one call of an export to a table.
-
-    Attributes:
-        location: folder of the table.
-        dead_letters: folder of the table of dead letters; None without decoding.
-        summary: messages and bytes by topic, and the damage that the export skipped.
-        dead_messages: number of messages whose bodies could not be decoded.
-    """
+    """The result of one call of an export to a table; `dead_messages` counts undecodable bodies."""
 
     location: str
     dead_letters: str | None
@@ -69,13 +62,10 @@ class TableOptions:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
             text ``json`` infers the schema from a sample.
-        dead_letters: folder for messages whose bodies cannot be decoded; None for a folder beside
-            the table.
+        dead_letters: folder for undecodable messages; None for a folder beside the table.
         follow: whether to also export new messages until the user interrupts the export.
         interval: with `follow`: seconds between two steps.
         moved: whether a store may have another path than at the last export.
-        dest_storage_options: options for the file system of the destination, if the destination is
-            a URL.
     """
 
     partition_by: Sequence[str] = ()
@@ -179,7 +169,6 @@ def export_delta(
 
     Args:
         spark: a session whose workers reach the stores and ``dest`` under the same paths.
-        dest: folder of the table.
         options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
             limit the size of a commit. Filters and columns must be the same as in the table's first
             export.
@@ -254,8 +243,8 @@ def iceberg_export(
     catalog: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """Prepare :func:`export_iceberg`; raise UsageError for an invalid option or a missing
-    package."""
+    """Prepare :func:`export_iceberg`; raise UsageError if an option or the installation is
+    wrong."""
     from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
 
     chosen = _chosen(table_options)
@@ -326,7 +315,7 @@ def _target(
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """Raise UsageError if a destination without a table holds files other than of crashed
+    """Raise UsageError if a destination without a table holds files of other origin than
     exports."""
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours = (CONTROL, f"{below}/", f"{below}{DEAD_LETTERS}/") if below else (CONTROL,)

@@ -1,8 +1,8 @@
 """An Iceberg table, with the package `pyiceberg`.
 
-The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, even
-unchanged marks, so a rollback to an earlier snapshot also restores its marks. The table has the
-marks as a property too, in case all snapshots of exports have expired.
+The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
+rollback to an earlier snapshot restores its marks. If all snapshots of exports have expired, the
+marks are still a property of the table.
 """
 
 from __future__ import annotations
@@ -56,10 +56,9 @@ class Iceberg:
 
     Args:
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, with `pyiceberg`'s names. The configuration file of
-            `pyiceberg` adds missing properties; ``name`` selects the catalog in that file. None for
-            a catalog in SQLite.
-        catalog_file: file of the SQLite catalog.
+        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in
+            `catalog_file`. The configuration file of `pyiceberg` adds missing properties; ``name``
+            selects the catalog in that file.
     """
 
     partitions_in_files = True
@@ -174,8 +173,8 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If another writer than an export committed first, the marks are unchanged, and the
-            # next try succeeds.
+            # After a commit that was no export's, the marks are unchanged, and the next try
+            # succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -245,8 +244,7 @@ class Iceberg:
         """Replace files with new files that have the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file has left the table, or if other writers commit first at
-                each try.
+            TableUnchanged: if an old file has left the table, or other writers win each try.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         removed = {file.path: file for file in old}
@@ -341,8 +339,8 @@ def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> Da
     for name, (low, high) in file.bounds.items():
         field = next((field for field in schema.fields if field.name == name), None)
         if field is None or not isinstance(field.field_type, PrimitiveType):
-            # The column was renamed or dropped. Bounds only speed up queries, so leave out the
-            # bounds.
+            # The column was renamed or dropped, so its bounds, which only speed up queries, are
+            # left out.
             continue
         bounds: tuple[Any, Any] = (low, high)
         if isinstance(field.field_type, StringType):

@@ -32,8 +32,7 @@ def identity(
 ) -> dict[str, Any]:
     """Return the options that must be the same in all exports into one table.
 
-    Args:
-        decode: JSON form of the options for decoding bodies; None if bodies are not decoded.
+    `decode` is the JSON form of the options for decoding; None if bodies are not decoded.
     """
     wanted = {
         field.name: _plain(value)
@@ -55,8 +54,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
     Args:
         own: the result of :func:`identity`.
-        start: start conditions of the first export, except offsets; later exports use the same
-            conditions.
+        start: start conditions of the first export, except offsets, also used by later exports.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
@@ -98,8 +96,7 @@ PROPERTY: Final = "logquarry.export"
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
 
-Each store has the same offset under two names: its broker (``broker:NAME``) and its path
-(``store:PATH``).
+A store has the same offset under two names: ``broker:NAME`` and ``store:PATH``.
 """
 
 
@@ -110,8 +107,8 @@ class TableFile:
     Attributes:
         path: path below the table's folder.
         values: values of the partition columns, by column.
-        bounds: (smallest, largest) value by column, as Parquet stores values: numbers (times in
-            microseconds since 1970) or bytes.
+        bounds: (smallest, largest) value by column, as Parquet stores values: bytes, or numbers
+            (times in microseconds since 1970).
     """
 
     path: str
@@ -151,24 +148,19 @@ class Table(Protocol):
         """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the current state; None if the table does not exist.
-
-        Raises UsageError if no export created the table.
-        """
+        """Return the current state; None without a table; UsageError if no export created the
+        table."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Create the table, without rows.
+        """Create the table, without rows; keep `document` as the property PROPERTY.
 
-        Args:
-            partition_by: columns to partition by; ``day`` is the day of the store timestamp.
-            document: text that the table keeps as the property PROPERTY.
+        In `partition_by`, ``day`` is the day of the store timestamp.
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks, in one commit.
+        """Add files, which are at their final place, and move marks, in one commit.
 
         Args:
-            files: files at their final place.
             marks: new values.
             before: expected current values of these marks, without marks that do not exist yet.
 
@@ -182,9 +174,7 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    Attributes:
-        document: the document of the table's first export.
-        marks: returns the existing marks among the given names.
+    `marks` returns the existing marks among the given names.
     """
 
     document: str
@@ -203,8 +193,7 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
     """Raise UsageError if `package`, which converts paths to URLs, would write beside the folder.
 
-    Args:
-        marks: characters that end the path of a URL.
+    `marks` are the characters that end the path of a URL.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):
@@ -216,6 +205,7 @@ def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
 
 
 def missing_extra(name: str) -> UsageError:
+    """Return the error for a package that is not installed."""
     return UsageError(f"tables need the package {name}: pip install 'logquarry[lakehouse]'")
 
 

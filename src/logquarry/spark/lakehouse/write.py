@@ -1,18 +1,17 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-The task writes directly into the table's folder, under unique names: a name contains the run (one
-call of an export) and the task's attempt. The next run finds files of a crashed run by the crashed
-run's note::
+The task writes directly into the table's folder. A file name contains the run (one call of an
+export) and the task's attempt. A note shows which files a crashed run left::
 
-    DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
+    DEST/_logquarry/RUN.json     the marks of the run's next commit
 
-A run writes its note before the first file of a commit and removes the note after the commit. If a
-run that holds the lock finds another run's note, the other run has crashed. If the table has
-reached the note's marks, the crashed run's files belong to the table. Otherwise the new run removes
-these files. If the crashed run had sent its commit, the catalog may still carry out that commit. So
-the new run first makes an empty commit, which makes the catalog reject the earlier commit.
+A run writes the note before the first file of a commit, and removes the note after the commit. If
+the next run holds the lock and finds a note, the earlier run has crashed. If the table has reached
+the note's marks, the files belong to the table. Otherwise the next run removes the files. A catalog
+may still carry out a commit of the crashed run. So the next run first makes an empty commit, after
+which the catalog rejects the earlier commit.
 
-An object store has no locks, so files of crashed runs stay until you clean the table (``vacuum``,
+An object store has no locks, so files of crashed runs stay there (see ``vacuum``,
 ``remove_orphan_files``).
 """
 
@@ -54,12 +53,7 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task.
-
-    Attributes:
-        dead: files of the dead letters.
-        dead_messages: number of bodies that are new to the dead letters.
-    """
+    """The result of one task; `dead_messages` counts bodies that are new to the dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
@@ -73,7 +67,6 @@ class TableWriter:
 
     Attributes:
         run: name of the run: letters and digits.
-        partitions_in_files: whether the files contain the partition columns.
         decoder: makes the column ``value``; None without decoding.
         dead_from: by broker, the physical offset up to which the dead letters are complete.
     """
@@ -89,6 +82,7 @@ class TableWriter:
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, _: int, task: ReadTask) -> TableResult:
+        """Write the messages of a task; remove the files if the attempt fails."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
@@ -208,8 +202,8 @@ def dead_letter_schema() -> pa.Schema:
 class _Names:
     """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    No library escapes letters, digits, ``_``, ``-``, ``=`` and dots; any other character becomes
-    ``_``. Two topics can so get one name; only attempt and number make a file name unique.
+    Characters that a library may escape become ``_``, so two topics can get one name. Attempt and
+    number make a file name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:

@@ -111,9 +111,7 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 NEAR: Final = 16 << 20
 """Maximum bytes to walk from a known frame; for a longer walk, a nearer frame is searched first."""
 MOST_COUNTED: Final = 1 << 30
-"""Maximum bytes of log to count messages in, for one batch. Without this maximum, the batch of a
-rare topic could read the whole log.
-"""
+"""Maximum bytes of log in which a batch counts messages; limits the read for a rare topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +184,7 @@ def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """Return the last offset at which a frame, blank or damage ends, up to `upto`; else
+    """Return the last offset up to `upto` at which a frame, blank or damage ends, or
     ``log.start``."""
     if upto >= log.end:
         return log.end

@@ -1,13 +1,11 @@
 """Plans the batches of a stream: the offsets of a batch, and the tasks that read the batch.
 
-A planner serves one query on the driver. A restarted query gets its offsets from its checkpoint, so
-a planner's state only saves time.
+A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
 
-Spark before 4.2 has no admission control: Spark requests the newest offset without passing the
-batch's start or a limit. So a batch takes all new messages. A limit by the source would end a
-Trigger.AvailableNow query after the first batch. Even a restarted query requests the newest offset
-before the planner sees the checkpoint. So the first offset has the options' start conditions, and
-`tasks` compares these conditions with the checkpoint.
+Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
+start or a limit. So a batch takes all new messages; a limit would end a Trigger.AvailableNow query
+after the first batch. A restarted query requests the newest offset before the planner sees the
+checkpoint. So `tasks` compares the options' start conditions with the checkpoint.
 """
 
 from __future__ import annotations
@@ -63,8 +61,7 @@ class StreamPlanner:
     def initial(self) -> dict[str, Any]:
         """Return the offset at which a new query starts, in its JSON form.
 
-        Spark calls this method until there are messages. All calls return the first result, so
-        "latest" means the latest offset at the query's start.
+        All calls return the first result, so "latest" means the latest offset at the query's start.
         """
         if self._initial is not None:
             return self._initial
@@ -222,8 +219,7 @@ class StreamPlanner:
     def _admitted(
         self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
     ) -> dict[str, int]:
-        """Return the physical offset at which the batch ends, for each broker that the batch
-        reads."""
+        """Return the batch's end for each broker that the batch reads."""
         ends = {broker: log.end for broker, log in backlogs.items()}
         if limits.max_rows is not None:
             wanted = {broker: self._filter(broker, offset) for broker in backlogs}
