@@ -236,8 +236,7 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return a schema's columns in logquarry's spelling; raise UsageError if a column is
-    invalid."""
+    """Return a schema's columns in logquarry's spelling, or raise UsageError."""
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")

@@ -134,8 +134,8 @@ class Compaction:
 
 
 # ---------------------------------------------------------------------------------------- Parquet
-# A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
-# During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
+# A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
+# messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
 # Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
 # file's name has .to. and the last offset too, and up to two numbers that make the name unique.
@@ -216,8 +216,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Raise StoreUnavailable if the folder changed during the merge; object stores have no
-    locks."""
+    """Raise if the folder changed during the merge; object stores have no locks."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(

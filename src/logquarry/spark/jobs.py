@@ -69,7 +69,8 @@ def run_tasks(
         pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: if a task raised this type; Spark's exception for any other error of a task.
+        LogquarryError: if a task raised a LogquarryError. For other errors, Spark's exception is
+            raised.
     """
     if not tasks:
         return []
@@ -159,8 +160,7 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the Python exception of a worker, or else Java's innermost cause, or else two
-    lines."""
+    """Return a worker's Python exception; else Java's innermost cause; else the first two lines."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
     in_traceback = False

@@ -51,8 +51,8 @@ class MergeTask:
     Attributes:
         sources: the files, in the order of their rows; all files have the same columns.
         stem: path of the merged file without its ending.
-        staging: folder for a folder of each attempt. None to write beside the sources, with a
-            unique suffix for each attempt.
+        staging: folder in which each attempt makes its own folder. None to write beside the
+            sources, with a unique suffix for each attempt.
     """
 
     folder: OutputFolder
@@ -213,8 +213,6 @@ def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) 
 
 
 class _RowGroups:
-    """Joins small row groups into larger row groups."""
-
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self._held: list[pa.Table] = []

@@ -116,8 +116,7 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the locations; PySpark turns load(a) into `path`, and load([a, b]) into `paths`
-    (JSON)."""
+    """Return the locations. PySpark turns load([a, b]) into JSON in the option `paths`."""
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
     found = tuple(path for path in (*(several or ()), one) if path)
@@ -140,7 +139,7 @@ Queue = tuple[str, int]
 class OffsetLimit:
     """The physical offset at which reading starts or ends, by broker.
 
-    `default` is for all other brokers; None means the start or end of the log.
+    `default` applies to brokers that are not in `brokers`. None means the start or end of the log.
     """
 
     default: int | None = None
@@ -380,8 +379,7 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail, which is normal for a log that is open, or after a
-        # crash.
+        # By default a read skips a torn tail: the log of an open or crashed store often has one.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

@@ -37,8 +37,7 @@ from logquarry.text import listed
 
 
 class OutputFolder:
-    """A folder on a local disk or in an object store. Paths are relative to the folder.
-    Picklable."""
+    """A folder on a local disk or in an object store; paths are relative to it. Picklable."""
 
     def __init__(
         self, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
@@ -190,7 +189,7 @@ class ExportCommit:
         self._lock: int | None = None
 
     def begin(self) -> None:
-        """Lock and check the destination, remove files of crashed exports, make the staging
+        """Lock and check the destination, clean up after crashed exports, make the staging
         folder."""
         self._folder.make()
         self._lock = self._folder.lock()
@@ -227,8 +226,7 @@ class ExportCommit:
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
 
-        `files` has (staged path, final path) below the destination. The manifest gets
-        ``written_by``.
+        `files` has (staged path, final path) below the destination.
         """
         try:
             self._put(files, manifest)
@@ -297,7 +295,6 @@ def remove_temporary(folder: OutputFolder) -> None:
 
 
 def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
-    """Write the manifest and _SUCCESS, then remove the intent."""
     folder.write_json(MANIFEST, manifest, by_way_of=draft)
     with folder.create(SUCCESS):
         pass
@@ -305,7 +302,6 @@ def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> 
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
-    """Remove each folder that has become empty because its files were removed."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):

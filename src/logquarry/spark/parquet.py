@@ -253,8 +253,7 @@ class _File:
         staged: str,
         values: tuple[Any, ...],
     ) -> None:
-        # Keep no reference to `parted`: a reference cycle would delay closing the sink after an
-        # error.
+        # Keep no reference to `parted`: after an error, a cycle would delay closing the sink.
         self._folder, self._form, self._broker = parted.folder, parted.form, parted.broker
         self._path = path
         self._staged = staged

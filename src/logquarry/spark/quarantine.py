@@ -44,8 +44,7 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression of a body
-        fails.
+        """Make a callback for :attr:`Decoding.on_bad_body`: decompression of a body failed.
 
         The copy has no bytes, because the read returns the message with its compressed body.
         """
@@ -63,7 +62,8 @@ class Quarantine:
         known = self._known(f"{name}.json")
         if known is not None and _length(known) >= span.length:
             return
-        # Each attempt of a task writes its own temporary file; the last attempt's copy wins.
+        # Each attempt of a task writes its own temporary file. The last attempt replaces other
+        # copies.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0

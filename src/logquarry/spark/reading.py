@@ -85,8 +85,6 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
 
 
 class _Read(Packaged):
-    """Function that mapInArrow calls in the workers."""
-
     def __init__(self, struct: StructType) -> None:
         self._struct = struct
 

@@ -203,8 +203,6 @@ _Piece = FoundRun | _Local
 
 @dataclass(frozen=True)
 class _SparkBuild:
-    """Builds the queues and the index of one store."""
-
     spark: SparkSession
     job: BuildJob
     split_size: int
@@ -289,7 +287,6 @@ class _SparkBuild:
         queues.finish()
 
     def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
-        """Add a run's entries to the queues that the driver builds in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(

@@ -79,7 +79,7 @@ def verify_stores(
 ) -> list[VerifyReport]:
     """Verify stores without changing them; the findings are the same as of :func:`verify_store`.
 
-    The driver verifies a store that a process has open without tasks: its files change meanwhile.
+    If a process has a store open, the driver verifies the store alone, because the files change.
 
     Args:
         spark: a session whose workers reach the stores under the same paths.

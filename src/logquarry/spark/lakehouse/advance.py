@@ -40,9 +40,8 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""Maximum bytes of log without a message for the table between two commits of offsets. After a
-restart, the export reads these bytes again.
-"""
+"""After this many bytes of log without a message for the table, the export commits only offsets.
+Otherwise a restart would read these bytes again."""
 
 Work = Callable[[int, ReadTask], TableResult]
 """The work of a task, called with the task's number and the task."""
@@ -128,7 +127,6 @@ class Advance:
                 )
 
     def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
-        """Return a planner and the offset to continue from."""
         read = self._target.read
         known = {
             name.removeprefix(_broker("")): value
@@ -205,8 +203,7 @@ class Advance:
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False if there is no message to infer the schema
-        from."""
+        """Make the decoder if needed; return False if no message exists to infer its schema."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None

@@ -243,8 +243,7 @@ def iceberg_export(
     catalog: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """Prepare :func:`export_iceberg`; raise UsageError if an option or the installation is
-    wrong."""
+    """Prepare :func:`export_iceberg`; raise UsageError for invalid options or a missing package."""
     from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
 
     chosen = _chosen(table_options)
@@ -315,8 +314,7 @@ def _target(
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """Raise UsageError if a destination without a table holds files of other origin than
-    exports."""
+    """Raise UsageError if a destination without a table holds files that no export wrote."""
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours = (CONTROL, f"{below}/", f"{below}{DEAD_LETTERS}/") if below else (CONTROL,)
     for path in folder.files():

@@ -173,8 +173,7 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # After a commit that was no export's, the marks are unchanged, and the next try
-            # succeeds.
+            # If a writer other than an export committed first, the next try finds the same marks.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -244,7 +243,7 @@ class Iceberg:
         """Replace files with new files that have the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file has left the table, or other writers win each try.
+            TableUnchanged: if an old file has left the table, or other writers always commit first.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         removed = {file.path: file for file in old}
@@ -339,8 +338,7 @@ def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> Da
     for name, (low, high) in file.bounds.items():
         field = next((field for field in schema.fields if field.name == name), None)
         if field is None or not isinstance(field.field_type, PrimitiveType):
-            # The column was renamed or dropped, so its bounds, which only speed up queries, are
-            # left out.
+            # Leave out the bounds of a renamed or dropped column. Bounds only speed up queries.
             continue
         bounds: tuple[Any, Any] = (low, high)
         if isinstance(field.field_type, StringType):

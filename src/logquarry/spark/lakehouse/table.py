@@ -148,8 +148,7 @@ class Table(Protocol):
         """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the current state; None without a table; UsageError if no export created the
-        table."""
+        """Return the current state, or None without a table; UsageError for a foreign table."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """Create the table, without rows; keep `document` as the property PROPERTY.

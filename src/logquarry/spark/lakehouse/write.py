@@ -1,17 +1,17 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
 The task writes directly into the table's folder. A file name contains the run (one call of an
-export) and the task's attempt. A note shows which files a crashed run left::
+export) and the task's attempt. During a commit, the run has a note::
 
-    DEST/_logquarry/RUN.json     the marks of the run's next commit
+    DEST/_logquarry/RUN.json     the marks of the table after the run's commit
 
-A run writes the note before the first file of a commit, and removes the note after the commit. If
-the next run holds the lock and finds a note, the earlier run has crashed. If the table has reached
-the note's marks, the files belong to the table. Otherwise the next run removes the files. A catalog
-may still carry out a commit of the crashed run. So the next run first makes an empty commit, after
-which the catalog rejects the earlier commit.
+A run writes the note before the first file of a commit, and removes the note after the commit. If a
+run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
+has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
+the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
+first makes an empty commit, after which the catalog rejects the earlier commit.
 
-An object store has no locks, so files of crashed runs stay there (see ``vacuum``,
+An object store has no locks, so a crashed run's files stay (see ``vacuum``,
 ``remove_orphan_files``).
 """
 

@@ -219,7 +219,6 @@ class StreamPlanner:
     def _admitted(
         self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
     ) -> dict[str, int]:
-        """Return the batch's end for each broker that the batch reads."""
         ends = {broker: log.end for broker, log in backlogs.items()}
         if limits.max_rows is not None:
             wanted = {broker: self._filter(broker, offset) for broker in backlogs}
