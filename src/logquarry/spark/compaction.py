@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.spark import output
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
@@ -31,17 +32,7 @@ from logquarry.spark.merging import (
     merge,
     merge_here,
 )
-from logquarry.spark.output import (
-    INTENT,
-    MANIFEST,
-    TEMPORARY,
-    WRITTEN_BY,
-    CompactionIntent,
-    OutputFolder,
-    finish_compaction,
-    remove_temporary,
-    written_path,
-)
+from logquarry.spark.output import OutputFolder
 from logquarry.systems import held
 from logquarry.units import Progress
 
@@ -170,11 +161,11 @@ class _File:
 
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small Parquet files of an export."""
-    if not dict(folder.names()).keys() & {MANIFEST, INTENT}:
+    if not dict(folder.names()).keys() & {output.MANIFEST, output.INTENT}:
         raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
     lock = folder.lock()
     try:
-        finish_compaction(folder)
+        output.finish_compaction(folder)
         return _compact(folder, target_size, run)
     finally:
         if lock is not None:
@@ -183,8 +174,8 @@ def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Co
 
 def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     manifest = _manifest(folder)
-    remove_temporary(folder)
-    staging = TEMPORARY + uuid.uuid4().hex[:12]
+    output.remove_temporary(folder)
+    staging = output.TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
         return Compaction(0, 0, 0, 0)
@@ -202,7 +193,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         folder.remove_folder(staging)
         raise
     before = [file for group in chosen for file in group]
-    intent = CompactionIntent(
+    intent = output.CompactionIntent(
         staging=staging,
         moves=[(file.path, _final(file.path, staging)) for file in made],
         removed=[file.path for file in before],
@@ -232,16 +223,16 @@ def _check_unchanged(
 
 
 def _manifest(folder: OutputFolder) -> dict[str, Any]:
-    where = f"{folder.location}/{MANIFEST}"
-    if folder.read_json(INTENT) is not None:
+    where = f"{folder.location}/{output.MANIFEST}"
+    if folder.read_json(output.INTENT) is not None:
         raise StoreUnavailable(
             f"{folder.location}: an export was interrupted: run the export again first"
         )
     try:
-        document = folder.read_json(MANIFEST)
+        document = folder.read_json(output.MANIFEST)
     except ValueError as error:
         raise UsageError(f"{where}: is not a manifest of an export: {error}") from error
-    if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
+    if not isinstance(document, dict) or document.get("written_by") != output.WRITTEN_BY:
         raise UsageError(f"{where}: is not a manifest of an export")
     return document
 
@@ -250,7 +241,7 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
     seen: set[str] = set()
     try:
         for entry in manifest["files"]:
-            path = written_path(folder, MANIFEST, entry["path"])
+            path = output.written_path(folder, output.MANIFEST, entry["path"])
             if path in seen or int(entry["last_offset"]) < 0 or int(entry["bytes"]) < 0:
                 raise ValueError(f"{path}: appears twice, or has invalid numbers")
             seen.add(path)
@@ -261,7 +252,7 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
                 yield _File(entry, place, found["kind"], int(found["first"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{folder.location}/{MANIFEST}: is not a manifest of an export: {error!r}"
+            f"{folder.location}/{output.MANIFEST}: is not a manifest of an export: {error!r}"
         ) from error
 
 

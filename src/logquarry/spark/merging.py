@@ -145,7 +145,7 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
     rows = 0
     exact = ExactProperties()
     with _read(folder, waiting[0].path), folder.open(waiting[0].path) as first:
-        columns = _columns(pq.read_schema(first))
+        columns = pq.read_schema(first).remove_metadata()
     with (
         folder.create(path) as sink,
         pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
@@ -199,16 +199,12 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
 
 
-def _columns(schema: pa.Schema) -> pa.Schema:
-    return schema.remove_metadata()
-
-
 def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) -> None:
     where = f"{folder.location}/{source.path}"
     if file.metadata.num_rows != source.rows:
         reason = f"has {file.metadata.num_rows} rows, but should have {source.rows}"
         raise CorruptFile(where, 0, reason)
-    if not _columns(file.schema_arrow).equals(columns):
+    if not file.schema_arrow.remove_metadata().equals(columns):
         raise CorruptFile(where, 0, "has other columns than the files to merge with")
 
 

@@ -105,13 +105,20 @@ def write_task(
     """Write the messages of a task below `staging`, in a folder for this attempt."""
     # Spark can run two attempts of the task at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
+    stem = file_stem(task)
+
+    def name(values: tuple[Any, ...], count: int) -> tuple[str, str]:
+        file = f"{stem}.{count}.parquet" if count else f"{stem}.parquet"
+        path = f"{partition_folder(partition_by, values)}/{file}".lstrip("/")
+        return path, f"{attempt}/{path}"
+
     files = PartedFiles(
         folder,
         task.broker,
         FileForm(
             schema.arrow_schema(task.columns), tuple(partition_by), "properties" in task.columns
         ),
-        _Names(attempt, file_stem(task), tuple(partition_by)),
+        name,
     )
     damage = DamageLog()
     summary = Summary()
@@ -127,18 +134,6 @@ def write_task(
     written = files.close()
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    attempt: str
-    stem: str
-    partition_by: tuple[str, ...]
-
-    def __call__(self, values: tuple[Any, ...], number: int) -> tuple[str, str]:
-        name = f"{self.stem}.{number}.parquet" if number else f"{self.stem}.parquet"
-        path = f"{partition_folder(self.partition_by, values)}/{name}".lstrip("/")
-        return path, f"{self.attempt}/{path}"
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable
@@ -58,10 +58,9 @@ class Quarantine:
         return keep
 
     def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
-        document = {"broker": self._broker, **damage_as_dict(span)}
-        known = self._known(f"{name}.json")
-        if known is not None and _length(known) >= span.length:
+        if self._kept_length(f"{name}.json") >= span.length:
             return
+        document = {"broker": self._broker, **damage_as_dict(span)}
         # Each attempt of a task writes its own temporary file. The last attempt replaces other
         # copies.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
@@ -74,16 +73,13 @@ class Quarantine:
         self._folder.move(passing, f"{name}.bin")
         self._folder.write_json(f"{name}.json", document, by_way_of=passing)
 
-    def _known(self, path: str) -> Any:
+    def _kept_length(self, path: str) -> int:
         try:
-            return self._folder.read_json(path)
+            document = self._folder.read_json(path)
         except ValueError:
-            return None
-
-
-def _length(document: Any) -> int:
-    length = document.get("length") if isinstance(document, dict) else None
-    return length if isinstance(length, int) else -1
+            return -1
+        length = document.get("length") if isinstance(document, dict) else None
+        return length if isinstance(length, int) else -1
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:

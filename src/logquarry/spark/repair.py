@@ -155,7 +155,7 @@ def _reader(place: _Place) -> SoundReader:
 @dataclass(frozen=True, slots=True)
 class _SalvageTask:
     location: str
-    into: str | None
+    into: Path | None
     include_stale: bool
     config: StoreConfig
     storage_options: Mapping[str, Any] | None
@@ -208,7 +208,7 @@ def salvage_stores(
         tasks.append(
             _SalvageTask(
                 location,
-                None if target is None else str(target),
+                target,
                 include_stale,
                 config or StoreConfig(),
                 storage_options,
@@ -223,12 +223,12 @@ def salvage_stores(
 def _salvage(_: int, task: _SalvageTask) -> Salvaged:
     from pyspark import TaskContext
 
-    into = None if task.into is None else Path(task.into)
+    into = task.into
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
     if into is not None and is_again and settle(task.location, into):
         # The first attempt completed, but its result was lost: make the report again.
         found = salvage(task.open(), include_stale=task.include_stale)
-        found.into = task.into
+        found.into = str(into)
         return found
     return salvage(task.open(), into, include_stale=task.include_stale)

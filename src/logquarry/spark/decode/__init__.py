@@ -19,8 +19,6 @@ from logquarry.errors import UsageError
 from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from logquarry.spark.tasks import ReadTask
 
 

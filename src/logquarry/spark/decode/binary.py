@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -362,17 +363,11 @@ def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType
     if field.type == field.TYPE_BYTES:
         return pa.binary(), _same
     kind = kinds[field.cpp_type]
-    return kind, _decimal if field.cpp_type == field.CPPTYPE_UINT64 else _same
+    return kind, Decimal if field.cpp_type == field.CPPTYPE_UINT64 else _same
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _decimal(value: int) -> Any:
-    from decimal import Decimal
-
-    return Decimal(value)
 
 
 def _microseconds(moment: Any) -> int:
