@@ -7,7 +7,8 @@
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
 | limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
 
-Other modules import PySpark's classes from here. A class that PySpark lacks is an empty class here.
+Other modules import PySpark's classes from this module. A class that the installed PySpark lacks is
+an empty class.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-Rows and their order do not change. The package `deltalake` merges files of Delta tables, and
-:mod:`logquarry.spark.merging` merges other files.
+Merges of Parquet exports and Iceberg tables (:mod:`logquarry.spark.merging`) keep the order of
+rows. The package `deltalake` merges files of Delta tables in its own order.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Compaction:
 
     @classmethod
     def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
-        """Make the result of replacing the files `before` by the files `after`."""
+        """Return the counts and sizes of the files before and after the compaction."""
         sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
         return cls(len(before), len(after), *sizes)
 
@@ -128,8 +128,8 @@ class Compaction:
 # A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
 # messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
-# file's name has .to. and the last offset too, and up to two numbers that make the name unique.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. In the
+# name of a merged file, .to. and the last offset follow, and up to two numbers for uniqueness.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )

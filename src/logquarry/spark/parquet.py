@@ -213,7 +213,7 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self.form.partition_by):
-            # Move the file to the end of the dict, whose first file is closed if too many are open.
+            # Move the file to the end of the dict. Of too many open files, the first is closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)

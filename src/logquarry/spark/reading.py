@@ -34,8 +34,8 @@ def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> Da
     """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
     From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, and Spark Connect
-    works. Spark 3.5 has no data sources in Python. There, the driver plans the same tasks at this
-    call, and mapInArrow runs the tasks. Options that are lists or mappings are passed as JSON.
+    works. Spark 3.5 has no data sources in Python. On Spark 3.5, the driver plans the tasks during
+    this call, and mapInArrow runs the tasks. Options that are lists or mappings are passed as JSON.
 
     Raises:
         UsageError: if an option is unknown or invalid; Spark 4 wraps the error.

@@ -75,7 +75,7 @@ def rebuild_on_spark(
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total); each of three reads of the log counts.
+        progress: called with (bytes done, total). The log counts three times, once for each read.
         pause: called at safe points; raise to cancel.
     """
 

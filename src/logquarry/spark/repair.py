@@ -191,7 +191,7 @@ def salvage_stores(
     Raises:
         UsageError: if a broker's folder is not empty, before anything is written. With ``resume``,
             the folder may contain files of an earlier salvage of the same store.
-        StoreUnavailable: if a store cannot be read or written. The first such error ends the job.
+        StoreUnavailable: if a store cannot be read or written. An error of one store ends the job.
         CorruptStore: as :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)

@@ -105,7 +105,7 @@ def _without_times(schema: Any) -> Any:
 
 
 class _Types:
-    """Finds Arrow types of Avro types, and converters for values that Arrow rejects."""
+    """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}

@@ -350,7 +350,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace types that tables do not support, null and the struct without fields, by string."""
+    """Replace null and structs without fields by string: tables do not support such types."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

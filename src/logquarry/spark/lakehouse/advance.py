@@ -237,8 +237,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export reads the same messages again. The
-        export skips dead letters before the marks of the dead letters' table.
+        After a crash between the two commits, the next export reads the same messages again, but
+        writes only the dead letters after the marks of the dead letters' table.
         """
         target = self._target
         if not self._run.name:
@@ -306,7 +306,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return the marks, none lower than in `before`: the dead letters' table can be ahead."""
+    """Never move a mark back: after a crash, the marks of the dead letters can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

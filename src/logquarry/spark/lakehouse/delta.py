@@ -1,7 +1,7 @@
 """A Delta table, with the package `deltalake`.
 
-The marks (see :mod:`.table`) are application transactions (``txn`` actions) in the commit of the
-files. If two concurrent commits change the same mark, Delta rejects one commit.
+A commit of files stores the marks (see :mod:`.table`) as application transactions (``txn``
+actions). If two concurrent commits change the same mark, Delta rejects one commit.
 """
 
 from __future__ import annotations

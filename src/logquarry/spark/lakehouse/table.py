@@ -1,8 +1,8 @@
 """The interface of a table that exports append to, and the document that describes its export.
 
 All exports into a table must use the same filters and columns; other filters would leave gaps that
-a reader cannot detect. So the table keeps the document of its first export as a property, and an
-export with another document is rejected.
+a reader cannot detect. The table keeps the document of its first export as a property. An export
+with another document is rejected.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TableUnchanged(StoreUnavailable):
 
 
 class CommitUnknown(StoreUnavailable):
-    """A commit without an answer: the commit may have succeeded, or may succeed later."""
+    """A commit got no answer, so the commit may have succeeded, or may succeed later."""
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
@@ -161,7 +161,7 @@ class Table(Protocol):
 
         Args:
             marks: new values.
-            before: expected current values of these marks, without marks that do not exist yet.
+            before: expected current value of each of these marks that exists.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.

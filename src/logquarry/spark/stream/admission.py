@@ -1,4 +1,4 @@
-"""Offsets of a stream; the end of a batch with limited bytes or messages.
+"""Offsets of a stream, and the end of each batch if bytes or messages are limited.
 
 Spark writes the offset into its checkpoint::
 
@@ -43,8 +43,8 @@ class StreamOffset:
         brokers: physical offset by broker. A missing broker has not been read.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
         queues: first queue offset to read, by broker and queue. A missing queue is read in full.
-        first: start of the query's first batch; None in later offsets. Spark requests the start
-            again if the first batch fails, when "latest" may have advanced.
+        first: start of the query's first batch; None in later offsets. If the first batch
+            fails, Spark requests the start again; "latest" may have advanced by then.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
