@@ -1,7 +1,8 @@
 """A Delta table, with the package `deltalake`.
 
 A commit of files stores the marks (see :mod:`.table`) as application transactions (``txn``
-actions). If two concurrent commits change the same mark, Delta rejects one commit.
+actions), and Delta's checkpoints keep these transactions. If two concurrent commits change the same
+mark, Delta rejects one commit.
 """
 
 from __future__ import annotations
