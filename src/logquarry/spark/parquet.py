@@ -1,7 +1,7 @@
 """Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
-Rows stay in physical order. A task of any size holds about one row group in memory. Each attempt of
-a task writes to its own folder.
+Rows keep the order in which the task reads messages. A task of any size holds about one row group
+in memory. Each attempt of a task writes to its own folder.
 """
 
 from __future__ import annotations
