@@ -5,14 +5,8 @@
     spark = get_session()
     spark.read.format("rocketmq").load("store").show()
 
-`get_session` finds Java and makes a session that knows the format `rocketmq`; `register` adds this
-format to an existing session. `read` reads stores on each version of Spark, even on 3.5. The jobs:
-`verify_stores`, `salvage_stores` and `rebuild_on_spark` check and repair stores, `export_parquet`,
-`export_delta`, `export_iceberg` and `compact` write tables, `summarize` counts messages, `load`
-writes a DataFrame into stores.
-
-If you pass None instead of a session, `export_parquet`, `compact` and `summarize` run without
-Spark, in this process. Everything else needs the extra `logquarry[spark]`.
+Without a session (None), `export_parquet`, `compact` and `summarize` run in this process, without
+Spark. All other functions need the extra `logquarry[spark]`.
 """
 
 from __future__ import annotations
@@ -20,7 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-# Spark's workers import this package too: session.py imports pyspark only inside its functions.
+# Spark's workers import this package too, so session.py imports pyspark only inside functions.
 from logquarry.spark.session import get_session, register
 
 if TYPE_CHECKING:
@@ -59,7 +53,7 @@ _JOBS = {
     "summarize": "export",
     "verify_stores": "repair",
 }
-"""Module of each job by the job's name; it is imported when the job is first used."""
+"""Module of each job, imported at the job's first use."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,16 +1,14 @@
 """Spark's schema for the columns of a read, Arrow batches of rows, differences between PySparks.
 
-The versions of PySpark have different features. The code tests for each feature:
-
-| feature | first PySpark | without it |
+| feature | first PySpark | without the feature |
 |---|---|---|
 | data sources in Python | 4.0 | batch reads by `logquarry.spark.read` with mapInArrow |
-| Arrow batches for the sink of a stream | 4.1 | 4.0: see `DataSourceStreamArrowWriter` below |
-| `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC without it |
+| Arrow batches for the sink of a stream | 4.1 | see `DataSourceStreamArrowWriter` below |
+| `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
 | limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
 
-All other modules import PySpark's base classes from this module. If the installed PySpark lacks a
-class, this module defines an empty class of that name, so that the imports work.
+Other modules import PySpark's classes from this module. A class that the installed PySpark lacks is
+an empty class.
 """
 
 from __future__ import annotations
@@ -81,11 +79,10 @@ __all__ = [
 
 
 def _class_of(module: str, name: str) -> Any:
-    """Return a class of PySpark, or an empty class if the installed PySpark lacks it."""
     try:
         found = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        # Do not hide the error if PySpark is installed, but a module that it imports is missing.
+        # If PySpark is installed but lacks a module that PySpark itself imports, show that error.
         if error.name is None or not error.name.startswith("pyspark"):
             raise
         found = None
@@ -112,8 +109,7 @@ if not TYPE_CHECKING:
     SupportsTriggerAvailableNow = _class_of(_STREAM, "SupportsTriggerAvailableNow")
     WriterCommitMessage = _class_of(_SOURCE, "WriterCommitMessage")
     if issubclass(DataSourceStreamArrowWriter, _Absent):
-        # PySpark 4.0 passes Arrow batches to each writer that is a DataSourceArrowWriter, even if
-        # it is the writer of a stream.
+        # PySpark 4.0 passes Arrow batches to each DataSourceArrowWriter, even to a stream's writer.
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
@@ -126,7 +122,7 @@ def has_sources() -> bool:
 
 
 def require_sources() -> None:
-    """Check that this PySpark has data sources in Python."""
+    """Raise UsageError if the installed PySpark has no data sources in Python."""
     if not has_sources():
         raise UsageError(
             f"PySpark {pyspark.__version__} has no data sources in Python (PySpark 4.0 has): read "
@@ -157,7 +153,7 @@ logger = logging.getLogger(__name__)
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
-    # Spark closes the connection once it has all the rows that it needs (a limit, show()).
+    # Spark closes the connection once the query has all its rows (a limit, show()).
     with without_traceback():
         wanted = arrow_schema(struct)
         damage = DamageLog()
@@ -169,7 +165,7 @@ def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
 
 
 def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
-    """Make a batch of the same arrays with the names and nullability of `wanted`."""
+    """Make a batch of the same arrays with the names, types and nullability of `wanted`."""
     arrays = [
         array if array.type.equals(field.type) else _retyped(array, field.type)
         for array, field in zip(batch.columns, wanted, strict=True)
@@ -180,8 +176,7 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # The types of maps differ only in whether values can be null. A cast would take longer than all
-    # other work on the batch.
+    # Map types differ only in the nullability of values. A cast would dominate the work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -201,10 +196,7 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the columns that the options select.
-
-    Kafka's columns are all nullable, as in Spark's Kafka source.
-    """
+    """Return Spark's schema of the selected columns. All of Kafka's columns are nullable."""
     if not options.is_kafka:
         return native_struct(options.names)
     kinds = {column.name: column.spark for column in kafka.COLUMNS}
@@ -212,10 +204,9 @@ def struct_of(options: ReadOptions) -> StructType:
 
 
 def native_struct(names: Sequence[str]) -> StructType:
-    """Return Spark's schema of some of our columns.
+    """Return Spark's schema of native columns.
 
-    Columns that every message has are marked as not nullable, so Spark does not test each value for
-    null. A DDL string could not mark the values of a map.
+    Columns that every message has are not nullable, so Spark does not test each value for null.
     """
     columns = {column.name: column for column in schema.COLUMNS}
     return types.StructType(
@@ -246,7 +237,7 @@ def _type(text: str) -> types.DataType:
 
 
 def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
-    """Return the columns of a schema, perhaps the user's, in logquarry's spelling."""
+    """Return a schema's columns in logquarry's spelling, or raise UsageError."""
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")

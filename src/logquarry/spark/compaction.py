@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
-A compaction changes neither rows nor their order. :mod:`logquarry.spark.merging` merges the files
-of one task. For Delta tables, the package `deltalake` does all the work.
+Merges of Parquet exports and Iceberg tables (:mod:`logquarry.spark.merging`) keep the order of
+rows. The package `deltalake` merges files of Delta tables in its own order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
+from logquarry.spark import output
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.iceberg import CATALOG_FILE
 from logquarry.spark.lakehouse.table import TableFile, TableUnchanged
@@ -31,17 +32,7 @@ from logquarry.spark.merging import (
     merge,
     merge_here,
 )
-from logquarry.spark.output import (
-    INTENT,
-    MANIFEST,
-    TEMPORARY,
-    WRITTEN_BY,
-    CompactionIntent,
-    OutputFolder,
-    finish_compaction,
-    remove_temporary,
-    written_path,
-)
+from logquarry.spark.output import OutputFolder
 from logquarry.systems import held
 from logquarry.units import Progress
 
@@ -68,19 +59,15 @@ def compact(
 ) -> Compaction:
     """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
 
-    Rows do not change, nor does their order within a broker. During a compaction, an export can add
-    to a Delta or Iceberg table, but an export to the same Parquet folder is rejected.
+    A concurrent export can add to a Delta or Iceberg table, but not to the same Parquet folder.
 
     Args:
-        dest: destination folder of the exports.
-        target_size: approximate bytes of a merged file. Files larger than half of this size stay as
-            they are. None for 256 MiB, or for the setting of a Delta table.
+        target_size: approximate bytes of a merged file; None for 256 MiB, or for a Delta table's
+            setting. A file larger than half of this size stays unchanged.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
-        table: ``NAMESPACE.TABLE`` of an Iceberg table: the same as for the export.
-        catalog: properties of the Iceberg catalog: the same as for the export.
-        table_storage_options: options of `deltalake` for a URL.
-        dest_storage_options: options for the file system of ``dest``, if it is a URL.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
+        catalog: properties of the Iceberg catalog, as for the export.
         progress: called with (bytes of files merged, bytes in total).
 
     Raises:
@@ -123,14 +110,7 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """The result of a compaction.
-
-    Attributes:
-        files_before: number of files that were merged.
-        files_after: number of files that replace them.
-        bytes_before: bytes of the files that were merged.
-        bytes_after: bytes of the files that replace them.
-    """
+    """Counts of the merged files (before), and of the files that replace them (after)."""
 
     files_before: int
     files_after: int
@@ -139,20 +119,17 @@ class Compaction:
 
     @classmethod
     def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
-        """The result of replacing some files by others."""
+        """Return the counts and sizes of the files before and after the compaction."""
         sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
         return cls(len(before), len(after), *sizes)
 
 
 # ---------------------------------------------------------------------------------------- Parquet
-# A merge joins neighbours: files of one folder, broker and kind, in the order of their messages.
-# The folder does not change until all merged files are synced. Then the commit replaces the old
-# files; after a crash, the next export or compaction completes it (logquarry.spark.output). During
-# the commit a reader can see rows twice. As during an export, the file _SUCCESS is missing then.
+# A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
+# messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
-# a merged file continues with .to. and the offset of its last message, then up to two numbers that
-# keep names unique: one for the merge, one for the file.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. In the
+# name of a merged file, .to. and the last offset follow, and up to two numbers for uniqueness.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -160,7 +137,7 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the manifest; its name contains the offset or the queue of its rows."""
+    """A file of the manifest that can be merged; `first` is the offset in its name."""
 
     entry: Mapping[str, Any]
     place: str
@@ -169,7 +146,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind; the files of one merge have the same first offset."""
+        """Sort key of files of one kind; files of one merge have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -184,11 +161,11 @@ class _File:
 
 def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small Parquet files of an export."""
-    if not dict(folder.names()).keys() & {MANIFEST, INTENT}:
+    if not dict(folder.names()).keys() & {output.MANIFEST, output.INTENT}:
         raise StoreNotFound(f"{folder.location}: holds no export: give the folder of an export")
     lock = folder.lock()
     try:
-        finish_compaction(folder)
+        output.finish_compaction(folder)
         return _compact(folder, target_size, run)
     finally:
         if lock is not None:
@@ -197,8 +174,8 @@ def compact_folder(folder: OutputFolder, target_size: int, run: RunMerges) -> Co
 
 def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compaction:
     manifest = _manifest(folder)
-    remove_temporary(folder)
-    staging = TEMPORARY + uuid.uuid4().hex[:12]
+    output.remove_temporary(folder)
+    staging = output.TEMPORARY + uuid.uuid4().hex[:12]
     chosen = list(_chosen(_files(folder, manifest), target_size))
     if not chosen:
         return Compaction(0, 0, 0, 0)
@@ -216,7 +193,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
         folder.remove_folder(staging)
         raise
     before = [file for group in chosen for file in group]
-    intent = CompactionIntent(
+    intent = output.CompactionIntent(
         staging=staging,
         moves=[(file.path, _final(file.path, staging)) for file in made],
         removed=[file.path for file in before],
@@ -230,7 +207,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Check that the folder did not change during the merge; object stores have no locks."""
+    """Raise if the folder changed during the merge; object stores have no locks."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -246,26 +223,25 @@ def _check_unchanged(
 
 
 def _manifest(folder: OutputFolder) -> dict[str, Any]:
-    where = f"{folder.location}/{MANIFEST}"
-    if folder.read_json(INTENT) is not None:
+    where = f"{folder.location}/{output.MANIFEST}"
+    if folder.read_json(output.INTENT) is not None:
         raise StoreUnavailable(
             f"{folder.location}: an export was interrupted: run the export again first"
         )
     try:
-        document = folder.read_json(MANIFEST)
+        document = folder.read_json(output.MANIFEST)
     except ValueError as error:
         raise UsageError(f"{where}: is not a manifest of an export: {error}") from error
-    if not isinstance(document, dict) or document.get("written_by") != WRITTEN_BY:
+    if not isinstance(document, dict) or document.get("written_by") != output.WRITTEN_BY:
         raise UsageError(f"{where}: is not a manifest of an export")
     return document
 
 
 def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]:
-    """Yield the files of the manifest that can be merged."""
     seen: set[str] = set()
     try:
         for entry in manifest["files"]:
-            path = written_path(folder, MANIFEST, entry["path"])
+            path = output.written_path(folder, output.MANIFEST, entry["path"])
             if path in seen or int(entry["last_offset"]) < 0 or int(entry["bytes"]) < 0:
                 raise ValueError(f"{path}: appears twice, or has invalid numbers")
             seen.add(path)
@@ -276,12 +252,11 @@ def _files(folder: OutputFolder, manifest: Mapping[str, Any]) -> Iterator[_File]
                 yield _File(entry, place, found["kind"], int(found["first"]))
     except (KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{folder.location}/{MANIFEST}: is not a manifest of an export: {error!r}"
+            f"{folder.location}/{output.MANIFEST}: is not a manifest of an export: {error!r}"
         ) from error
 
 
 def _chosen(files: Iterator[_File], target_size: int) -> Iterator[list[_File]]:
-    """Yield groups of files; each group is to be merged into one file."""
     kinds: dict[tuple[str, str], list[_File]] = {}
     for file in files:
         kinds.setdefault((file.place, file.kind), []).append(file)
@@ -293,7 +268,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose an unused name: the result of an earlier merge may have the first file's name.
+    # Choose an unused name: the result of an earlier merge may have the name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -305,14 +280,13 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the path to which the commit moves a file from the folder of an attempt."""
+    """Return the final path of a file in the folder of an attempt."""
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
 def _new_manifest(
     manifest: Mapping[str, Any], made: Sequence[Merged], staging: str
 ) -> dict[str, Any]:
-    """Return the manifest with each merged file in place of its sources."""
     entries = {entry["path"]: entry for entry in manifest["files"]}
     for file in made:
         sources = [entries.pop(path) for path in file.sources]
@@ -330,9 +304,8 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# The new files replace the old files in one commit. An export can append meanwhile, because the
-# compaction replaces only files that were in the table when it began. The old files stay for older
-# versions of the table, until you clean the table (vacuum, expire_snapshots).
+# A concurrent export can append: a compaction replaces only files that were in the table at its
+# begin. Old files stay for older versions of the table, until you run vacuum or expire_snapshots.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -357,7 +330,7 @@ def compact_delta(delta: Delta, target_size: int | None) -> Compaction:
 
 
 def _total(sizes: Any) -> int:
-    # Some versions of deltalake return JSON text here, others a dict.
+    # deltalake returns JSON text or a dict here, depending on its version.
     found = json.loads(sizes) if isinstance(sizes, str) else sizes
     return int(found["totalSize"])
 
@@ -365,8 +338,7 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``: `pyiceberg` does not offer ``replace``, which would
-    state that the rows stay the same.
+    The snapshot's operation is ``overwrite``: `pyiceberg` lacks ``replace``, for unchanged rows.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")
@@ -391,8 +363,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error, such as a lost answer of the catalog, or Ctrl-C, the commit may
-        # have succeeded. So do not remove the new files.
+        # After any other error, the commit may have succeeded, so the new files must stay.
         _remove(table, made)
         raise
     return Compaction.of(before.values(), made)
@@ -406,7 +377,7 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files of one broker and partition; each group is merged into one file."""
+    """Yield groups of files of one broker and partition; each group becomes one file."""
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

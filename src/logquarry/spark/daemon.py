@@ -1,10 +1,7 @@
-"""The daemon that forks Spark's Python workers: PySpark's daemon with fewer tracebacks.
+"""PySpark's daemon, which forks the workers, without tracebacks for closed connections.
 
-Unlike PySpark's daemon, it prints no traceback when the JVM closes a worker's connection.
-
-Spark runs this module if the setting ``spark.python.daemon.module`` names it. The Python processes
-in which Spark plans a read ignore that setting and use PySpark's daemon: see
-:mod:`pyspark_logquarry`.
+The setting ``spark.python.daemon.module`` makes Spark run this module. The Python processes that
+plan a read ignore the setting: see :mod:`pyspark_logquarry`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Exports stores to Parquet, and counts their messages; on Spark, or in this process.
 
-The workers read the stores and write the files; only counts return to the driver. A file's name
-depends only on the store and the offsets of its messages. :mod:`logquarry.spark.output` commits the
-files. So an export that runs again replaces its files and never duplicates rows.
+A file's name depends only on the store and the offsets of its messages. So a repeated export
+replaces its files and never duplicates rows. :mod:`logquarry.spark.output` commits the files.
 """
 
 from __future__ import annotations
@@ -43,14 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSummary:
-    """The result of an export.
-
-    Attributes:
-        location: path or URL of the destination.
-        files: the files, sorted by path.
-        summary: messages and bytes by topic, and the damage that the export skipped.
-        seconds: duration of the export.
-    """
+    """The result of an export; `files` are sorted by path."""
 
     location: str
     files: tuple[WrittenFile, ...]
@@ -64,7 +56,7 @@ class ExportSummary:
 
     @property
     def bytes(self) -> int:
-        """Size of all files."""
+        """Bytes of all files."""
         return sum(file.bytes for file in self.files)
 
 
@@ -80,20 +72,20 @@ def export_parquet(
 ) -> ExportSummary:
     """Export the messages of stores to Parquet files with the columns of the data source.
 
-    Read them with ``spark.read.parquet(dest)``. The rows of a file are in physical order. With
-    ``partition_by`` the files are in folders ``topic=.../day=...`` and still contain these columns.
-    Ctrl-C leaves ``dest`` unchanged. During the commit, Ctrl-C waits until the commit is done.
+    The rows of a file are in physical order. If the options select topics or queues, a file has
+    one queue after the other instead. With ``partition_by``, the files are in folders
+    ``topic=.../day=...`` and still contain the partition columns. Ctrl-C before the commit leaves
+    ``dest`` unchanged. During the commit, Ctrl-C takes effect after the commit.
 
     Args:
-        spark: a session; its workers must reach the stores and ``dest`` under the same paths.
-            If it is None, the export runs in this process, without PySpark.
-        stores: a path, URL or glob, or several.
+        spark: a session whose workers reach the stores and ``dest`` under the same paths; None to
+            export in this process, without PySpark.
         dest: a folder that does not exist, is empty, or holds an earlier export.
-        options: options of the data source, or :class:`ReadOptions`, in which ``on_damage`` can
-            also be ``"stop"`` or ``"fail"``.
+        options: options of the data source, or :class:`ReadOptions`, whose ``on_damage`` can also
+            be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
-        dest_storage_options: options for the file system of ``dest``, if it is a URL; None for the
+        dest_storage_options: for a URL: options for the file system of ``dest``; None for the
             stores' options.
 
     Raises:
@@ -149,14 +141,8 @@ def summarize(
 ) -> Summary:
     """Count messages and bytes by topic, with their time range and the damage.
 
-    Bodies are not read, so their CRC is not checked.
-
-    Args:
-        spark: a session; its workers must reach the stores under the same paths. If it is None,
-            this process counts.
-        stores: a path, URL or glob, or several.
-        options: see :func:`export_parquet`.
-        progress: called with (bytes of log done, bytes in total).
+    The count reads no bodies, so damage inside bodies is not found. For the arguments see
+    :func:`export_parquet`.
     """
     read = read_options(stores, options)
     tasks = plan_tasks(read, TALLY_COLUMNS, min_tasks=_cores(spark))
@@ -175,7 +161,7 @@ def read_options(
     is_stream: bool = False,
     takes_kafka: bool = False,
 ) -> ReadOptions:
-    """Parse the options of an export."""
+    """Parse the options of an export; raise UsageError if an option has no effect."""
     paths = as_paths(stores)
     if isinstance(options, ReadOptions):
         return replace(options, paths=paths)
@@ -205,10 +191,9 @@ def _tally(_: int, task: ReadTask) -> TaskResult:
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
-    """For each store, drop the results of the tasks after the first task that found damage.
+    """Drop the results of each store's tasks after the store's first task that found damage.
 
-    Each task has already stopped at the first damage in its own part of the log. The tasks of a
-    store are in the order of its log.
+    A store's tasks are in log order. Each task has stopped at the first damage in its part.
     """
     ended: set[str] = set()
     kept: list[TaskResult] = []
@@ -221,7 +206,7 @@ def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> l
 
 
 def check_apart(dest: str, locations: Iterable[str]) -> None:
-    """Check that destination and stores do not overlap."""
+    """Raise UsageError if the destination overlaps with a store."""
     for location in set(locations):
         if f"{dest}/".startswith(f"{location}/") or f"{location}/".startswith(f"{dest}/"):
             raise UsageError(

@@ -1,8 +1,7 @@
 """Runs tasks in Spark's Python workers, or in this process, and returns their small results.
 
-Spark carries only the text of a Python exception from a worker to the driver, not its type.
-If the exception was one of logquarry's, `explain` restores it from that text. For any other
-failure, `root_cause` finds the line of the text that names the cause.
+Spark passes only the text of a Python exception from worker to driver. `explain` restores
+logquarry's exceptions from this text; `root_cause` finds the cause of any other failure.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _MOST_CANCEL_SECONDS = 30
-"""How long a cancelled job waits until its tasks have stopped."""
+"""Seconds that a cancelled job waits for its tasks to stop."""
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 def context_of(spark: SparkSession) -> SparkContext:
-    """Return the context of a session, which runs the tasks of our jobs."""
+    """Return the session's SparkContext; raise UsageError for a session of Spark Connect."""
     try:
         return spark.sparkContext
     except (AttributeError, NotImplementedError) as error:
@@ -59,20 +58,19 @@ def run_tasks(
 ) -> list[R]:
     """Run `work` on each task; return the results in the order of the tasks.
 
-    Ctrl-C cancels the job, and so does an exception that `progress` or `pause` raises.
+    Ctrl-C, or an exception from `progress` or `pause`, cancels the job.
 
     Args:
-        spark: the session; if it is None, the tasks run in this process, one after the other.
-        name: description of the job in Spark's UI.
-        tasks: tasks; picklable.
-        work: called in a worker with a task's number and the task; picklable, like its result.
-        weight: returns how much a task counts in the progress, for example its bytes.
+        spark: the session; None to run the tasks in this process, one after the other.
+        work: called in a worker with a task's number and the task. Tasks, `work` and results must
+            be picklable.
+        weight: returns the weight of a task in the progress, for example its bytes.
         progress: called on the driver with (weight of the finished tasks, total weight).
         pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: if a task raised it; the type is the same. Other errors of a task are raised
-            as exceptions of Spark.
+        LogquarryError: if a task raised a LogquarryError. For other errors, Spark's exception is
+            raised.
     """
     if not tasks:
         return []
@@ -103,7 +101,7 @@ def run_tasks(
             except BaseException as error:
                 outcome.set_exception(error)
 
-        # The job runs in a second thread, so that this one can report progress and be interrupted.
+        # The job runs in a second thread: this thread reports progress and can be interrupted.
         InheritableThread(target=run, daemon=True).start()
         reported = -1
         try:
@@ -129,7 +127,6 @@ def run_tasks(
 
 
 def _worked(work: Callable[[int, T], R], done: Accumulator[int], piece: tuple[int, T, int]) -> R:
-    """Run a task; Spark calls this in the worker."""
     number, task, weight = piece
     settle()
     with without_traceback():
@@ -150,7 +147,7 @@ _KINDS = frozenset(
 def explain(error: BaseException | None) -> LogquarryError | None:
     """Return the exception of logquarry that made Spark raise `error`; None if there is none.
 
-    A CorruptStore gets its path, offset, kind and reason back.
+    A restored CorruptStore has path, offset, kind and reason again.
     """
     while error is not None:
         if isinstance(error, LogquarryError):
@@ -163,11 +160,7 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the line of Spark's text that gives the cause.
-
-    If Python code in a worker raised an exception, this is the line of that exception. Otherwise it
-    is the innermost cause in Java, and without such a cause, the first two lines.
-    """
+    """Return a worker's Python exception; else Java's innermost cause; else the first two lines."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
     in_traceback = False

@@ -1,9 +1,7 @@
 """Merges Parquet files of an export into one file, in a worker of a compaction. Needs no PySpark.
 
-Rows keep their order. The metadata of the merged file contains the exact properties of all its
-sources (:mod:`logquarry.log.exact_properties`). A merge holds about one row group in memory. Spark
-can run two attempts of a merge at once (speculation, or a lost executor), so each attempt uses its
-own file names.
+Rows keep their order. A merge holds about one row group in memory. Spark can run two attempts of a
+merge at once, so each attempt uses its own file names.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class Sized(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +49,10 @@ class MergeTask:
     """Files to merge into one. Small and picklable.
 
     Attributes:
-        sources: the files, in the order of their rows; all have the same columns.
-        stem: path of the merged file without its ending. Each attempt adds a unique suffix.
-        staging: folder for the merged file. With it, an attempt adds no suffix, but makes its own
-            folder in `staging`. None to write beside the sources.
+        sources: the files, in the order of their rows; all files have the same columns.
+        stem: path of the merged file without its ending.
+        staging: folder in which each attempt makes its own folder. None to write beside the
+            sources, with a unique suffix for each attempt.
     """
 
     folder: OutputFolder
@@ -64,7 +62,7 @@ class MergeTask:
 
     @property
     def bytes(self) -> int:
-        """Size of all sources."""
+        """Bytes of all sources."""
         return sum(source.bytes for source in self.sources)
 
 
@@ -79,13 +77,13 @@ class Merged:
 
 
 RunMerges = Callable[[Sequence[MergeTask]], Sequence[tuple[Merged, ...]]]
-"""Runs :func:`merge` for each task: in this process or on Spark."""
+"""Runs :func:`merge` for each task, in this process or on Spark."""
 
 
 def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
     """Group neighbouring files so that each group has about `target_size` bytes.
 
-    A group has at least two files. Files larger than half of `target_size` are in no group.
+    A group has at least two files. A file larger than half of `target_size` is in no group.
     """
     group: list[S] = []
     size = 0
@@ -105,10 +103,9 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Return the sources and the new files of those merges that made the number of files smaller.
+    """Return sources and new files of the merges that reduced the number of files.
 
-    If the exact properties are too large for the metadata of one file, a merge writes several
-    files.
+    A merge writes several files if the exact properties are too large for the metadata of one file.
     """
     kept = [
         (group, files) for group, files in zip(chosen, made, strict=True) if len(files) < len(group)
@@ -117,7 +114,7 @@ def fewer(
 
 
 def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
-    """Run all merges in this process, one after the other."""
+    """Run all merges one after the other, in this process."""
     return [merge(number, task) for number, task in enumerate(tasks)]
 
 
@@ -148,7 +145,7 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
     rows = 0
     exact = ExactProperties()
     with _read(folder, waiting[0].path), folder.open(waiting[0].path) as first:
-        columns = _columns(pq.read_schema(first))
+        columns = pq.read_schema(first).remove_metadata()
     with (
         folder.create(path) as sink,
         pq.ParquetWriter(sink, columns, **writer_settings(columns)) as writer,
@@ -171,7 +168,6 @@ def _merge_to(folder: OutputFolder, path: str, waiting: list[Source]) -> Merged:
 def _row_groups(
     folder: OutputFolder, source: Source, columns: pa.Schema, exact: ExactProperties
 ) -> Iterator[pa.Table]:
-    """Yield the row groups of a file, and add its exact properties to `exact`."""
     with _read(folder, source.path):
         opened = folder.open(source.path)
     with opened:
@@ -188,7 +184,7 @@ def _row_groups(
 
 @contextmanager
 def _read(folder: OutputFolder, path: str) -> Iterator[None]:
-    """Turn Arrow's errors about a file's content into CorruptFile; let I/O errors pass."""
+    """Turn Arrow's errors about a file's content into CorruptFile; do not change I/O errors."""
     where = f"{folder.location}/{path}"
     try:
         yield
@@ -197,14 +193,10 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
     except pa.ArrowException as error:
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
     except OSError as error:
-        # Arrow raises OSError without errno for invalid pages.
+        # For invalid pages, Arrow raises OSError without errno.
         if error.errno is not None or not folder.is_local:
             raise
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
-
-
-def _columns(schema: pa.Schema) -> pa.Schema:
-    return schema.remove_metadata()
 
 
 def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) -> None:
@@ -212,13 +204,11 @@ def _check(folder: OutputFolder, source: Source, file: Any, columns: pa.Schema) 
     if file.metadata.num_rows != source.rows:
         reason = f"has {file.metadata.num_rows} rows, but should have {source.rows}"
         raise CorruptFile(where, 0, reason)
-    if not _columns(file.schema_arrow).equals(columns):
+    if not file.schema_arrow.remove_metadata().equals(columns):
         raise CorruptFile(where, 0, "has other columns than the files to merge with")
 
 
 class _RowGroups:
-    """Joins small row groups to larger row groups."""
-
     def __init__(self, writer: Any) -> None:
         self._writer = writer
         self._held: list[pa.Table] = []

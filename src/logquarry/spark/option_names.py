@@ -1,7 +1,4 @@
-"""The names of the options of logquarry, of Spark's Kafka source, and of Spark itself.
-
-Needs no PySpark.
-"""
+"""The names of the options of logquarry, of Spark's Kafka source, and of Spark."""
 
 from __future__ import annotations
 
@@ -17,9 +14,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Options of logquarry that have another name in Spark's Kafka source. ``assign`` is not here,
-because its format differs.
-"""
+"""Options with another name in Spark's Kafka source, except ``assign``, whose format differs."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -40,9 +35,7 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 class Given:
     """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 
-    Args:
-        options: as the user gave them.
-        known: the options that exist, by lower-case name; default: those of a read.
+    `known` has all valid options by lower-case name, by default the options of a read.
     """
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str] = _READS) -> None:
@@ -75,7 +68,7 @@ class Given:
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
-        """Reject the options that set the end of a read: a stream has no end."""
+        """Raise UsageError for an option that sets the end of a read: a stream has no end."""
         for name in _NO_STREAM:
             if name.lower() in self._values:
                 raise UsageError(
@@ -83,10 +76,9 @@ class Given:
                 )
 
     def refuse_unknown(self) -> None:
-        """Reject unknown options, because a misspelled filter would return every row.
+        """Raise UsageError for an unknown option: a misspelled filter would return every row.
 
-        Options of Kafka's client are allowed, so that a query written for Kafka runs, and so are
-        the options that Spark itself adds.
+        Options of Kafka's client and options that Spark adds are allowed.
         """
         found = []
         for name in sorted(self._spelling.values(), key=str.lower):

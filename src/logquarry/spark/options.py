@@ -1,8 +1,7 @@
 """Parses the options of a read (batch or stream) from text into `ReadOptions`.
 
-Option names are case-insensitive; Spark passes them in lower case. Lists are ``a,b`` or JSON
-(``["a", "b"]``, for names that contain a comma). An invalid value raises
-:class:`~logquarry.errors.UsageError`; its text begins with the option's name. Needs no PySpark.
+Lists are ``a,b`` or, for names that contain a comma, JSON (``["a", "b"]``). The text of a
+:class:`~logquarry.errors.UsageError` begins with the option's name. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -78,12 +77,12 @@ def _json_object(text: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ lists
 def _words(text: str, separator: str = ",") -> list[str]:
-    """Split a list, which is JSON or separated by a regular expression."""
+    """Split a list: JSON, or words between matches of the regular expression `separator`."""
     if text.startswith("["):
         try:
             found = json.loads(text)
         except ValueError:
-            # The text may be no JSON, but a name that begins with a bracket.
+            # The text is no JSON: perhaps a name that begins with a bracket.
             found = None
         if isinstance(found, list) and all(isinstance(word, str | int) for word in found):
             return [str(word) for word in found]
@@ -99,7 +98,7 @@ def _queue_ids(text: str) -> frozenset[int]:
 
 
 def _keys(text: str) -> frozenset[str]:
-    # RocketMQ joins a message's keys with spaces, so a space separates keys here too.
+    # RocketMQ separates a message's keys by spaces, so a space separates keys here too.
     return frozenset(_some(_words(text, r"[,\s]"), text))
 
 
@@ -117,11 +116,7 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the locations of the stores.
-
-    PySpark turns ``load(a)`` into the option `path`, and ``load([a, b])`` into JSON in the option
-    `paths`.
-    """
+    """Return the locations. PySpark turns load([a, b]) into JSON in the option `paths`."""
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
     found = tuple(path for path in (*(several or ()), one) if path)
@@ -144,8 +139,7 @@ Queue = tuple[str, int]
 class OffsetLimit:
     """The physical offset at which reading starts or ends, by broker.
 
-    Attributes:
-        default: offset for brokers that are not in `brokers`; None for the start or end of the log.
+    `default` applies to brokers that are not in `brokers`. None means the start or end of the log.
     """
 
     default: int | None = None
@@ -157,10 +151,7 @@ class OffsetLimit:
 
 
 def _offset(value: Any) -> int:
-    """Parse an offset of a JSON document.
-
-    The offset is a number or a name. As in Kafka, -2 is "earliest" and -1 is "latest".
-    """
+    """Parse an offset >= 0 or its name. As in Kafka, -2 is "earliest" and -1 is "latest"."""
     if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
         return _NAMED_OFFSETS[value.lower()]
     if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
@@ -194,7 +185,6 @@ def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, d
 
 
 def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
-    """Raise UsageError if a start is after its end."""
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
@@ -221,7 +211,6 @@ def _by_queue(text: str) -> dict[Queue, int]:
 def _ranges(
     starts: Mapping[Queue, int], stops: Mapping[Queue, int]
 ) -> dict[Queue, tuple[int, int | None]] | None:
-    """Return a range of queue offsets (first, stop) by queue; None if the options give none."""
     for queue in starts.keys() & stops.keys():
         if 0 <= stops[queue] < starts[queue]:
             raise UsageError(
@@ -253,34 +242,27 @@ def _assigned(text: str) -> frozenset[Queue]:
 # -------------------------------------------------------------------------------------- ReadOptions
 
 DEFAULT_BATCH_BYTES: Final = 3 << 20
-"""Bytes of log in one Arrow batch. The value was chosen by measurement, see docs/performance.md."""
+"""Bytes of log in one Arrow batch; chosen by measurement, see docs/performance.md."""
 
 Schema = Literal["native", "kafka"]
-"""Which columns the table has: logquarry's own (native), or those of Spark's Kafka source."""
+"""The table's columns: logquarry's own (native), or the columns of Spark's Kafka source."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The source and the settings of a read. Picklable.
+    """The options of a read. Picklable.
 
     Attributes:
         paths: paths, URLs and globs of stores.
-        schema: which columns the table has; see Schema.
-        include_headers: whether the table has the column `headers`, if its columns are Kafka's.
+        include_headers: whether a table of Kafka's columns has the column `headers`.
         columns: names of the columns to read, in order; None for all.
-        wanted: the filter for messages.
-        start: physical offset of the first byte that is read.
-        stop: physical offset after the last byte that is read.
-        split_size: maximum bytes of log in one partition; None to choose it by the number of cores.
-        min_partitions: minimum number of partitions, if the stores have enough bytes for them.
-        batch_bytes: bytes of log in one Arrow batch, approximately.
-        on_damage: see :data:`~logquarry.log.batches.OnDamage`.
-        fail_on_data_loss: whether it is an error if retention has deleted messages at the wanted
-            start.
-        quarantine_path: folder to which skipped damage is copied; None to copy nothing.
-        decompress: whether ``body`` is decompressed.
-        config: settings of the broker that the files of a store do not show.
-        storage_options: options for the file system of a URL.
+        start: physical offset of the first byte to read.
+        stop: physical offset after the last byte to read.
+        split_size: maximum bytes of log in one partition; None to choose by the number of cores.
+        min_partitions: minimum number of partitions, if the stores have enough bytes.
+        batch_bytes: approximate bytes of log in one Arrow batch.
+        fail_on_data_loss: whether to fail if retention has deleted messages at the wanted start.
+        quarantine_path: folder for copies of skipped damage; None to copy nothing.
         max_bytes: maximum bytes of log in one batch of a stream; None for no limit.
         max_rows: maximum number of messages in one batch of a stream; None for no limit.
         remarks: warnings about options that have no effect.
@@ -308,30 +290,25 @@ class ReadOptions:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of the table, in order."""
+        """Names of the table's columns, in order."""
         if self.columns is not None:
             return self.columns
         return kafka.names(headers=self.include_headers) if self.is_kafka else schema.NAMES
 
     @property
     def is_kafka(self) -> bool:
-        """Whether the columns are those of Spark's Kafka source."""
+        """Whether the table has the columns of Spark's Kafka source."""
         return self.schema == "kafka"
 
     def check_names(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Return `names` as a tuple if all of them are columns of the table."""
+        """Return `names` as a tuple; raise UsageError if a name is no column of the table."""
         if self.is_kafka:
             return kafka.check_names(names, headers=self.include_headers)
         return schema.check_names(names)
 
 
 def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -> ReadOptions:
-    """Parse the options of a read. Opens no store; reads a file only for ``config``.
-
-    Args:
-        options: by name, in any case.
-        is_stream: whether they are options of ``readStream``.
-    """
+    """Parse the options of a read. Opens no store; reads a file only for ``config``."""
     given = Given(options)
     given.refuse_unknown()
     if is_stream:
@@ -402,8 +379,7 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail and fails on other damage: it is normal that a log has
-        # a torn tail if its broker did not close it.
+        # By default a read skips a torn tail: the log of an open or crashed store often has one.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

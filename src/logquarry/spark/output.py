@@ -1,22 +1,17 @@
-"""The destination folder of an export, and the commits of exports and compactions into it.
-
-Even after a crash, the folder has each file of an export exactly once::
+"""The destination folder of an export, and the commits of exports and compactions into the folder::
 
     DEST/_temporary-ID/          files that a running export has written so far
-    DEST/_intent.json during the commit: all files of the new and the earlier export
+    DEST/_intent.json            during the commit: all files of the new and the earlier export
     DEST/**/part-*.parquet       the files
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Until the intent exists, no file of an earlier export changes. A crash after that time leaves a mix
-of old and new files without ``_SUCCESS``. The intent lists all these files, and the next export
-replaces or removes each of them.
+No file of an earlier export changes before the intent exists. After a later crash, ``_SUCCESS`` is
+missing, and the next export replaces or removes each file of the intent. The intent of a compaction
+lists new files, removed files and the new manifest. After a crash, the next export or compaction
+completes the compaction.
 
-A compaction writes an intent too. It lists the new files, the removed files, and the new manifest.
-If the compaction crashes, the next export or compaction completes it.
-
-The commit changes or removes only files of exports. If the folder contains other Parquet files, the
-export is rejected, because readers would mix them with the exported files.
+An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
 
 from __future__ import annotations
@@ -42,7 +37,7 @@ from logquarry.text import listed
 
 
 class OutputFolder:
-    """A folder on a local disk or in an object store; all paths are relative to it. Picklable."""
+    """A folder on a local disk or in an object store; paths are relative to it. Picklable."""
 
     def __init__(
         self, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
@@ -75,8 +70,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        Take the lock before you list the folder: the files that another export commits after the
-        listing would stay beside the new files.
+        List the folder only after locking. Otherwise an export that commits after the listing would
+        leave its files beside the new files.
         """
         if not self.is_local:
             return None
@@ -87,14 +82,14 @@ class OutputFolder:
                 self.make()
 
     def files(self, path: str = "") -> Iterator[str]:
-        """Yield the paths of all files in a folder and below it; none if it does not exist."""
+        """Yield the paths of all files in a folder and below; none if the folder does not exist."""
         start = len(self._full("")) + 1
         for info in self._listed(path, recursive=True):
             if info.type != pafs.FileType.Directory:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """List the folder, without folders below it: (name, whether it is a folder)."""
+        """Return (name, is a folder) of each entry directly in the folder, sorted by name."""
         found = self._listed("")
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 
@@ -103,7 +98,7 @@ class OutputFolder:
         return list(self._fs.get_file_info(selector))
 
     def size(self, path: str) -> int:
-        """Return the bytes of a file."""
+        """Return the size of a file in bytes."""
         return int(self._fs.get_file_info(self._full(path)).size)
 
     def make(self, path: str = "") -> None:
@@ -111,7 +106,7 @@ class OutputFolder:
         self._fs.create_dir(self._full(path), recursive=True)
 
     def create(self, path: str) -> Any:
-        """Open a file to write; an existing file is replaced."""
+        """Open a file to write; replace an existing file."""
         return self._fs.open_output_stream(self._full(path))
 
     def open(self, path: str) -> Any:
@@ -130,7 +125,7 @@ class OutputFolder:
                 os.close(descriptor)
 
     def move(self, source: str, target: str) -> None:
-        """Move a file; an existing target is replaced."""
+        """Move a file; replace an existing target."""
         if not self.is_local:
             # In some object stores, a move does not replace an existing object.
             self.remove(target)
@@ -142,19 +137,19 @@ class OutputFolder:
             self._fs.delete_file(self._full(path))
 
     def remove_folder(self, path: str) -> None:
-        """Remove a folder and everything in it, if it exists."""
+        """Remove a folder with all its files, if the folder exists."""
         with suppress(FileNotFoundError):
             self._fs.delete_dir(self._full(path))
 
     def remove_if_empty(self, path: str) -> bool:
-        """Remove a folder if it is empty; return whether it was."""
+        """Remove a folder if the folder is empty; return whether it was empty."""
         if self._listed(path):
             return False
         self.remove_folder(path)
         return True
 
     def read_json(self, path: str) -> Any:
-        """Read a JSON document; None if the file does not exist."""
+        """Read a JSON document; return None if the file does not exist."""
         try:
             with self._fs.open_input_stream(self._full(path)) as source:
                 return json.loads(source.read())
@@ -162,7 +157,7 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: write the file ``by_way_of``, then move it."""
+        """Write a JSON document atomically: write the file ``by_way_of``, then move the file."""
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
         self.move(by_way_of, path)
@@ -189,12 +184,13 @@ class ExportCommit:
     def __init__(self, folder: OutputFolder) -> None:
         self._folder = folder
         self.staging = TEMPORARY + uuid.uuid4().hex[:12]
-        """Name of the folder below the destination that tasks write into."""
+        """Name of the folder below the destination for the tasks' files."""
         self._earlier: frozenset[str] = frozenset()
         self._lock: int | None = None
 
     def begin(self) -> None:
-        """Check the destination, clean up after exports that crashed, make the staging folder."""
+        """Lock and check the destination, clean up after crashed exports, make the staging
+        folder."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
@@ -230,9 +226,7 @@ class ExportCommit:
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
 
-        Args:
-            files: (staged path, final path) below the destination.
-            manifest: the manifest; the commit adds ``written_by``.
+        `files` has (staged path, final path) below the destination.
         """
         try:
             self._put(files, manifest)
@@ -241,7 +235,7 @@ class ExportCommit:
             self._unlock()
 
     def abort(self) -> None:
-        """Remove the staged files; the files of the earlier export are unchanged."""
+        """Remove the staged files; files of an earlier export stay unchanged."""
         try:
             self._folder.remove_folder(self.staging)
         finally:
@@ -272,7 +266,7 @@ class ExportCommit:
         _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files that earlier exports wrote here, or that an intent lists."""
+        """Return the files that the manifest or the intent of an earlier export lists."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:
@@ -294,14 +288,13 @@ class ExportCommit:
 
 
 def remove_temporary(folder: OutputFolder) -> None:
-    """Remove what a crashed export or compaction left: a running one would hold the lock."""
+    """Remove staging folders of crashed exports and compactions. The caller must hold the lock."""
     for name, is_folder in folder.names():
         if is_folder and name.startswith(TEMPORARY):
             folder.remove_folder(name)
 
 
 def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
-    """Write the manifest and _SUCCESS, and end the commit."""
     folder.write_json(MANIFEST, manifest, by_way_of=draft)
     with folder.create(SUCCESS):
         pass
@@ -309,7 +302,6 @@ def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> 
 
 
 def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
-    """Remove the folders that are empty, because files in them were removed."""
     places = {os.path.dirname(path) for path in removed}  # noqa: PTH120
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
@@ -317,9 +309,9 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path from a manifest or intent; check that an export can have written it.
+    """Return a path of a manifest or intent; raise UsageError if no export can have this path.
 
-    The commit removes such files. This check prevents a forged document from removing other files.
+    The commit removes listed files, so a forged document could otherwise remove other files.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
@@ -341,13 +333,9 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 # ------------------------------------------------------------------------------------- compaction
 @dataclass(frozen=True, kw_only=True)
 class CompactionIntent:
-    """The intent of a compaction: the new files, and the old files that these replace.
+    """The intent of a compaction: new files, and the old files to remove.
 
-    Attributes:
-        staging: folder of the new files, below the destination.
-        moves: (staged path, final path) of each new file.
-        removed: paths of the files that the new files replace.
-        manifest: manifest of the folder after the compaction.
+    `moves` has (staged path, final path) of each new file; `manifest` is the manifest afterwards.
     """
 
     staging: str
@@ -356,7 +344,7 @@ class CompactionIntent:
     manifest: Mapping[str, Any]
 
     def commit(self, folder: OutputFolder) -> None:
-        """Write the intent and carry it out. The caller must have synced the new files."""
+        """Write the intent and carry out the intent. The caller must have synced the new files."""
         before = {entry["path"] for entry in self.manifest["files"]}
         intent = {
             "written_by": WRITTEN_BY,
@@ -409,17 +397,14 @@ def finish_compaction(folder: OutputFolder) -> bool:
 def _checked(
     folder: OutputFolder, plan: Any
 ) -> tuple[str, list[tuple[str, str]], list[str], dict[str, Any]]:
-    """Return the parts of an intent.
-
-    An invalid intent is rejected, because it could remove files that no export wrote.
-    """
+    """Return (staging, moves, removed, manifest) of an intent; raise UsageError if invalid."""
     try:
         staging, manifest = plan["staging"], dict(plan["manifest"])
         moves = [(str(staged), str(path)) for staged, path in plan["moves"]]
         removed = [written_path(folder, INTENT, path) for path in plan["removed"]]
         if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
             raise ValueError(f"staging {staging!r}")
-        # The new manifest is staged in this folder even if no file is moved.
+        # The commit stages the new manifest in this folder, even if the commit moves no file.
         written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
         for staged, path in moves:
             written_path(folder, INTENT, path)

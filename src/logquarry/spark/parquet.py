@@ -1,8 +1,7 @@
 """Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
 
-Rows stay in physical order. A task holds about one row group in memory, however large the task is.
-Each attempt at a task writes to a separate folder. The driver moves only the files of a successful
-attempt to the destination.
+Rows keep the order in which the task reads messages. A task of any size holds about one row group
+in memory. Each attempt of a task writes to its own folder.
 """
 
 from __future__ import annotations
@@ -31,19 +30,15 @@ from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""Keys by which an export can be partitioned: columns, and the day of the store timestamp (UTC)."""
+"""Keys for partitioning an export: columns, and the day of the store timestamp (UTC)."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Bytes of Arrow data in one row group. The value was chosen by measurement, see
-docs/performance.md.
-"""
+"""Bytes of Arrow data in one row group; chosen by measurement, see docs/performance.md."""
 COMPRESSION_LEVEL: Final = 1
 """Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Maximum number of open files of a task. To open another file, it closes the one that it has not
-used for the longest time.
-"""
+"""Maximum open files of a task. To open another file, the least recently used file is closed."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -51,14 +46,13 @@ _EPOCH: Final = date(1970, 1, 1)
 # The characters that Hive and Spark escape in the name of a partition's folder.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
-# Columns with repeated values, which Parquet stores with a dictionary. For other columns a
-# dictionary costs time and saves no space.
+# Columns with repeated values. For other columns, a dictionary costs time and saves no space.
 _DICTIONARY: Final = (
     "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
     "prepared_transaction_offset", "tags", "tags_code",
 )  # fmt: skip
 _DICTIONARY_PATHS: Final = {"properties": "properties.key_value.key"}
-# Each row group records the minimum and maximum of these columns, for range queries.
+# Columns whose minimum and maximum each row group records, for range queries.
 _STATISTICS: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
     "born_timestamp", "tags",
@@ -68,12 +62,9 @@ _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """A file that a task wrote.
+    """A file that a task wrote, now at the path `staged`, and at `path` after the commit.
 
-    Attributes:
-        path: final path, below the destination.
-        staged: current path, below the destination.
-        values: values of the partition columns, if the export is partitioned.
+    `values` are the values of the partition columns, if the export is partitioned.
     """
 
     path: str
@@ -95,7 +86,7 @@ class TaskResult:
 
 
 def check_partition_columns(names: Sequence[str], columns: Sequence[str]) -> tuple[str, ...]:
-    """Return `names` as a tuple if an export of `columns` can be partitioned by them."""
+    """Return `names` as a tuple; raise UsageError if `columns` cannot be partitioned by `names`."""
     for name in names:
         if name not in PARTITION_COLUMNS:
             known = ", ".join(PARTITION_COLUMNS)
@@ -112,19 +103,26 @@ def write_task(
     number: int, task: ReadTask, folder: OutputFolder, staging: str, partition_by: Sequence[str]
 ) -> TaskResult:
     """Write the messages of a task below `staging`, in a folder for this attempt."""
-    # A second attempt at the task can run at the same time (speculation).
+    # Spark can run two attempts of the task at the same time (speculation).
     attempt = f"{staging}/{number:06d}-{uuid.uuid4().hex[:12]}"
+    stem = file_stem(task)
+
+    def name(values: tuple[Any, ...], count: int) -> tuple[str, str]:
+        file = f"{stem}.{count}.parquet" if count else f"{stem}.parquet"
+        path = f"{partition_folder(partition_by, values)}/{file}".lstrip("/")
+        return path, f"{attempt}/{path}"
+
     files = PartedFiles(
         folder,
         task.broker,
         FileForm(
             schema.arrow_schema(task.columns), tuple(partition_by), "properties" in task.columns
         ),
-        _Names(attempt, file_stem(task), tuple(partition_by)),
+        name,
     )
     damage = DamageLog()
     summary = Summary()
-    # The manifest needs these columns, even if the user did not select them.
+    # The manifest needs these columns, even if the user did not select these columns.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
@@ -136,20 +134,6 @@ def write_task(
     written = files.close()
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)
-
-
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """The names of an attempt's files: (final path, staged path)."""
-
-    attempt: str
-    stem: str
-    partition_by: tuple[str, ...]
-
-    def __call__(self, values: tuple[Any, ...], number: int) -> tuple[str, str]:
-        name = f"{self.stem}.{number}.parquet" if number else f"{self.stem}.parquet"
-        path = f"{partition_folder(self.partition_by, values)}/{name}".lstrip("/")
-        return path, f"{self.attempt}/{path}"
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
@@ -170,14 +154,10 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 
 
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
-    """Join batches to tables of about one row group each.
+    """Join batches to tables of about one row group each; `in_one` copies a column into one chunk.
 
-    The caller should delete each table before it takes the next: a table takes most of a task's
+    The caller should delete each table before requesting the next: a table takes most of a task's
     memory.
-
-    Args:
-        batches: batches of rows.
-        in_one: whether to copy each column into one chunk; this is needed for partitioning.
     """
     held: list[pa.RecordBatch] = []
     size = 0
@@ -192,7 +172,7 @@ def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterat
 
 
 def _joined(held: list[pa.RecordBatch], in_one: bool) -> pa.Table:
-    """Make a table of batches and empty the list, so that the batches can be freed."""
+    """Make a table of batches; clear the list to free the batches."""
     table = pa.Table.from_batches(held)
     held.clear()
     return table.combine_chunks() if in_one else table
@@ -204,8 +184,8 @@ class FileForm:
     """Columns and partitioning of a task's files.
 
     Attributes:
-        schema: columns of the files, in order; a subset of the columns of the rows.
-        exact: whether the file's metadata records properties that the column ``properties`` cannot
+        schema: columns of the files, in order; a subset of the rows' columns.
+        exact: whether the metadata records properties that the column ``properties`` cannot
             represent; the rows then need the column ``properties_string``.
     """
 
@@ -218,12 +198,8 @@ class FileForm:
 class PartedFiles:
     """The files of one attempt, with one open file for each partition.
 
-    Args:
-        folder: the destination.
-        broker: broker of the messages.
-        form: columns and partitioning.
-        name: returns (final path, staged path), given the partition's values and the number of
-            files that the partition has already.
+    `name` returns (final path, staged path) for the partition's values and the number of files that
+    the partition already has.
     """
 
     folder: OutputFolder
@@ -237,7 +213,7 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self.form.partition_by):
-            # Move the file to the end of the dict: if too many files are open, the first is closed.
+            # Move the file to the end of the dict. Of too many open files, the first is closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -246,7 +222,7 @@ class PartedFiles:
             del part
 
     def close(self) -> tuple[WrittenFile, ...]:
-        """Complete all files and return them."""
+        """Complete all files and return them, sorted by path."""
         while self._open:
             self._close(next(iter(self._open)))
         return tuple(sorted(self._written, key=lambda file: file.path))
@@ -272,7 +248,7 @@ class _File:
         staged: str,
         values: tuple[Any, ...],
     ) -> None:
-        # Keep the parts, not the whole: a circle would delay the end of the sink after an error.
+        # Keep no reference to `parted`: after an error, a cycle would delay closing the sink.
         self._folder, self._form, self._broker = parted.folder, parted.form, parted.broker
         self._path = path
         self._staged = staged
@@ -286,7 +262,7 @@ class _File:
 
     @property
     def is_full(self) -> bool:
-        """Whether the metadata has become so large that more rows must go to another file."""
+        """Whether the metadata is so large that further rows need another file."""
         return self._exact is not None and self._exact.size > MOST_BYTES
 
     def add(self, rows: pa.Table) -> None:
@@ -333,11 +309,11 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending; it depends only on what the task reads.
+    """Return the name of a task's file without its ending, from the task's range alone.
 
-    The name is ``part-BROKER.OFFSET`` for a range of the log, ``part-BROKER.TOPIC.QUEUE.OFFSET``
-    for a range of a queue (OFFSET is the first queue offset), and ``part-BROKER.at.OFFSET`` for
-    single messages.
+    - A range of the log: ``part-BROKER.OFFSET``.
+    - A range of a queue: ``part-BROKER.TOPIC.QUEUE.OFFSET``, with the first queue offset.
+    - Single messages: ``part-BROKER.at.OFFSET``.
     """
     first = task.plan.parts[0]
     if isinstance(first, LogSplit):
@@ -353,7 +329,7 @@ def file_stem(task: ReadTask) -> str:
 
 
 def _plain_name(word: str) -> str:
-    """Encode all but letters, digits, ``_`` and ``-`` as ``~`` and hex, so no dot remains."""
+    """Encode each byte except letters, digits, ``_`` and ``-`` as ``~`` and hex: no dot remains."""
     return re.sub(
         r"[^A-Za-z0-9_-]", lambda m: "".join(f"~{byte:02x}" for byte in m[0].encode()), word
     )
@@ -370,7 +346,6 @@ def _hive_value(value: Any) -> str:
 
 
 def _day(number: int) -> date | None:
-    """Return the date of a number of days since 1970-01-01; None if `date` cannot represent it."""
     try:
         return _EPOCH + timedelta(days=number)
     except OverflowError:
@@ -380,7 +355,7 @@ def _day(number: int) -> date | None:
 def _parted(
     rows: pa.Table, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Split rows by the values of their partition; each part keeps the order of its rows."""
+    """Split rows by their partition values; each part keeps the order of its rows."""
     if not partition_by:
         yield (), rows
         return
@@ -390,13 +365,12 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # Join the chunks once: a ``take`` from a chunked column would join them again for each part.
+    # For each part, ``take`` from a chunked column would join the chunks again.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
         values = tuple(_partition_value(part, name) for name in partition_by)
         yield values, part
-        # Free the part before the next part is made.
         del part
 
 

@@ -5,15 +5,14 @@
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-The file names depend only on broker and physical offset, so a second read finds the copies of the
-first read.
+A file name depends only on broker and physical offset, so a second read finds existing copies.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote
 
 from logquarry.errors import StoreUnavailable
@@ -35,7 +34,7 @@ class Quarantine:
         self._broker = broker
 
     def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
-        """Copy a damaged span, unless an earlier copy is at least as long."""
+        """Copy a damaged span, unless the folder has an earlier copy of at least this length."""
         # A broker's name can contain slashes.
         name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
         try:
@@ -45,10 +44,9 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`: for bodies that cannot be decompressed.
+        """Make a callback for :attr:`Decoding.on_bad_body`: decompression of a body failed.
 
-        The copy contains no bytes, because the read returns the message anyway, with its compressed
-        body.
+        The copy has no bytes, because the read returns the message with its compressed body.
         """
 
         def keep(offset: int, reason: str) -> None:
@@ -60,12 +58,11 @@ class Quarantine:
         return keep
 
     def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
-        document = {"broker": self._broker, **damage_as_dict(span)}
-        known = self._known(f"{name}.json")
-        if known is not None and _length(known) >= span.length:
+        if self._kept_length(f"{name}.json") >= span.length:
             return
-        # Each attempt of a task writes a temporary file of its own. The attempt that ends last
-        # replaces the copies of the others.
+        document = {"broker": self._broker, **damage_as_dict(span)}
+        # Each attempt of a task writes its own temporary file. The last attempt replaces other
+        # copies.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0
@@ -76,20 +73,17 @@ class Quarantine:
         self._folder.move(passing, f"{name}.bin")
         self._folder.write_json(f"{name}.json", document, by_way_of=passing)
 
-    def _known(self, path: str) -> Any:
+    def _kept_length(self, path: str) -> int:
         try:
-            return self._folder.read_json(path)
+            document = self._folder.read_json(path)
         except ValueError:
-            return None
-
-
-def _length(document: Any) -> int:
-    length = document.get("length") if isinstance(document, dict) else None
-    return length if isinstance(length, int) else -1
+            return -1
+        length = document.get("length") if isinstance(document, dict) else None
+        return length if isinstance(length, int) else -1
 
 
 def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
-    """Return the bytes of a damaged span that still exist, without the zeros at their end."""
+    """Yield the remaining bytes of a damaged span, without the zeros at the end of the span."""
     file = layout.commit_log.at(span.offset)
     if file is None:
         return

@@ -1,4 +1,4 @@
-"""Reads stores as a DataFrame: `read` works in the same way on each version of Spark."""
+"""Reads stores as a DataFrame, in the same way on each version of Spark."""
 
 from __future__ import annotations
 
@@ -33,19 +33,13 @@ Path = str | os.PathLike[str]
 def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> DataFrame:
     """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
-    From Spark 4.0 on, this function calls ``spark.read.format("rocketmq")``. Spark 3.5 has no data
-    sources in Python. There the driver plans the same tasks when you call this function, and
-    mapInArrow runs them.
-
-    Args:
-        spark: a session. Sessions of Spark Connect work from Spark 4.0 on.
-        path: path, URL or glob of stores, or several.
-        options: options of the source; a list or mapping is passed as JSON.
+    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, and Spark Connect
+    works. Spark 3.5 has no data sources in Python. On Spark 3.5, the driver plans the tasks during
+    this call, and mapInArrow runs the tasks. Options that are lists or mappings are passed as JSON.
 
     Raises:
-        UsageError: if an option is unknown or has an invalid value. Spark 4 wraps it in its own
-            exception.
-        StoreNotFound: if a path is not a store. Spark 4 wraps it in its own exception.
+        UsageError: if an option is unknown or invalid; Spark 4 wraps the error.
+        StoreNotFound: if a path is not a store; Spark 4 wraps the error.
     """
     paths = [path] if isinstance(path, str | os.PathLike) else list(path)
     places = [os.fspath(place) for place in paths]
@@ -85,14 +79,12 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
         logger.warning("%s: %s", FORMAT, remark)
     struct = struct_of(options)
     tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
-    # Each partition has one task. A read without tasks gets one partition without rows.
+    # Each partition has one task. A read without tasks gets one empty partition.
     spread = context.parallelize(tasks, max(1, len(tasks)))
     return spark.createDataFrame(spread, "task binary").mapInArrow(_Read(struct), struct)
 
 
 class _Read(Packaged):
-    """Return the function that mapInArrow calls in the workers."""
-
     def __init__(self, struct: StructType) -> None:
         self._struct = struct
 

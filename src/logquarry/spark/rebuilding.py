@@ -1,10 +1,8 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-The queue offset of a message determines where its entry is in the queue's files. So each task reads
-a part of the log, and writes the entries of this part directly into the queues. For the index, each
-task writes one index file, from the keys of a part of the log.
-:mod:`logquarry.repair.rebuild.parts` does the work of a task;
-:func:`logquarry.repair.rebuild.rebuild.rebuild` moves the result into the store.
+A queue offset determines the place of the queue entry. So each task reads a part of the log and
+writes the part's entries directly into the queues. Then each task writes one index file, from the
+keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does a task's work.
 """
 
 from __future__ import annotations
@@ -48,14 +46,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in `.logquarry/` of ``into``. For each new store, a note in this folder records its
-source.
-"""
+"""Folder in `.logquarry/` of ``into`` with a note for each new store: the path of its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of stores that are rebuilt at once: while the driver works on one, tasks work on
-the others.
-"""
+"""Maximum number of rebuilds at once: while the driver works on one store, tasks work on others."""
 
 
 def rebuild_on_spark(
@@ -74,28 +68,15 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files have the same bytes as with :func:`rebuild`.
 
-    If a topic was deleted and recreated, the queue offsets of its queues start again at a lower
-    value. The driver builds such a queue itself, in the order of the log. If a process has the
-    store open, the driver builds all queues and the index of the store.
+    The driver itself builds each queue whose offsets start again, because the topic was deleted and
+    recreated. If a process has the store open, the driver builds all queues and the index.
 
     Args:
-        spark: a session; its workers must reach the store, and ``into``, under the same paths.
-        path: the store's folder.
-        into: see :func:`rebuild`.
-        apply: see :func:`rebuild`.
-        queues: see :func:`rebuild`.
-        index: see :func:`rebuild`.
-        config: see :func:`rebuild`.
+        spark: a session whose workers reach the store and ``into`` under the same paths.
+        path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total). The log is read three times, and each time
-            counts.
+        progress: called with (bytes done, total). The log counts three times, once for each read.
         pause: called at safe points; raise to cancel.
-        note: see :func:`rebuild`.
-
-    Raises:
-        StoreNotFound: if there is no store.
-        StoreUnavailable: as :func:`rebuild`.
-        UsageError: as :func:`rebuild`.
     """
 
     def build(job: BuildJob, progress: Progress | None) -> Built:
@@ -129,23 +110,19 @@ def rebuild_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[RebuildReport]:
-    """Rebuild consume queues and index of many stores, several at once.
+    """Rebuild consume queues and index of many stores, several at once; return their reports.
+
+    For other arguments see :func:`rebuild_on_spark`.
 
     Args:
-        spark: this and the other arguments as for :func:`rebuild_on_spark`.
-        stores: a path or glob, or several.
         into: folder for the rebuilt files, each store's in a folder named after its broker.
         apply: without ``into``: replace each store's own files.
-        resume: with ``into``: continue an interrupted call and skip stores that are complete. Notes
-            in ``into`` record to which store each folder belongs.
-
-    Returns:
-        The reports of all stores that were not skipped.
+        resume: with ``into``: continue an interrupted call and skip complete stores. Notes in
+            ``into`` record the store of each folder.
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: as :func:`rebuild`. The first error cancels the rebuild of the other
-            stores; stores that are complete stay rebuilt.
+        StoreUnavailable: as :func:`rebuild`. The first error cancels unfinished rebuilds.
         UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
             or was built with other settings.
     """
@@ -168,7 +145,6 @@ def rebuild_stores(
     known: dict[int, tuple[int, int]] = {}
 
     def report(number: int, done: int, total: int) -> None:
-        """Add up the progress of all stores."""
         with lock:
             known[number] = done, total
             if progress is not None:
@@ -200,8 +176,7 @@ def rebuild_stores(
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
-            # After an error or Ctrl-C, this cancels the rebuild of the other stores. After success,
-            # all have ended already.
+            # After an error or Ctrl-C, cancel the other rebuilds. After success, all have ended.
             ended.set()
             wait(work)
     for future in work:
@@ -212,7 +187,7 @@ def rebuild_stores(
 
 
 class _GivenUp(Exception):
-    """Cancels the rebuild of a store if that of another store failed, or after Ctrl-C."""
+    """Cancels a rebuild after Ctrl-C, or after the rebuild of another store failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +203,6 @@ _Piece = FoundRun | _Local
 
 @dataclass(frozen=True)
 class _SparkBuild:
-    """Builds the queues and the index of one store."""
-
     spark: SparkSession
     job: BuildJob
     split_size: int
@@ -246,7 +219,7 @@ class _SparkBuild:
 
     def run(self) -> Built:
         job = self.job
-        # Make the folders here, because a task makes a folder only if it writes an entry there.
+        # Make the folders here: a task makes a folder only if the task writes an entry there.
         for name in job.names:
             job.disk.make_folders(job.folder / name)
         parts_of_log = list(tiles(job.layout, self.split_size))
@@ -314,7 +287,6 @@ class _SparkBuild:
         queues.finish()
 
     def _add_odd(self, queues: QueueFiles, piece: FoundRun, odd: frozenset[QueueKey]) -> None:
-        """Add a run's entries to those queues that the driver builds in the order of the log."""
         if odd.isdisjoint(piece.queues):
             return
         for found in parts.read_entries(
@@ -359,7 +331,6 @@ class _SparkBuild:
 
 
 def _grouped(runs: list[FoundRun], size: int) -> list[list[tuple[int, int]]]:
-    """Group runs of frames into tasks of about `size` bytes each."""
     groups: list[list[tuple[int, int]]] = []
     filled = size
     for run in runs:
@@ -377,8 +348,6 @@ def _length(part: tuple[int, int]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _IndexFile:
-    """An index file that a task writes."""
-
     path: Path
     sources: tuple[KeySource, ...]
     is_first: bool
@@ -387,8 +356,6 @@ class _IndexFile:
 # -------------------------------------------------------------------------------- in the worker
 @dataclass(frozen=True, slots=True)
 class _Store:
-    """The path and settings with which a task opens a store."""
-
     location: str
     config: StoreConfig
 

@@ -1,11 +1,8 @@
 """Verifies and salvages stores on Spark. The module `rebuilding` rebuilds queues and index.
 
-Verify: a task reads a part of a log or one index file and returns a few numbers for each run of
-sound frames (:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, and
-skips the parts that the tasks found sound: it reads only damage, the ends of files, and entries
-without a frame. Its findings are the same as without Spark.
-
-Salvage: one task salvages one store.
+Verify: a task reads a part of a log, or an index file, and returns its runs of sound frames
+(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store with the same findings as
+without Spark, but skips the sound parts. Salvage: one task salvages one store.
 """
 
 from __future__ import annotations
@@ -43,12 +40,7 @@ _INDEX_WEIGHT: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The path and settings with which a task opens a store. Picklable.
-
-    Attributes:
-        job: unique name of the verify job.
-        number: number of the store in that job.
-    """
+    """Path and settings of the store number `number` of a verify job."""
 
     job: str
     number: int
@@ -57,19 +49,14 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # Like the driver, a task finds the offset of a log file from the frames in it, so the
-        # file's name may be wrong.
+        # As on the driver, a log file's offset comes from its frames: the file's name may be wrong.
         layout = StoreLayout.open(self.location, self.config, self.storage_options)
         return layout.by_content()
 
 
 @dataclass(frozen=True, slots=True)
 class _VerifyTask:
-    """A part of a store's log, from `start` to `stop`, or one of its index files.
-
-    Attributes:
-        index: path of the index file; None for a part of the log.
-    """
+    """A part of a store's log, from `start` to `stop`; or, if `index` is a path, an index file."""
 
     place: _Place
     start: int = 0
@@ -90,16 +77,12 @@ def verify_stores(
     split_size: int = LARGEST_SPLIT,
     progress: Progress | None = None,
 ) -> list[VerifyReport]:
-    """Verify stores without changing them; the findings are those of :func:`verify_store`.
+    """Verify stores without changing them; the findings are the same as of :func:`verify_store`.
 
-    If a process has a store open, the driver verifies it without tasks, because the files of the
-    store change meanwhile.
+    If a process has a store open, the driver verifies the store alone, because the files change.
 
     Args:
-        spark: a session; its workers must reach the stores under the same paths.
-        stores: a path, URL or glob, or several.
-        config: settings that the files of a store do not contain.
-        storage_options: options for the file system of a URL.
+        spark: a session whose workers reach the stores under the same paths.
         split_size: maximum bytes of log in one task.
         progress: called with (bytes read, bytes in total).
 
@@ -147,7 +130,7 @@ def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_
 
 
 def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
-    """Run in a worker: return the sound runs, or whether an index file's chains are sound."""
+    """Return the sound runs of a part of the log, and whether an index file's chains are sound."""
     reader = _reader(task.place)
     if task.index is not None:
         return [], IndexAudit(reader.layout).has_right_chains(task.index)
@@ -155,9 +138,7 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None
-"""The reader of the last task in this worker. It is kept, because the next task often reads the
-same store.
-"""
+"""Reader of this worker's last task. The next task often reads the same store."""
 
 
 def _reader(place: _Place) -> SoundReader:
@@ -173,10 +154,8 @@ def _reader(place: _Place) -> SoundReader:
 
 @dataclass(frozen=True, slots=True)
 class _SalvageTask:
-    """A store and the folder of its new store. Picklable."""
-
     location: str
-    into: str | None
+    into: Path | None
     include_stale: bool
     config: StoreConfig
     storage_options: Mapping[str, Any] | None
@@ -199,27 +178,20 @@ def salvage_stores(
 ) -> list[Salvaged]:
     """Salvage each store: write its sound messages to a new store; see :func:`salvage`.
 
-    If Spark runs a task again, the second attempt removes the files of the first attempt, and
-    begins again.
+    If Spark repeats a task, the new attempt removes the earlier attempt's files and begins again.
 
     Args:
-        spark: a session; its workers must reach the stores, and `into`, under the same paths.
-        stores: a path, URL or glob, or several.
-        into: folder for the new stores. Each gets a folder in it, named after its broker. None to
-            write nothing and only report the messages that would be saved.
-        include_stale: whether to save stale frames too. These are valid frames after the log's end.
-        config: settings that the files of a store do not contain.
-        storage_options: options for the file system of a URL.
-        resume: whether to continue an interrupted call: stores that are complete are skipped, and
-            each other salvage begins again.
+        spark: a session whose workers reach the stores and `into` under the same paths.
+        into: folder for the new stores; each new store gets a folder named after its broker. None
+            to write nothing and only report the messages to be saved.
+        include_stale: whether to also save stale frames: valid frames after the log's end.
+        resume: whether to skip complete stores of an interrupted call, and begin all others again.
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:
-        UsageError: if a broker's folder is not empty. With ``resume`` it may contain files, but
-            only those of an earlier salvage of this store. Nothing is written if this error is
-            raised.
-        StoreUnavailable: if a store cannot be read or written. The first such error ends the whole
-            job.
+        UsageError: if a broker's folder is not empty, before anything is written. With ``resume``,
+            the folder may contain files of an earlier salvage of the same store.
+        StoreUnavailable: if a store cannot be read or written. An error of one store ends the job.
         CorruptStore: as :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)
@@ -236,7 +208,7 @@ def salvage_stores(
         tasks.append(
             _SalvageTask(
                 location,
-                None if target is None else str(target),
+                target,
                 include_stale,
                 config or StoreConfig(),
                 storage_options,
@@ -249,15 +221,14 @@ def salvage_stores(
 
 
 def _salvage(_: int, task: _SalvageTask) -> Salvaged:
-    """Run in a worker."""
     from pyspark import TaskContext
 
-    into = None if task.into is None else Path(task.into)
+    into = task.into
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
     if into is not None and is_again and settle(task.location, into):
-        # The first attempt was complete, but its result was lost: make the report again.
+        # The first attempt completed, but its result was lost: make the report again.
         found = salvage(task.open(), include_stale=task.include_stale)
-        found.into = task.into
+        found.into = str(into)
         return found
     return salvage(task.open(), into, include_stale=task.include_stale)

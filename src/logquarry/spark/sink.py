@@ -1,10 +1,9 @@
 """Writes DataFrames into stores: the sink `rocketmq`, and `load`.
 
 Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
-and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine, which has
-no session. `load` instead runs the commit as a second Spark job, with one task for each store. So
-no message passes through the driver, and a load gets faster with more executors. All executors must
-reach the stores' folder under the same path.
+and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine. `load`
+runs the commit as a second Spark job, with one task for each store. All executors must reach the
+stores' folder under the same path.
 """
 
 from __future__ import annotations
@@ -66,10 +65,7 @@ _MOST_BROKERS: Final = 1 << 12
 class WriteOptions:
     """Target and settings of a write.
 
-    Attributes:
-        app: name of the application (txnAppId); None if the user gave none.
-        version: number of this load (txnVersion); it grows with each load of the application.
-        remarks: warnings about options that have no effect.
+    `app` is txnAppId; `version` is txnVersion, which grows with each load of the application.
     """
 
     plan: LoadPlan
@@ -79,12 +75,7 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> WriteOptions:
-    """Parse the options of a write. Opens no store; reads a file only for ``config``.
-
-    Args:
-        options: as the user gave them; names are case-insensitive.
-        is_stream: whether they are options of ``writeStream``, whose batches have numbers.
-    """
+    """Parse the options of a write. Opens no store; reads a file only for ``config``."""
     given = Given(options, {name.lower(): name for name in _OURS})
     given.refuse_unknown()
     app = given.parsed("txnAppId", _some)
@@ -183,13 +174,13 @@ def batch_writer(
 def stream_writer(
     options: Mapping[str, str], schema: StructType, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Make the writer of `df.writeStream`. Spark calls this again for each commit."""
+    """Make the writer of `df.writeStream`; Spark calls this function again for each commit."""
     found = _checked(options, schema, overwrite, is_stream=True)
     return RocketMQStreamWriter(plan_load(found.plan), found.app)
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return the identity of a load: the one that the user gave, or else a new unique one."""
+    """Return the user's identity of a load, or else a new unique identity."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -208,14 +199,14 @@ def _checked(
 
 
 def check_schema(schema: StructType) -> None:
-    """Check that rows of `schema` can be messages."""
+    """Raise UsageError if rows of `schema` cannot be messages."""
     check_rows(pa.RecordBatch.from_pylist([], arrow_schema(schema)))
 
 
 def stage(
     plan: LoadPlan, load: LoadId, partition: int, batches: Iterator[pa.RecordBatch]
 ) -> Staged:
-    """Stage all rows of a task; if there is an error, remove what was staged."""
+    """Stage all rows of a task; after an error, remove the staged files."""
     stager = Stager(plan, load, partition)
     try:
         for batch in batches:
@@ -228,7 +219,6 @@ def stage(
 
 @contextmanager
 def _task() -> Iterator[TaskContext]:
-    """Prepare this worker for a task; yields the task's context."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -239,7 +229,7 @@ def _task() -> Iterator[TaskContext]:
 
 
 class RocketMQWriter(Packaged, DataSourceArrowWriter):
-    """Writes a DataFrame."""
+    """Writer of `df.write`: tasks stage rows, the driver appends the segments."""
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan
@@ -262,7 +252,7 @@ class RocketMQWriter(Packaged, DataSourceArrowWriter):
 
 
 class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
-    """Writes the batches of a stream; each batch is a load whose version is the batch's number."""
+    """Writer of `df.writeStream`; each batch is a load whose version is the batch's number."""
 
     def __init__(self, plan: LoadPlan, app: str | None) -> None:
         self._plan = plan
@@ -275,8 +265,7 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Spark tells only the tasks the id of the query, so their messages to the commit
-            # contain it.
+            # Only tasks know the query's id, so the tasks' messages to the commit contain the id.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
@@ -315,7 +304,7 @@ def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessag
     try:
         discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
     except StoreError as error:
-        # Staged files that remain take space, but no later commit loads them.
+        # Remaining staged files take space, but no later commit loads staged files of this attempt.
         logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
@@ -337,24 +326,18 @@ def load(
 ) -> LoadSummary:
     """Write a DataFrame into stores exactly once, by two Spark jobs.
 
-    ``df.write.format("rocketmq")`` with the same options has the same effect. In ``foreachBatch``
-    of a stream, pass the batch id as `txn_version`.
+    ``df.write.format("rocketmq")`` with the same options has the same effect.
 
     Args:
-        df: the rows, with the columns that ``df.write`` needs.
         path: the store; with several brokers, the folder of their stores.
-        brokers: number of stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
-        txn_app_id: name of the application. Pass it if you may repeat the load: each `txn_version`
-            of an application is loaded only once.
-        txn_version: number of this load of the application. It must grow with each load.
+        txn_app_id: name of the application. Each `txn_version` of an application is loaded only
+            once, so a repeated load adds nothing.
+        txn_version: number of the load, which must grow with each load of the application. In
+            ``foreachBatch``, pass the batch id.
         on_rejected: what to do with a row that no store accepts: ``fail`` or ``deadLetter``.
         dead_letter_path: folder for rejected rows.
-        config: settings of the stores.
         progress: called with (bytes of frames appended, bytes in total).
-
-    Returns:
-        Counts of the load.
 
     Raises:
         UsageError: if an argument is invalid, or the rows do not describe messages.
@@ -373,14 +356,14 @@ def load(
     options = parse_write_options(
         {name: value for name, value in given.items() if value is not None}, is_stream=False
     )
-    # Check that the session has a SparkContext before anything is staged.
+    # Raise for a session of Spark Connect before any row is staged.
     context_of(df.sparkSession)
     check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))
     which = load_id(options.app, options.version)
 
     def append(appendings: Sequence[Appending], /) -> Sequence[Loaded]:
-        """Run the second job: one task for each store appends its segments."""
+        """Run the second job: one task for each store appends the store's segments."""
         return run_tasks(
             df.sparkSession,
             "append to the logs",
@@ -400,7 +383,6 @@ def load(
 
 
 def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
-    """Run the first job: stage the rows."""
     try:
         rows = df.mapInArrow(_Stage(plan, which), "staged binary").collect()
     except Exception as error:
@@ -412,8 +394,6 @@ def _staged(df: DataFrame, plan: LoadPlan, which: LoadId) -> list[Staged]:
 
 
 class _Stage(Packaged):
-    """Return the function that the workers call in the first job."""
-
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan
         self._load = load

@@ -1,10 +1,8 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-Spark uses the reader of a stream in a Python process on the driver's machine, and in the workers.
-
-Only options select the messages that are read; the source accepts no filters that Spark pushes down
-(see `RocketMQReader`). The readers decode only the columns of the schema. They check the CRC of a
-body only if the column `body` is one of these.
+Only options select messages; the source accepts no filters that Spark pushes down (see
+`RocketMQReader`). The readers decode only the schema's columns, and check the CRC of a body only if
+`body` is one of these columns.
 """
 
 from __future__ import annotations
@@ -46,9 +44,8 @@ logger = logging.getLogger(__name__)
 class _Reader(Packaged, DataSourceStreamReader):
     """Base of the readers of a stream; plans beside the driver, reads in the workers.
 
-    Spark makes a second instance and sends it to the workers for `read`. The options are parsed at
-    the query's first call, not in the constructor: PySpark up to 4.3 replaces an exception that
-    the constructor raises with an error without its text.
+    The options are parsed at the query's first call: up to version 4.3, PySpark drops the text of
+    an exception that the constructor raises.
     """
 
     def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
@@ -82,8 +79,7 @@ class _Reader(Packaged, DataSourceStreamReader):
 
         Raises:
             MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-            UsageError: if the options give another start than the checkpoint. Only a Spark that
-                cannot limit batches raises this.
+            UsageError: before Spark 4.2, if the options' start differs from the checkpoint's start.
         """
         with without_traceback():
             return [InputPartition(task) for task in self._planner.tasks(start, end)]
@@ -92,7 +88,7 @@ class _Reader(Packaged, DataSourceStreamReader):
         """Yield the messages of a partition as Arrow batches.
 
         Raises:
-            CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
+            CorruptFrame: on damage, unless onDamage=skip; the worker then logs damage to stderr.
         """
         yield from task_rows(partition.value, self._struct)
 
@@ -101,10 +97,8 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of one batch.
-
-        If the options limit both bytes and messages, the limit of messages applies.
-        """
+        """Return the limit of one batch. Spark takes one limit; :meth:`latestOffset` adds the
+        other."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -117,7 +111,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
             return self._planner.latest(start, self._limits(limit))
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        # Trigger.Once reads all messages and ignores the limits of the options.
+        # Trigger.Once passes ReadAllAvailable and ignores the limits of the options.
         if isinstance(limit, ReadAllAvailable):
             return Limits()
         found = Limits(self._options.max_bytes, self._options.max_rows)
@@ -128,17 +122,17 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query end when it reaches the current ends of the logs."""
+        """Make the query end at the current ends of the logs."""
         with without_traceback():
             self._planner.prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest known ends of the logs, which the query's progress reports."""
+        """Return the newest known ends of the logs, for the query's progress report."""
         return self._planner.newest()
 
 
 class RocketMQUnlimitedReader(_Reader):
-    """Reads a stream on a Spark that passes no limit; each batch takes all new messages."""
+    """Reads a stream on a Spark without limits for batches; each batch takes all new messages."""
 
     @cached_property
     def _planner(self) -> UnlimitedPlanner:
@@ -155,7 +149,7 @@ class RocketMQDataSource(DataSource):
     """The class behind `format("rocketmq")` of `read`, `readStream`, `write` and `writeStream`.
 
     `load` checks that the stores exist, unless the user gives a schema. The first query on a
-    DataFrame plans its tasks; later queries on the same DataFrame reuse that plan.
+    DataFrame plans the tasks; later queries on the DataFrame reuse the plan.
     """
 
     @classmethod
@@ -164,13 +158,13 @@ class RocketMQDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return all columns, or those of the option `columns`."""
+        """Return all columns, or the columns of the option `columns`."""
         with without_traceback():
             options = parse_read_options(self.options)
             open_stores(options)
             return struct_of(options)
 
-    # PySpark passes this parameter by its name, so it must have the name that PySpark uses.
+    # PySpark passes `schema` by keyword, so the parameter's name must stay.
     def reader(self, schema: StructType) -> DataSourceReader:
         """Make a batch reader of the columns of `schema`: all or some, in any order."""
         with without_traceback():
@@ -191,7 +185,6 @@ class RocketMQDataSource(DataSource):
         with without_traceback():
             return batch_writer(self.options, schema, overwrite)
 
-    # PySpark calls this method by its name.
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
     ) -> DataSourceStreamArrowWriter:
@@ -205,8 +198,8 @@ class RocketMQDataSource(DataSource):
 class RocketMQReader(Packaged, DataSourceReader):
     """Reads a batch: plans on the driver, reads in the workers.
 
-    This class does not override `pushFilters`. PySpark up to 4.3 caches a filtered plan with the
-    loaded table, so later queries on the same DataFrame would miss rows.
+    This class must not override `pushFilters`: up to version 4.3, PySpark caches a filtered plan
+    with the loaded table, so later queries on the same DataFrame would miss rows.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
@@ -215,21 +208,17 @@ class RocketMQReader(Packaged, DataSourceReader):
         self._struct = struct
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plan one partition for each task.
-
-        Raises:
-            LogquarryError: if the stores cannot be read with these options.
-        """
+        """Plan one partition for each task."""
         with without_traceback():
             tasks = plan_tasks(self._options, self._columns)
-        # If there are no tasks, plan one partition with None, as PySpark does for an empty list.
+        # Without tasks, plan one partition with None, as PySpark does for an empty list.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Yield the messages of a partition as Arrow batches.
 
         Raises:
-            CorruptFrame: on damage, unless onDamage=skip; then the worker logs it to stderr.
+            CorruptFrame: on damage, unless onDamage=skip; the worker then logs damage to stderr.
         """
         task: ReadTask | None = partition.value
         if task is None:

@@ -1,4 +1,4 @@
-"""Summarizes stores on Spark: messages and bytes by topic, their time range, and damage."""
+"""Summaries of reads: messages and bytes by topic, their time range, and damage."""
 
 from __future__ import annotations
 
@@ -12,18 +12,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 TALLY_COLUMNS = ("topic", "size", "store_timestamp")
-"""The columns from which a summary is counted."""
+"""Columns that :meth:`Summary.add_rows` needs."""
 
 
 @dataclass(slots=True)
 class TopicSummary:
-    """Counts of one topic, or of all topics.
+    """Counts of one topic, or of all topics; `bytes` counts the frames in the log.
 
-    Attributes:
-        messages: number of messages.
-        bytes: bytes of their frames in the log.
-        first_ms: smallest store timestamp, in milliseconds; None without messages.
-        last_ms: largest store timestamp, in milliseconds; None without messages.
+    `first_ms` and `last_ms` are the smallest and largest store timestamp in milliseconds.
     """
 
     messages: int = 0
@@ -51,12 +47,7 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """Counts by topic, and the damage that a read skipped.
-
-    Attributes:
-        topics: counts by topic.
-        damage: damaged spans. Only :meth:`of` sorts them.
-    """
+    """Counts by topic, and the skipped damage; only :meth:`of` sorts the damage."""
 
     topics: dict[str, TopicSummary] = field(default_factory=dict)
     damage: list[DamagedSpan] = field(default_factory=list)
@@ -105,10 +96,10 @@ class Summary:
 
     @classmethod
     def of(cls, parts: Iterable[Summary]) -> Summary:
-        """Merge summaries: topics sorted by name, damage sorted by file and offset.
+        """Merge summaries; sort topics by name, and damage by file and offset.
 
-        If two queues point to the same damaged span, two tasks can report it. The result has it
-        once.
+        Two queues can point to one damaged span, so two tasks can report the span. The result has
+        it once.
         """
         whole = cls()
         for part in parts:

@@ -1,7 +1,6 @@
-"""The read tasks of a job (Spark's partitions): planned on the driver, read in the workers.
+"""Plans the read tasks of a job (Spark's partitions) on the driver, and reads a task in a worker.
 
-`plan_tasks` makes small, picklable `ReadTask`s, and `read_batches` reads one of them. The data
-source, the exports and the summary use both functions. Needs no PySpark.
+The data source, the exports and the summary use this module. Needs no PySpark.
 """
 
 from __future__ import annotations
@@ -48,16 +47,14 @@ LOST_END: Final = "lost_end"
 LARGEST_SPLIT = 128 << 20
 """Maximum bytes of a task, unless the user gives a split size."""
 LEAST_SPLIT = 16 << 20
-"""Minimum bytes of a task by default: starting a smaller task costs more than running it."""
+"""Default minimum bytes of a task. Starting a smaller task costs more than running the task."""
 _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
-"""Minimum bytes of a task that the user can request. An even smaller task would be nearly all
-overhead.
-"""
+"""Minimum bytes of a task that the user can request. A smaller task is nearly all overhead."""
 FEW_TASKS = 1_000
-"""Number of tasks that the user can always request, even if the tasks are then very small."""
+"""Number of tasks that the user can always request, even if each task is then very small."""
 MOST_TASKS = 100_000
-"""Maximum number of tasks of one read: the driver keeps a few kilobytes for each."""
+"""Maximum number of tasks of one read; the driver keeps a few kilobytes for each task."""
 MOST_PARTS = 256
 """Maximum number of parts of one task. A part takes 30 bytes; a read can have a million parts."""
 
@@ -67,11 +64,9 @@ class ReadTask:
     """Parts of one store that one task reads.
 
     Attributes:
-        plan: how to read; it has only the parts of this task.
-        options: how to read; see :func:`for_workers`.
-        columns: columns to read, in order, of the table that the options select.
-        delay_levels_ms: delay of each delay level, which determines the tags codes of delayed
-            messages.
+        plan: the read plan, with only the parts of this task.
+        options: the options that `plan` does not contain; see :func:`for_workers`.
+        delay_levels_ms: delay of each delay level, for the tags codes of delayed messages.
         certain_to: physical offset up to which the log was complete when a stream's batch was
             planned. The task reads no byte after this offset. None if the read is no stream.
     """
@@ -113,7 +108,7 @@ def open_stores(options: ReadOptions) -> list[tuple[str, str, StoreLayout]]:
 
 
 def check_brokers(options: ReadOptions, brokers: Sequence[str]) -> None:
-    """Check that the options have only known brokers."""
+    """Raise UsageError if the starting or ending offsets name an unknown broker."""
     for name, limit in (("startingOffsets", options.start), ("endingOffsets", options.stop)):
         for broker in limit.brokers:
             if broker not in brokers:
@@ -126,14 +121,13 @@ def plan_tasks(
 ) -> list[ReadTask]:
     """Plan tasks that read each wanted message exactly once.
 
-    The tasks of one store follow each other. They are in the order of the log, unless the options
-    select messages by their queues.
+    The tasks of one store are adjacent, and in log order unless the options select messages by
+    queue.
 
     Args:
-        options: what to read.
         columns: columns to read; None for the columns of the options.
-        min_tasks: fewest tasks, if each then has LEAST_SPLIT bytes. ``options.min_partitions`` can
-            make smaller tasks (see LEAST_STATED_SPLIT).
+        min_tasks: number of tasks to reach if each task then has at least LEAST_SPLIT bytes.
+            ``options.min_partitions`` can make smaller tasks, down to LEAST_STATED_SPLIT.
     """
     stores: list[_Store] = []
     for location, broker, layout in open_stores(options):
@@ -149,8 +143,7 @@ def plan_tasks(
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    # Take the number of bytes to read from the plans, not from the files, which can be nearly
-    # empty.
+    # Count the bytes in the plans, not in the files: a file can be nearly empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
     stated = min(options.split_size or size, even)
     least = _least_split(sum(lengths))
@@ -193,13 +186,12 @@ def even_size(length: int, options: ReadOptions) -> int:
 
 
 def _split_size(whole: int, min_tasks: int) -> int:
-    """Return the bytes of a task such that each core gets several tasks."""
     cores = max(min_tasks, os.cpu_count() or 1)
     return min(LARGEST_SPLIT, max(LEAST_SPLIT, -(-whole // (cores * _TASKS_A_CORE))))
 
 
 def _least_split(length: int) -> int:
-    """Return the fewest bytes of a task for a read of `length` bytes; options cannot go below."""
+    """Return the minimum bytes of a task for a read of `length` bytes; no option goes below."""
     small = min(LEAST_STATED_SPLIT, -(-length // FEW_TASKS))
     return max(small, -(-length // MOST_TASKS), 1)
 
@@ -213,8 +205,8 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
             min_parts=min_parts,
             skip_damage=options.on_damage == "skip",
         )
-    # The first damage ends the read, so the plan follows the log's order: only the time range
-    # narrows it, and the tasks apply the other filters.
+    # With on_damage=stop, the first damage ends the read, so the parts must be in log order. Only
+    # the time range narrows the plan; the tasks apply the other filters.
     wanted = store.selection.wanted
     by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
     walk = plan_read(
@@ -229,7 +221,7 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
 def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
     """Split a plan into plans of about `size` bytes each; small parts share a plan.
 
-    A plan has either ranges of the log or places in it, never both.
+    Each new plan has either ranges of the log or places in the log, never both.
     """
     group: list[Part] = []
     filled = 0
@@ -247,13 +239,13 @@ def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
 
 
 def for_workers(options: ReadOptions) -> ReadOptions:
-    """Drop the options that each task's plan contains already, to keep tasks small."""
+    """Return options without the values that each task's plan contains, to keep tasks small."""
     nothing = OffsetLimit()
     return replace(options, paths=(), start=nothing, stop=nothing, wanted=MessageFilter())
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Check that retention has not deleted the wanted start (Kafka's failOnDataLoss)."""
+    """Report a loss if retention has deleted the wanted start (Kafka's failOnDataLoss)."""
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
@@ -274,7 +266,7 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: log it, or raise if `fail` is true."""
+    """Report that wanted messages were deleted: raise if `fail` is true, else log a warning."""
     if fail:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)
@@ -282,18 +274,15 @@ def lost(text: str, *, fail: bool) -> None:
 
 # -------------------------------------------------------------------------------- in the worker
 def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a task as batches; none of them is empty.
+    """Yield the messages of a task in non-empty batches; add skipped damage to `damage`.
 
-    The CRC of a body is checked only if ``body`` is among the columns.
-
-    Args:
-        task: what to read.
-        damage: collects the damage that the read skips.
+    Bodies get a CRC check only if ``body`` is a wanted column, or if the filter searches bodies.
 
     Raises:
-        CorruptFrame: on damage, depending on the options' ``on_damage``.
-        MessageNotFound: if files were deleted since the plan was made, and the options treat that
-            as an error.
+        CorruptFrame: on damage, depending on ``options.on_damage``.
+        MessageNotFound: if retention has deleted files since the planning, and
+            ``options.fail_on_data_loss`` is true.
+        StoreNotFound: if a file cannot be read.
     """
     options, plan = task.options, task.plan
     layout = StoreLayout.open(task.location, options.config, options.storage_options)
@@ -342,10 +331,10 @@ def _kept(
 def _not_deleted(
     task: ReadTask, layout: StoreLayout, part: Part, *, check_crc: bool
 ) -> Iterator[Event]:
-    """Read a part; bytes that retention deleted since the plan was made are not damage."""
+    """Read a part; bytes that retention has deleted since the planning are not damage."""
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
-    # A search in bodies reads them, so their CRC is checked although no column needs it.
+    # A search in bodies reads the bodies, so the search needs their CRC checked.
     check_crc |= task.plan.selection.wanted.grep is not None
     events = read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
@@ -370,15 +359,10 @@ def _not_deleted(
 def certain_events(
     events: Iterable[Event], stop: int, path_at: Callable[[int], str]
 ) -> Iterator[Event]:
-    """Yield the events of a log that was complete up to `stop` when the batch was planned.
+    """Yield the events of a log that was complete up to `stop` when a stream's batch was planned.
 
-    An end or a torn tail before `stop` is therefore damage: LOST_END. The next batch reads all
-    bytes after `stop`.
-
-    Args:
-        events: the reader's events, from any place before `stop` on.
-        stop: physical offset up to which the log was complete.
-        path_at: returns the path of the file that holds a physical offset.
+    A log end or a torn tail before `stop` is therefore damage of the kind LOST_END. The next batch
+    reads events at and after `stop`.
     """
     for event in events:
         if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:
@@ -386,7 +370,7 @@ def certain_events(
         if isinstance(event, LogEnd) or (
             isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log)
         ):
-            # A power cut truncated the log, or another log replaced it.
+            # A power cut truncated the log, or the log was replaced by another log.
             why = "the log had whole frames here when the batch was planned, and has none now"
             yield DamagedSpan(
                 event.offset, stop - event.offset, LOST_END, why, path_at(event.offset)

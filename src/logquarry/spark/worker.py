@@ -1,11 +1,7 @@
 """Prepares Spark's Python workers: garbage collection, closed connections, tracebacks.
 
-This module imports little, because two other processes import it too: the one that finds data
-sources (`pyspark_logquarry`), and the daemon that forks the workers.
-
-Spark pickles the readers and writers, and sends them to the workers (:class:`Packaged`). If a
-worker cannot import this package, unpickling fails. With a plain pickle, the traceback would only
-show the missing module. With a pickle made by this module, the error names the setting to change.
+Imports little, because PySpark's daemon, which forks the workers, and PySpark's search for data
+sources (`pyspark_logquarry`) import this module too.
 """
 
 from __future__ import annotations
@@ -35,17 +31,14 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Number of tasks of a worker that freeze objects. The first tasks import modules; later tasks add
-few objects.
-"""
+"""Number of tasks of a worker that freeze objects. Later tasks add few objects."""
 
 
 def settle() -> None:
     """Exclude all objects that exist now from garbage collection; call at the start of a task.
 
-    PySpark collects garbage after each task. Without this function, Python would then visit every
-    object of numba, pyarrow and PySpark: 60 ms a task, a fifth of the time in which a task decodes
-    128 MiB of log.
+    PySpark collects garbage after each task. Visiting every object of numba, pyarrow and PySpark
+    takes 60 ms, a fifth of the time to decode 128 MiB of log.
     """
     global _tasks  # noqa: PLW0603
     if in_worker() and _tasks < _LOADING:
@@ -59,9 +52,8 @@ def settle() -> None:
 class QuietErrors:
     """An error stream that drops the traceback of a worker whose connection the JVM closed.
 
-    The JVM closes the connection to a worker that was idle for a minute, or if the query needs no
-    more rows (a limit, `show()`). The worker then gets a broken pipe when it exits, and PySpark's
-    daemon prints a traceback, although nothing is wrong.
+    The JVM closes a connection that was idle for a minute, or if the query needs no more rows. At
+    its exit, the worker then gets a broken pipe, and PySpark's daemon prints a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -81,7 +73,7 @@ class QuietErrors:
 
 
 def ignore_hang_ups() -> None:
-    """In a worker, stop PySpark from printing a traceback when the JVM closes the connection."""
+    """In a worker, drop the traceback that PySpark prints when the JVM closes the connection."""
     if in_worker() and not isinstance(sys.stderr, QuietErrors):
         sys.stderr = QuietErrors(sys.stderr)
 
@@ -91,22 +83,23 @@ _HIDE = "SPARK_HIDE_TRACEBACK"
 
 @contextmanager
 def without_traceback() -> Iterator[None]:
-    """In a worker, hide the traceback of our exceptions, so that the user sees only their text.
-
-    Also ignores that the JVM closes the connection; see :func:`ignore_hang_ups`.
-    """
+    """In a worker, report a LogquarryError by its text alone; see also :func:`ignore_hang_ups`."""
     ignore_hang_ups()
     try:
         yield
     except LogquarryError:
-        # PySpark reads this variable when it reports the exception, just before the process ends.
+        # PySpark checks this variable when it reports the exception, just before the process ends.
         if in_worker():
             os.environ[_HIDE] = "1"
         raise
 
 
 def _by_value() -> Callable[[bytes], Any]:
-    """Return a function that Spark pickles by value, because it is inside another function."""
+    """Return a nested function, which Spark pickles by value.
+
+    So a worker that cannot import logquarry can run the function, and the error names the setting
+    to change. A plain pickle would only report the missing module.
+    """
 
     def load(data: bytes) -> Any:
         import pickle

@@ -1,11 +1,6 @@
-"""Decodes message bodies into a struct column: JSON, Avro or Protobuf.
+"""Decodes message bodies into a struct column: JSON, Avro (fastavro) or Protobuf (protobuf).
 
-    base         the decoders' base class, struct types, Spark's DDL
-    json         JSON; infers the types from a sample if there is no schema
-    binary       Avro datums, with the package fastavro; Protobuf messages, with protobuf
-
-The result for a body depends on that body alone, never on other messages. So decoding it again
-gives the same result.
+A body's result depends on that body alone, so decoding a body again gives the same result.
 """
 
 from __future__ import annotations
@@ -24,8 +19,6 @@ from logquarry.errors import UsageError
 from logquarry.spark.decode.base import BodyDecoder, plain, struct_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from logquarry.spark.tasks import ReadTask
 
 
@@ -33,19 +26,12 @@ __all__ = ["BodyDecoder", "DecodeOptions", "decoder_for", "parse_decode_options"
 
 KINDS: Final = ("raw", "json", "avro", "protobuf")
 SAMPLE: Final = 1_000
-"""Maximum number of messages from which the schema of JSON bodies is inferred."""
+"""Maximum number of messages for inferring the schema of JSON bodies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies. Picklable.
-
-    Attributes:
-        kind: json, avro or protobuf.
-        schema: DDL or JSON Schema; Avro's JSON; or Protobuf's descriptor set. None to infer the
-            types of JSON from a sample.
-        message: full name of the Protobuf message.
-    """
+    """How to decode bodies; `schema` is None to infer types of JSON from a sample. Picklable."""
 
     kind: str
     schema: bytes | None = None
@@ -57,7 +43,7 @@ class DecodeOptions:
         return self.schema is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form; all exports into one table must have the same."""
+        """Return the JSON form, which must be the same for all exports into one table."""
         digest = None if self.schema is None else hashlib.sha256(self.schema).hexdigest()
         return {"kind": self.kind, "schema_sha256": digest, "message": self.message}
 
@@ -65,10 +51,9 @@ class DecodeOptions:
 def parse_decode_options(
     kind: str, schema: str | None = None, message: str | None = None
 ) -> DecodeOptions | None:
-    """Read the schema file and parse it; None if bodies stay as they are (raw).
+    """Read and check the schema; return None if bodies stay undecoded (raw).
 
     Args:
-        kind: raw, json, avro or protobuf.
         schema: for JSON a DDL, or a file with a DDL or a JSON Schema; for Avro a file (.avsc); for
             Protobuf a file with a descriptor set.
         message: full name of the Protobuf message.
@@ -102,15 +87,11 @@ def parse_decode_options(
 def decoder_for(
     options: DecodeOptions, known: pa.DataType | None, tasks: Sequence[ReadTask] = ()
 ) -> BodyDecoder | None:
-    """Make the decoder.
+    """Make the decoder; return None if the schema must be inferred and there is no message.
 
     Args:
-        options: how to decode.
         known: type of the table's column; None if the table does not exist.
-        tasks: tasks from whose messages the schema is inferred, if it is not known.
-
-    Returns:
-        None if the schema must be inferred and there is no message.
+        tasks: tasks whose messages are the sample for an unknown schema.
     """
     if options.kind == "avro":
         from logquarry.spark.decode.binary import AvroDecoder
@@ -150,7 +131,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
     left = SAMPLE
     for task in tasks:
-        # Do not copy damage to the quarantine here: the tasks of the export do it.
+        # Damage is copied to the quarantine by the export's tasks, not here.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():
@@ -161,7 +142,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
 
 def _ddl_or_file(text: str) -> bytes:
-    """Return the DDL, or read the file of that name; an existing file takes precedence."""
+    """Return the DDL, or the content of the file of this name; a file takes precedence."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):

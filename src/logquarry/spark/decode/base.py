@@ -1,6 +1,6 @@
-"""The base of all decoders: `BodyDecoder`, the struct types of bodies, and Spark's DDL for them.
+"""The decoders' base class, the struct types of bodies, and a parser for Spark's DDL.
 
-The DDL is parsed here because exports check schemas before they start Spark.
+Exports check schemas before Spark starts, so the parser does not use Spark.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ class BodyDecoder(ABC):
         return pa.field(name, self.arrow_type)
 
     def decode(self, bodies: pa.Array) -> tuple[pa.Array, dict[int, str]]:
-        """Decode a column of bodies.
-
-        Returns:
-            (values, with null for each body that cannot be decoded; the reasons by row number).
-        """
+        """Decode bodies; return (values, {row: reason}), with null for a body that fails."""
         values: list[Any] = []
         failed: dict[int, str] = {}
         for row, body in enumerate(bodies.to_pylist()):
@@ -50,7 +46,7 @@ class BodyDecoder(ABC):
             return self._singly(values, failed), failed
 
     def _singly(self, values: list[Any], failed: dict[int, str]) -> pa.Array:
-        """Make an array of the values that have the right type; the others count as failures."""
+        """Make an array; a value of a wrong type becomes null and a failure."""
         for row, value in enumerate(values):
             try:
                 pa.array([value], self.arrow_type)
@@ -65,7 +61,7 @@ class NotOfTheSchema(ValueError):
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an exception for the dead letters."""
+    """Return an exception's text for the dead letters, at most 500 characters."""
     text = str(error).encode("utf-8", "replace").decode("utf-8")
     if not isinstance(error, NotOfTheSchema):
         text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -109,7 +105,7 @@ def struct_of(text: str) -> pa.StructType:
 
 
 def check_struct(kind: pa.DataType, path: str = "value") -> None:
-    """Check that every kind of table can hold the struct."""
+    """Raise UsageError if some kind of table cannot hold the struct."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise UsageError(f"schema: {path} has no fields: tables need at least one")
@@ -128,12 +124,12 @@ def check_struct(kind: pa.DataType, path: str = "value") -> None:
 
 
 def is_column_name(name: str) -> bool:
-    """Return whether every kind of table accepts the name for a column."""
+    """Return whether every kind of table accepts the column name."""
     return bool(name) and re.search(r"[ ,;{}()\n\t=.\x00]", name) is None
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Return our own Arrow type for a type such as large_string, to which a library changed it."""
+    """Replace each Arrow type that a library has changed, such as large_string, by our own type."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])
@@ -182,12 +178,11 @@ class _Parser:
         return UsageError(f"schema: {text}: {rest!r} (of {self._text[:80]!r})")
 
     def expect_end(self) -> None:
-        """Raise UsageError if there is text after the end of the DDL."""
         if self._text[self._at :].strip():
             raise self._error("takes nothing more")
 
     def fields(self, end: str | None) -> pa.StructType:
-        """Parse the names and types of fields, up to the symbol `end` or to the end of the text."""
+        """Parse fields up to the symbol `end`, or to the end of the text."""
         found: list[tuple[str, pa.DataType]] = []
         while end is None or not self._symbol(end):
             name = self._name("the name of a column")
@@ -195,7 +190,7 @@ class _Parser:
             found.append((name, self.type()))
             for word in ("not", "null"):
                 if (token := self._look()) is not None and (token[2] or "").lower() == word:
-                    # Accept and ignore NOT NULL: bodies decide which values are null.
+                    # Ignore NOT NULL: bodies decide which values are null.
                     self._at = token.end()
             if not self._symbol(","):
                 if end is not None:
@@ -204,7 +199,6 @@ class _Parser:
         return pa.struct(found)
 
     def type(self) -> pa.DataType:
-        """Parse one type."""
         self._depth += 1
         if self._depth > _DEEPEST:
             raise UsageError(f"schema: more than {_DEEPEST} nested types")

@@ -1,10 +1,9 @@
 """Decodes binary bodies: Avro and Protobuf.
 
-An Avro body is a single datum, without the header of an Avro file; all bodies have the same schema.
-A Protobuf body is a message of one type, which a descriptor set (``protoc -o``) describes. If a
-field is missing in a Protobuf message, its column is null if Protobuf tracks the presence of the
-field; otherwise the column has the field's default. An enum becomes the name of its value, or the
-number if the value has no name.
+An Avro body is a single datum without the header of an Avro file; all bodies have the same schema.
+For a field that a Protobuf message lacks, the column is null if Protobuf tracks the field's
+presence, and otherwise the field's default. An enum becomes the name of its value; a value without
+a name becomes its number.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable
+from decimal import Decimal
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ def _without_times(schema: Any) -> Any:
 
 
 class _Types:
-    """Finds the Arrow type of each Avro type, and converters for values that Arrow rejects."""
+    """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
         self._named: dict[str, Any] = {}
@@ -225,9 +225,7 @@ _TIMESTAMP: Final = "google.protobuf.Timestamp"
 class ProtobufDecoder(BodyDecoder):
     """Decodes Protobuf messages.
 
-    Args:
-        descriptors: serialized `FileDescriptorSet` of the message and all its imports.
-        message: full name of the message.
+    `descriptors` is a serialized `FileDescriptorSet` of the message and all its imports.
     """
 
     def __init__(self, descriptors: bytes, message: str) -> None:
@@ -241,7 +239,7 @@ class ProtobufDecoder(BodyDecoder):
 
     @cached_property
     def _planned(self) -> tuple[Any, tuple[pa.DataType, Convert]]:
-        """Return the message's Python class, its Arrow type, and the converter of its values."""
+        """The message's Python class, its Arrow type, and the converter of its values."""
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
@@ -280,7 +278,7 @@ class ProtobufDecoder(BodyDecoder):
 
 
 def _in_order(files: Any) -> list[Any]:
-    """Sort the files of a descriptor set: each file comes after the files that it imports."""
+    """Sort the files of a descriptor set: each file follows its imports."""
     by_name = {file.name: file for file in files}
     found: dict[str, Any] = {}
 
@@ -325,7 +323,7 @@ def _field(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType,
         key_type, key = _single(field.message_type.fields_by_name["key"], path, within)
         item_type, item = _single(field.message_type.fields_by_name["value"], path, within)
         if key_type != pa.string():
-            # Some table formats allow only text as the keys of a map.
+            # Some table formats allow only text as map keys.
             key_type, key = pa.string(), _as_text
         return pa.map_(key_type, item_type), lambda message: [
             (key(k), item(v)) for k, v in getattr(message, name).items()
@@ -346,7 +344,6 @@ def _as_text(value: Any) -> str:
 
 
 def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType, Convert]:
-    """Return type and converter for a single value of a field."""
     if field.message_type is not None:
         return _message_type(field.message_type, path, within)
     if field.enum_type is not None:
@@ -356,7 +353,7 @@ def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType
         field.CPPTYPE_INT32: pa.int32(),
         field.CPPTYPE_INT64: pa.int64(),
         field.CPPTYPE_UINT32: pa.int64(),
-        # uint64 has values that do not fit into bigint. Spark's from_protobuf uses the same type.
+        # bigint cannot hold all values of uint64; Spark's from_protobuf uses decimal(20, 0) too.
         field.CPPTYPE_UINT64: pa.decimal128(20, 0),
         field.CPPTYPE_FLOAT: pa.float32(),
         field.CPPTYPE_DOUBLE: pa.float64(),
@@ -366,17 +363,11 @@ def _single(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType
     if field.type == field.TYPE_BYTES:
         return pa.binary(), _same
     kind = kinds[field.cpp_type]
-    return kind, _decimal if field.cpp_type == field.CPPTYPE_UINT64 else _same
+    return kind, Decimal if field.cpp_type == field.CPPTYPE_UINT64 else _same
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _decimal(value: int) -> Any:
-    from decimal import Decimal
-
-    return Decimal(value)
 
 
 def _microseconds(moment: Any) -> int:

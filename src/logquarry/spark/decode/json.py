@@ -1,9 +1,8 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
-If a body lacks a field, the field's column is null; a field without a column is ignored. A column
-of type string can hold each value: if the value is not a string, the column gets its JSON text. The
-decoder reads only the types from a JSON Schema, and does not check ranges, patterns and required
-fields.
+A field that a body lacks is null; a field without a column is ignored. A column of type string
+holds any value: a value that is not a string becomes its JSON text. From a JSON Schema, the decoder
+reads only the types, not ranges, patterns and required fields.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if depth > _DEEPEST:
         raise UsageError(f"JSON Schema: {path[:80]} contains itself: not supported")
     if not isinstance(schema, Mapping):
-        # The schema `true` allows any value.
+        # The schema `true` allows any value, so the column gets the JSON text.
         return pa.string()
     if "$ref" in schema:
         return _type(_resolved(schema["$ref"], root), root, path, depth + 1)
@@ -59,7 +58,7 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if set(kinds) == {"integer", "number"}:
         kinds = ["number"]
     if len(kinds) != 1:
-        # Several types: the column gets the JSON text.
+        # A column for several types gets the JSON text.
         return pa.string()
     kind = kinds[0]
     if kind == "object":
@@ -138,7 +137,7 @@ def parsed(body: bytes) -> dict[str, Any]:
 
 
 class _Number(float):
-    """A number with a point or exponent, and its text: a decimal column needs all digits."""
+    """A number with a point or exponent; `text` keeps all digits for a decimal column."""
 
     __slots__ = ("text",)
     text: str
@@ -160,7 +159,7 @@ def _kind(value: Any) -> str:
 
 # ------------------------------------------------------------------------------------------ types
 def _converter(kind: pa.DataType, path: str) -> Convert:
-    """Return a function that converts a JSON value to a value for the type; null stays null."""
+    """Return a function that converts a JSON value to a value of `kind`; null stays null."""
     types = pa.types
     make: Convert
     if types.is_struct(kind):
@@ -280,14 +279,13 @@ def _text(value: str, path: str) -> str:
 
 # ---------------------------------------------------------------------------------------- inference
 def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
-    """Infer the struct that can hold all JSON objects that some bodies contain.
+    """Return (the struct for all JSON objects among `bodies`, number of objects).
 
-    A field with whole numbers becomes ``bigint``; if it also has other numbers, ``double``. A field
-    becomes a string if its values have several types, or are always null. Fields whose names cannot
-    be column names are left out.
+    The struct is None if no object has a field. Types of fields:
 
-    Returns:
-        (type, or None if no object has a field; number of objects).
+    - ``bigint`` for whole numbers; ``double`` for other numbers, or a mix.
+    - string for several types, or only null.
+    - No column for a name that cannot be a column name.
     """
     found: pa.DataType | None = None
     count = 0
@@ -352,7 +350,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace types that tables do not support: null and a struct without fields become strings."""
+    """Replace null and structs without fields by string: tables do not support such types."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -1,7 +1,7 @@
 """Exports to a table in steps, each message exactly once: plan a batch, write its files, commit.
 
-All state that a step needs is in the table, so any process can make the next step. This module
-needs no PySpark: the caller passes a function that runs the tasks.
+The table holds all state of a step, so any process can make the next step. Needs no PySpark: the
+caller passes a function that runs tasks.
 """
 
 from __future__ import annotations
@@ -40,12 +40,11 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""If this many bytes of log contain no message for the table, the export commits the new offsets
-without files, so that a restart does not read these bytes again.
-"""
+"""After this many bytes of log without a message for the table, the export commits only offsets.
+Otherwise a restart would read these bytes again."""
 
 Work = Callable[[int, ReadTask], TableResult]
-"""The work of a task, called with its number and the task."""
+"""The work of a task, called with the task's number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 """Runs tasks and returns their results in the order of the tasks."""
 
@@ -56,8 +55,7 @@ class Target:
 
     Attributes:
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
-        decode: how to decode bodies; None to keep them as they are.
-        moved: whether a store may have another path now than at the last export.
+        moved: whether a store may have another path than at the last export.
     """
 
     table: Table
@@ -70,13 +68,7 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """Totals of all steps.
-
-    Attributes:
-        summary: counts of the exported messages, and the damage.
-        dead_messages: number of bodies that were written to the dead letters.
-        is_stopped: whether damage has ended the export (on_damage="stop").
-    """
+    """Totals of all steps; `is_stopped` after damage has ended the export (on_damage="stop")."""
 
     summary: Summary = field(default_factory=Summary)
     files: int = 0
@@ -135,7 +127,6 @@ class Advance:
                 )
 
     def _planned(self, kept: Mapping[str, Any] | None) -> tuple[StreamPlanner, dict[str, Any]]:
-        """Return a planner and the offset to continue from."""
         read = self._target.read
         known = {
             name.removeprefix(_broker("")): value
@@ -158,7 +149,7 @@ class Advance:
         self._planner.prepare_available_now()
 
     def step(self) -> bool:
-        """Export the next batch; return whether a batch was exported.
+        """Export the next batch; return False if there was no new batch.
 
         Raises:
             CorruptFrame: on damage, depending on the options.
@@ -205,17 +196,14 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets up to which the stores were read, even if the table got no message."""
+        """Commit the offsets of the last read, even if the table got no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False if its schema cannot be inferred yet.
-
-        The schema of bodies can be inferred only if the stores contain a message.
-        """
+        """Make the decoder if needed; return False if no message exists to infer its schema."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None
@@ -249,9 +237,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        If the process crashes between the two commits, the next export reads the same messages
-        again. It skips dead letters before the marks of the dead letters' table, because they are
-        in that table already.
+        After a crash between the two commits, the next export reads the same messages again, but
+        writes only the dead letters after the marks of the dead letters' table.
         """
         target = self._target
         if not self._run.name:
@@ -319,7 +306,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return the marks, none lower than in `before`: the dead letters' table can be ahead."""
+    """Never move a mark back: after a crash, the marks of the dead letters can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 
@@ -329,7 +316,7 @@ def _begins(task: ReadTask) -> int:
 
 
 def _first_damage(tasks: Sequence[ReadTask], results: Sequence[TableResult]) -> dict[str, int]:
-    """Return the physical offset of the first damage, for each store that has any."""
+    """Return the physical offset of the first damage of each damaged store, by broker."""
     found: dict[str, int] = {}
     for task, result in zip(tasks, results, strict=True):
         spans: list[DamagedSpan] = result.summary.damage

@@ -1,8 +1,8 @@
 """A Delta table, with the package `deltalake`.
 
-The table's marks (see :mod:`.table`) are stored as application transactions (``txn`` actions). A
-commit writes them together with the files, and Delta's checkpoints keep them. If two commits change
-the same mark at the same time, Delta rejects one of them.
+A commit of files stores the marks (see :mod:`.table`) as application transactions (``txn``
+actions), and Delta's checkpoints keep these transactions. If two concurrent commits change the same
+mark, Delta rejects one commit.
 """
 
 from __future__ import annotations
@@ -69,7 +69,6 @@ class Delta:
 
     @contextmanager
     def _our_errors(self) -> Iterator[None]:
-        """Turn errors of the library into StoreUnavailable."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         try:
@@ -86,7 +85,7 @@ class Delta:
         return table
 
     def look(self) -> TableState | None:
-        """Return the current state; see :meth:`Table.look`."""
+        """See :meth:`Table.look`."""
         table = self._open()
         if table is None:
             return None
@@ -96,7 +95,7 @@ class Delta:
         return TableState(document, pa.schema(table.schema().to_arrow()), partial(_marks, table))
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Create the table; see :meth:`Table.create`."""
+        """See :meth:`Table.create`."""
         from deltalake import DeltaTable, Schema
 
         if _DAY in partition_by:
@@ -113,7 +112,7 @@ class Delta:
             )
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks; see :meth:`Table.append`."""
+        """See :meth:`Table.append`."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
@@ -174,14 +173,14 @@ def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> 
 
 
 def _json_value(value: Any, kind: pa.DataType | None) -> Any:
-    """Return a smallest or largest value as Delta's statistics store it; None if it is unknown."""
+    """Return a bound in the form of Delta's statistics; None if the bound is unknown."""
     if kind is None:
         return None
     if pa.types.is_integer(kind):
         return value
     if pa.types.is_timestamp(kind):
         try:
-            # Store timestamps are whole milliseconds, so this conversion loses no digit.
+            # The conversion loses no digit: store timestamps are whole milliseconds.
             moment = _EPOCH + timedelta(microseconds=value)
         except OverflowError:
             return None

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEAD_LETTERS: Final = "_dead_letters"
-"""The default folder of the dead letters is the destination's path with this suffix.
-"""
+"""Suffix of the dead letters' default folder: the destination's path with this suffix."""
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
 """Seconds between two steps of an export that follows the stores."""
@@ -38,18 +37,7 @@ DEFAULT_INTERVAL: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class TableSummary:
-    """The result of one call of an export to a table.
-
-    Attributes:
-        location: folder of the table.
-        dead_letters: folder of the table of dead letters; None without decoding.
-        files: number of files.
-        bytes: bytes of the files.
-        summary: messages and bytes by topic, and the damage that the export skipped.
-        dead_messages: number of messages whose bodies could not be decoded.
-        commits: number of commits.
-        seconds: duration.
-    """
+    """The result of one call of an export to a table; `dead_messages` counts undecodable bodies."""
 
     location: str
     dead_letters: str | None
@@ -74,13 +62,10 @@ class TableOptions:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
             text ``json`` infers the schema from a sample.
-        dead_letters: folder for messages whose bodies cannot be decoded; None for a folder beside
-            the table.
-        follow: whether to wait for new messages and export them too, until the user interrupts the
-            export.
+        dead_letters: folder for undecodable messages; None for a folder beside the table.
+        follow: whether to also export new messages until the user interrupts the export.
         interval: with `follow`: seconds between two steps.
-        moved: whether a store may have another path now than at the last export.
-        dest_storage_options: options for the file system of the destination, if it is a URL.
+        moved: whether a store may have another path than at the last export.
     """
 
     partition_by: Sequence[str] = ()
@@ -94,20 +79,14 @@ class TableOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TableExport:
-    """An export that is prepared but not started.
-
-    Attributes:
-        target: what to export, and where.
-        folder: the destination.
-        options: how to export.
-    """
+    """An export that is prepared but not started."""
 
     target: Target
     folder: OutputFolder
     options: TableOptions
 
     def check(self) -> None:
-        """Check stores and destination; change no file."""
+        """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
         check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
         if table.look() is None:
@@ -133,7 +112,7 @@ class TableExport:
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
     ) -> TableSummary:
-        """Run the export; the argument is a function that runs its tasks."""
+        """Run the export with a function that runs tasks."""
         began = time.monotonic()
         self.check()
         done = self._advance(run, on_commit)
@@ -185,13 +164,11 @@ def export_delta(
 ) -> TableSummary:
     """Add the messages of stores to a Delta table, each exactly once.
 
-    The first export creates the table. Each later export continues at the offsets that the last
-    commit recorded, even if the last export crashed.
+    The first export creates the table. A later export continues at the offsets of the last commit,
+    even after a crash.
 
     Args:
-        spark: a session; its workers must reach the stores and ``dest`` under the same paths.
-        stores: a path, URL or glob, or several.
-        dest: folder of the table.
+        spark: a session whose workers reach the stores and ``dest`` under the same paths.
         options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
             limit the size of a commit. Filters and columns must be the same as in the table's first
             export.
@@ -220,11 +197,7 @@ def delta_export(
     table_storage_options: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """Prepare :func:`export_delta` without starting it.
-
-    Raises:
-        UsageError: if an option is invalid, or a package is missing.
-    """
+    """Prepare :func:`export_delta`; raise UsageError for an invalid option or a missing package."""
     from logquarry.spark.lakehouse.delta import Delta
 
     chosen = _chosen(table_options)
@@ -249,24 +222,13 @@ def export_iceberg(
     on_commit: Callable[[Done], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
-    """Add the messages of stores to an Iceberg table, each exactly once.
-
-    Works as :func:`export_delta`.
+    """Add the messages of stores to an Iceberg table, each exactly once; as :func:`export_delta`.
 
     Args:
-        spark: see :func:`export_delta`.
-        stores: see :func:`export_delta`.
         dest: folder that contains the folder of the table, and the catalog.
-        options: see :func:`export_delta`.
-        table: ``NAMESPACE.TABLE``; the dead letters go to ``NAMESPACE.TABLE_dead_letters``.
+        table: ``NAMESPACE.TABLE``; the table of dead letters is ``NAMESPACE.TABLE_dead_letters``.
         catalog: properties of a catalog, as for `pyiceberg`; None for SQLite in
             ``dest/catalog.db``.
-        progress: see :func:`export_delta`.
-        on_commit: see :func:`export_delta`.
-        **table_options: see :class:`TableOptions`.
-
-    Raises:
-        LogquarryError: as :func:`export_delta`.
     """
     export = iceberg_export(stores, dest, options, table=table, catalog=catalog, **table_options)
     return export.run(spark, progress=progress, on_commit=on_commit)
@@ -281,11 +243,7 @@ def iceberg_export(
     catalog: Mapping[str, str] | None = None,
     **table_options: Any,
 ) -> TableExport:
-    """Prepare :func:`export_iceberg` without starting it.
-
-    Raises:
-        UsageError: if an option is invalid, or a package is missing.
-    """
+    """Prepare :func:`export_iceberg`; raise UsageError for invalid options or a missing package."""
     from logquarry.spark.lakehouse.iceberg import CATALOG_FILE, Iceberg
 
     chosen = _chosen(table_options)
@@ -341,7 +299,7 @@ def _target(
             raise UsageError("decode: schema=kafka has a column value already: use schema=native")
         columns += ["store_timestamp"] if "timestamp" in columns else []
     if decode is not None:
-        # Decoders can only read decompressed bodies.
+        # Decoders can read only decompressed bodies.
         read = replace(read, decompress=True)
     elif chosen.dead_letters is not None:
         raise UsageError("dead letters: only with decode: without it no body can fail")
@@ -356,7 +314,7 @@ def _target(
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """Check that a destination without a table is empty, except for files of crashed exports."""
+    """Raise UsageError if a destination without a table holds files that no export wrote."""
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours = (CONTROL, f"{below}/", f"{below}{DEAD_LETTERS}/") if below else (CONTROL,)
     for path in folder.files():

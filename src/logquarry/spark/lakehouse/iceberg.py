@@ -1,8 +1,8 @@
-"""An Iceberg table, with the package `pyiceberg`; marks make sure that files are added only once.
+"""An Iceberg table, with the package `pyiceberg`.
 
-The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, even
-unchanged ones. So a rollback to an earlier snapshot also restores the marks of that time. The marks
-are also a property of the table, in case all snapshots that exports made have expired.
+The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
+rollback to an earlier snapshot restores its marks. If all snapshots of exports have expired, the
+marks are still a property of the table.
 """
 
 from __future__ import annotations
@@ -41,26 +41,24 @@ if TYPE_CHECKING:
     from pyiceberg.table import Table as IcebergTable
 
 MARKS: Final = "logquarry.offsets"
-"""Name of the property that holds the marks, in a snapshot and in the table."""
+"""Name of the property for the marks, in a snapshot and in the table."""
 CATALOG_FILE: Final = "catalog.db"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""Name of the store timestamp in our table and in Kafka's."""
+"""Name of the store timestamp in a native table and in a table of Kafka's columns."""
 
 
 class Iceberg:
     """An Iceberg table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
 
     Args:
-        folder: folder of the table's files.
         identifier: ``NAMESPACE.TABLE``.
-        catalog: properties of the catalog, with the names that `pyiceberg` uses. The configuration
-            file of `pyiceberg` adds missing properties; ``name`` selects the catalog in that file.
-            None for a catalog in SQLite.
-        catalog_file: file of the SQLite catalog.
+        catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in
+            `catalog_file`. The configuration file of `pyiceberg` adds missing properties; ``name``
+            selects the catalog in that file.
     """
 
     partitions_in_files = True
@@ -116,9 +114,9 @@ class Iceberg:
             return None
 
     def look(self) -> TableState | None:
-        """Return the current state; see :meth:`Table.look`."""
+        """See :meth:`Table.look`."""
         if self._file is not None and not self._file.exists():
-            # Do not open it: that would create the file.
+            # Opening the catalog would create the file.
             return None
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -134,7 +132,7 @@ class Iceberg:
             return TableState(document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Check that the partitioning has not changed: it determines which rows share a file."""
+        """Raise if the partitioning has changed: it determines which rows share a file."""
         made = list(parsed(self.name, document).get("partition_by") or [])
         found = [field.name for field in table.spec().fields]
         if found != made:
@@ -144,13 +142,13 @@ class Iceberg:
             )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Create the table; see :meth:`Table.create`."""
+        """See :meth:`Table.create`."""
         from pyiceberg.table import TableProperties
         from pyiceberg.transforms import DayTransform, IdentityTransform
 
         with self._catalog() as catalog:
             catalog.create_namespace_if_not_exists(self._identifier[:-1])
-            # One transaction, so that no other process sees the table without its partitions.
+            # One transaction: no other process can see the table without its partitions.
             with catalog.create_table_transaction(
                 self._identifier,
                 schema=schema,
@@ -164,19 +162,18 @@ class Iceberg:
                             spec.add_field(time, DayTransform(), _DAY)
                         else:
                             spec.add_field(name, IdentityTransform(), name)
-                # The Parquet files have no column ids: readers map columns by name.
+                # The Parquet files have no column ids, so readers map columns by name.
                 names = change.table_metadata.schema().name_mapping.model_dump_json()
                 change.set_properties({TableProperties.DEFAULT_NAME_MAPPING: names})
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks; see :meth:`Table.append`."""
+        """See :meth:`Table.append`."""
 
         def commit(table: IcebergTable | None) -> None:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If the process that committed first was not an export, the marks have not moved, and
-            # the next try succeeds.
+            # If a writer other than an export committed first, the next try finds the same marks.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -185,7 +182,7 @@ class Iceberg:
     def _commit(
         self, commit: Callable[[IcebergTable | None], None], failure: type[StoreUnavailable]
     ) -> None:
-        """Call `commit` with the current table until no other process commits first."""
+        """Call `commit` with the current table, until no other process commits first."""
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:
@@ -215,15 +212,13 @@ class Iceberg:
             except CommitFailedException:
                 raise
             except Exception as error:
-                # The catalog did not answer. The commit may have succeeded already, or may succeed
-                # later.
+                # The catalog did not answer: the commit may have succeeded, or may succeed later.
                 raise CommitUnknown(self.name, error) from error
 
     def data_files(self) -> list[TableDataFile]:
         """List the files of the current snapshot that a compaction can merge.
 
-        The list omits files outside of the folder, files with an earlier partitioning, and files of
-        which rows were deleted.
+        Files outside of the folder, with an earlier partitioning or with deleted rows are left out.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -248,8 +243,7 @@ class Iceberg:
         """Replace files with new files that have the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file is no longer in the table, or if at each try another
-                writer commits first.
+            TableUnchanged: if an old file has left the table, or other writers always commit first.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         removed = {file.path: file for file in old}
@@ -289,7 +283,7 @@ def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:
 
 
 def _marks(table: IcebergTable) -> dict[str, int]:
-    """Return the marks of the current snapshot, or of its nearest ancestor that has any."""
+    """Return the marks of the current snapshot, or of the nearest ancestor with marks."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
         summary = snapshot.summary
@@ -332,10 +326,7 @@ def _uri(folder: OutputFolder) -> str:
 
 
 def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> DataFile:
-    """Make the table's entry of a file.
-
-    The worker has sent all figures for the entry, so the driver need not open the file.
-    """
+    """Make the table's entry of a file from the worker's figures, without opening the file."""
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record
@@ -347,7 +338,7 @@ def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> Da
     for name, (low, high) in file.bounds.items():
         field = next((field for field in schema.fields if field.name == name), None)
         if field is None or not isinstance(field.field_type, PrimitiveType):
-            # The column was renamed or dropped: leave out the bounds, which only speed up queries.
+            # Leave out the bounds of a renamed or dropped column. Bounds only speed up queries.
             continue
         bounds: tuple[Any, Any] = (low, high)
         if isinstance(field.field_type, StringType):

@@ -1,8 +1,8 @@
 """The interface of a table that exports append to, and the document that describes its export.
 
-All exports into a table must use the same filters and columns. An export with other filters would
-leave gaps that a reader cannot detect. So the table keeps the document of its first export as a
-property, and an export with another document is rejected.
+All exports into a table must use the same filters and columns; other filters would leave gaps that
+a reader cannot detect. The table keeps the document of its first export as a property. An export
+with another document is rejected.
 """
 
 from __future__ import annotations
@@ -23,19 +23,16 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# These options set only the start of a new export; they do not filter later messages.
+# Options for the start of a new export only; they do not filter later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
 def identity(
     read: ReadOptions, partition_by: Sequence[str], decode: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Return those options that must be the same in all exports into one table.
+    """Return the options that must be the same in all exports into one table.
 
-    Args:
-        read: what to read.
-        partition_by: columns that the table is partitioned by.
-        decode: the options for decoding bodies, in JSON form; None if bodies are not decoded.
+    `decode` is the JSON form of the options for decoding; None if bodies are not decoded.
     """
     wanted = {
         field.name: _plain(value)
@@ -57,8 +54,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
     Args:
         own: the result of :func:`identity`.
-        start: the start conditions of the first export, except offsets. They apply to later exports
-            too.
+        start: start conditions of the first export, except offsets, also used by later exports.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
@@ -77,7 +73,7 @@ def parsed(name: str, text: str) -> dict[str, Any]:
 
 
 def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-    """Check that an export has the same identity as the table."""
+    """Raise UsageError if an export's identity differs from the table's identity."""
     for key, value in own.items():
         if json.loads(json.dumps(value)) != found.get(key):
             raise UsageError(
@@ -100,8 +96,7 @@ PROPERTY: Final = "logquarry.export"
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
 
-Each store has two marks with the same offset: one under its broker's name (``broker:NAME``), one
-under its path (``store:PATH``).
+A store has the same offset under two names: ``broker:NAME`` and ``store:PATH``.
 """
 
 
@@ -112,8 +107,8 @@ class TableFile:
     Attributes:
         path: path below the table's folder.
         values: values of the partition columns, by column.
-        bounds: smallest and largest value by column, as Parquet stores them: numbers (times in
-            microseconds since 1970) or bytes.
+        bounds: (smallest, largest) value by column, as Parquet stores values: bytes, or numbers
+            (times in microseconds since 1970).
     """
 
     path: str
@@ -124,11 +119,11 @@ class TableFile:
 
 
 class TableUnchanged(StoreUnavailable):
-    """A commit was rejected; the table does not have its files."""
+    """A commit was rejected, so the table does not have the commit's files."""
 
 
 class CommitUnknown(StoreUnavailable):
-    """It is unknown whether a commit succeeded; it may succeed later."""
+    """A commit got no answer, so the commit may have succeeded, or may succeed later."""
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
@@ -150,36 +145,27 @@ class Table(Protocol):
 
     @property
     def partitions_in_files(self) -> bool:
-        """Whether the files themselves contain the columns that the table is partitioned by."""
+        """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the current state; None if the table does not exist.
-
-        Raises:
-            UsageError: if no export created the table.
-        """
+        """Return the current state, or None without a table; UsageError for a foreign table."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Create the table, without rows.
+        """Create the table, without rows; keep `document` as the property PROPERTY.
 
-        Args:
-            schema: columns of the table.
-            partition_by: columns to partition by; ``day`` is the day of the store timestamp.
-            document: text that the table keeps as a property.
+        In `partition_by`, ``day`` is the day of the store timestamp.
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files and move marks, in one commit.
+        """Add files, which are at their final place, and move marks, in one commit.
 
         Args:
-            files: files at their final place.
             marks: new values.
-            before: the expected current values of these marks; a mark that does not exist yet is
-                left out.
+            before: expected current value of each of these marks that exists.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.
-            CommitUnknown: if no answer to the commit arrived.
+            CommitUnknown: if the commit got no answer.
         """
 
 
@@ -187,10 +173,7 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    Attributes:
-        document: the document of the table's first export.
-        schema: columns of the table.
-        marks: returns the values of those of some marks that exist.
+    `marks` returns the existing marks among the given names.
     """
 
     document: str
@@ -199,7 +182,7 @@ class TableState:
 
 
 def check_unmoved(name: str, found: Marks, before: Marks) -> None:
-    """Check that marks have their expected values."""
+    """Raise StoreUnavailable if marks differ from their expected values."""
     if dict(found) != dict(before):
         raise StoreUnavailable(
             f"{name}: another export has committed meanwhile: nothing was added: run again"
@@ -207,15 +190,9 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Check that a package, which converts paths to URLs, will write to the folder itself.
+    """Raise UsageError if `package`, which converts paths to URLs, would write beside the folder.
 
-    Some characters in a path end the path of the URL. The package would then write to another
-    folder, beside the destination.
-
-    Args:
-        folder: folder of the table.
-        package: the package that writes the table's metadata.
-        marks: characters that end the path of a URL.
+    `marks` are the characters that end the path of a URL.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):
@@ -232,7 +209,7 @@ def missing_extra(name: str) -> UsageError:
 
 
 def text_bound(value: Any) -> str | None:
-    """Return the smallest or largest value of a text column; None if it is not valid text."""
+    """Decode a bound of a text column; return None for invalid text."""
     try:
         return bytes(value).decode("utf-8") if isinstance(value, bytes | bytearray) else None
     except UnicodeDecodeError:

@@ -1,27 +1,18 @@
 """Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
 
-The task writes files directly into the table's folder. Their names are unique, because they contain
-the run (a name for one call of an export) and the number of the task's attempt.
+The task writes directly into the table's folder. A file name contains the run (one call of an
+export) and the task's attempt. During a commit, the run has a note::
 
-A crashed export leaves files that no table lists. The next export finds them by a note, and removes
-them:
+    DEST/_logquarry/RUN.json     the marks of the table after the run's commit
 
-::
+A run writes the note before the first file of a commit, and removes the note after the commit. If a
+run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
+has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
+the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
+first makes an empty commit, after which the catalog rejects the earlier commit.
 
-    DEST/_logquarry/RUN.json     note of a running export: the marks of its next commit
-
-A run writes its note before the first file of a commit and removes it after the commit. If a run
-holds the lock and finds the note of another run, the other run has crashed. The new run then
-compares the marks in the note with the table's marks. If the table has not reached the marks in the
-note, the commit was not made, and the new run removes the files of the crashed run. Otherwise these
-files belong to the table and stay.
-
-If the catalog did not answer the crashed run, it may still carry out that commit later. So the new
-run makes an empty commit before it removes files. After that, the catalog rejects the earlier
-commit.
-
-In an object store there are no locks, so the files of crashed runs stay there until you clean the
-table (``vacuum``, ``remove_orphan_files``).
+An object store has no locks, so a crashed run's files stay (see ``vacuum``,
+``remove_orphan_files``).
 """
 
 from __future__ import annotations
@@ -62,12 +53,7 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task.
-
-    Attributes:
-        summary: counts of the messages for the table, and the damage.
-        dead_messages: number of bodies that could not be decoded and are new to the dead letters.
-    """
+    """The result of one task; `dead_messages` counts bodies that are new to the dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
@@ -81,9 +67,8 @@ class TableWriter:
 
     Attributes:
         run: name of the run: letters and digits.
-        partitions_in_files: whether files contain these columns.
         decoder: makes the column ``value``; None without decoding.
-        dead_from: by broker, the physical offset up to which that table has all dead letters.
+        dead_from: by broker, the physical offset up to which the dead letters are complete.
     """
 
     folder: OutputFolder
@@ -97,7 +82,7 @@ class TableWriter:
     dead_from: Mapping[str, int] = field(default_factory=dict)
 
     def __call__(self, _: int, task: ReadTask) -> TableResult:
-        """Write the messages of a task."""
+        """Write the messages of a task; remove the files if the attempt fails."""
         wanted = table_schema(self.columns, is_kafka=self.is_kafka)
         if self.decoder is not None:
             wanted = wanted.append(pa.field(VALUE, self.decoder.arrow_type))
@@ -112,8 +97,7 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Read logquarry's own columns, because partitioning and counting need them. Kafka's columns
-        # are added below.
+        # Read native columns for partitioning and counting; Kafka's columns are added below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:
@@ -126,8 +110,7 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # A later attempt of the task uses other file names, so it would not replace these
-            # files.
+            # A later attempt of the task uses other file names, so remove this attempt's files.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -156,8 +139,6 @@ class TableWriter:
 
 
 class _DeadLetters:
-    """Moves messages whose bodies cannot be decoded to the dead letters."""
-
     def __init__(self, writer: TableWriter, task: ReadTask) -> None:
         self._decoder = writer.decoder
         self._done_to = writer.dead_from.get(task.broker, 0)
@@ -221,9 +202,8 @@ def dead_letter_schema() -> pa.Schema:
 class _Names:
     """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    The names consist of letters, digits, ``_``, ``-``, ``=`` and dots, because no library escapes
-    these. Each other character becomes ``_``. So two topics or brokers can get the same name, and
-    only attempt and number make a file name unique.
+    Characters that a library may escape become ``_``, so two topics can get one name. Attempt and
+    number make a file name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
@@ -264,8 +244,7 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Sync the file before the commit: otherwise a power cut could remove a file that the table
-    # lists.
+    # Without a sync before the commit, a power cut could remove a file that the table lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -277,7 +256,7 @@ def _as_table_file(
 
 
 def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]:
-    """Return the smallest and largest value of each column that has statistics in the file."""
+    """Return (smallest, largest) value of each column that has statistics in the file."""
     with folder.open(path) as source:
         metadata = pq.read_metadata(source)
     found: dict[str, tuple[Any, Any]] = {}
@@ -289,8 +268,7 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column is all null, or has no statistics. Do not read the column to find out
-                # which.
+                # The column is all null, or has no statistics.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw
@@ -306,7 +284,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export; on a local disk it locks the destination."""
+    """A running export, which locks its destination on a local disk."""
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
         self._folder = folder
@@ -331,19 +309,19 @@ class Run:
             self._lock = None
 
     def begin_commit(self, marks: Marks) -> None:
-        """Write the note of the next commit; call it before the first file is written."""
+        """Write the note of the next commit; call before the first file is written."""
         self.name = uuid.uuid4().hex[:12]
         self._folder.make(CONTROL)
         self.tell(marks, is_on_its_way=False)
 
     def tell(self, marks: Marks, *, is_on_its_way: bool = True) -> None:
-        """Update the note with the final marks; call it just before the commit."""
+        """Update the note with the final marks; call just before the commit."""
         path = self._note(self.name)
         document = {"marks": dict(marks), _ON_ITS_WAY: is_on_its_way}
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self) -> None:
-        """Remove the note after a commit: all files belong to the table now."""
+        """Remove the note after a commit: the table now owns all files."""
         self._folder.remove(self._note(self.name))
         self.name = ""
 
@@ -354,7 +332,7 @@ class Run:
             self.name = ""
 
     def leave(self) -> None:
-        """Leave note and files: the next run finds out whether the commit was made."""
+        """Keep note and files; the next run finds out whether the commit was made."""
         self.name = ""
 
     def _clear(self) -> None:
@@ -370,8 +348,7 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note. The files of that run then stay, although no
-            # table lists them.
+            # A power cut can leave an empty note. The crashed run's files then stay.
             document = None
         wanted = document.get("marks") if isinstance(document, dict) else None
         if run.isalnum() and isinstance(wanted, dict):
@@ -388,7 +365,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit was made; if it was not, make sure that it can never be made."""
+    """Return whether the commit was made; otherwise make sure that the commit can never be made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

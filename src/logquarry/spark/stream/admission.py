@@ -1,16 +1,15 @@
-"""Offsets of a stream; finds where a batch must end if its bytes or its messages are limited.
+"""Offsets of a stream, and the end of each batch if bytes or messages are limited.
 
 Spark writes the offset into its checkpoint::
 
     {"broker-a": 1073741824, "broker-b": 52800}
 
-Each value is a physical offset at which a frame, a blank or damage ends, so the next batch begins
-with a frame. The key ``/start`` (no broker has that name) records the start options with which the
-query was first started. If the query is restarted, these apply instead of its options.
+Each value is a physical offset at which a frame, a blank or damage ends. The key ``/start`` records
+the start options of the query's first start; no broker has that name. A restarted query uses the
+recorded options.
 
-If bytes are limited, the planner reads only the part of the log near the batch's end, to find the
-end of a frame. If messages are limited, it reads the frame headers of all new messages, to count
-them.
+For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
+of messages, the planner reads the frame headers of all new messages.
 """
 
 from __future__ import annotations
@@ -41,14 +40,11 @@ class StreamOffset:
     """The offsets up to which a stream has read.
 
     Attributes:
-        brokers: physical offset by broker. If a broker is missing, none of its messages has been
-            read.
+        brokers: physical offset by broker. A missing broker has not been read.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
-        queues: first queue offset to read, by broker and queue. Queues that are missing here are
-            read in full.
-        first: start of the query's first batch; None in later offsets. It is kept because Spark
-            requests the start again if the first batch fails, and "latest" may have advanced
-            meanwhile.
+        queues: first queue offset to read, by broker and queue. A missing queue is read in full.
+        first: start of the query's first batch; None in later offsets. If the first batch
+            fails, Spark requests the start again; "latest" may have advanced by then.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +67,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> StreamOffset:
-        """Parse the JSON form."""
+        """Parse the JSON form; raise UsageError if `document` is invalid."""
         try:
             start = document.get(START, {})
             time, first = start.get(_TIME), start.get(_FIRST)
@@ -113,13 +109,9 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes to walk from a known frame. If that frame is farther away, search a nearer frame
-first.
-"""
+"""Maximum bytes to walk from a known frame; for a longer walk, a nearer frame is searched first."""
 MOST_COUNTED: Final = 1 << 30
-"""Maximum bytes of a log in which one batch counts messages. For a rare topic, the batch could
-otherwise read the whole log.
-"""
+"""Maximum bytes of log in which a batch counts messages; limits the read for a rare topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +124,10 @@ class Backlog:
 
 
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
-    """Return the physical offset, by broker, at which a batch of at most `limit` bytes of log ends.
+    """Return the physical offset by broker at which a batch of at most `limit` bytes of log ends.
 
-    Each broker gets an equal share of the limit. If no frame fits into the limit, the batch takes
-    one frame, so that the stream advances.
+    Each broker gets an equal share. If no frame fits into the limit, the batch takes one frame, so
+    that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -143,7 +135,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Add up what the brokers left of their shares, and give it first to brokers that got nothing.
+    # Give unused bytes of the shares to other brokers, first to brokers that got nothing.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -161,7 +153,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
 def by_rows(
     backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
 ) -> dict[str, int]:
-    """Return the physical offset, by broker, at which a batch of at most `limit` messages ends."""
+    """Return the physical offset by broker at which a batch of at most `limit` messages ends."""
     counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
     shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
     ends: dict[str, int] = {}
@@ -176,26 +168,24 @@ def by_rows(
 
 
 def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly among names; if one wants less than its share, the others get the rest.
+    """Divide `limit` evenly; if a name wants less than its share, the other names get the rest.
 
-    The sum of the shares is `limit`, or the sum of `wants` if that is less.
+    The sum of the shares is `limit`, or the sum of `wants` if that sum is less.
     """
     shares = dict.fromkeys(wants, 0)
     left = limit
     by_size = sorted(wants, key=lambda name: (wants[name], name))
     for done, name in enumerate(by_size):
         others = len(by_size) - done
-        # Round up: the shares differ by at most one.
+        # Round up, so that the shares differ by at most one.
         shares[name] = min(wants[name], -(-left // others))
         left -= shares[name]
     return shares
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """Return the last offset from ``log.start`` to `upto` at which a frame, blank or damage ends.
-
-    Return ``log.start`` if there is none.
-    """
+    """Return the last offset up to `upto` at which a frame, blank or damage ends, or
+    ``log.start``."""
     if upto >= log.end:
         return log.end
     if upto <= log.start:
@@ -210,7 +200,7 @@ def boundary(log: Backlog, upto: int) -> int:
             position = end
             continue
         if isinstance(event, Run):
-            # Among the frames of a run, only the last one can end after `upto`.
+            # Only the last frame of a run can end after `upto`.
             position = event.window.base + int(event.rows[-1, r.POSITION])
         elif event.offset <= upto:
             position = event.offset
@@ -245,7 +235,7 @@ def _after_one(log: Backlog) -> int:
 
 
 def _counted(log: Backlog, wanted: MessageFilter, limit: int) -> tuple[Int64, int]:
-    """Return where the first `limit` wanted messages end, and where the searched part ends."""
+    """Return the ends of the first `limit` wanted messages, and the end of the searched part."""
     stop = log.end
     if stop - log.start > MOST_COUNTED:
         stop = boundary(log, log.start + MOST_COUNTED)

@@ -1,16 +1,11 @@
-"""Plans the batches of a stream: the offsets of a batch, and the tasks that read it.
+"""Plans the batches of a stream: the offsets of a batch, and the tasks that read the batch.
 
-One planner serves one query on the driver while the query runs. It needs no state to be correct: a
-restarted query gets its offsets from its checkpoint. What the planner caches only saves time.
+A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
 
-Spark before 4.2 has no admission control: it requests the newest offset, and passes neither the
-start of the batch nor a limit. So a batch takes all new messages. The source must not limit the
-batch by itself: Trigger.AvailableNow requests the newest offset only once, so the query would end
-after the first batch, although messages remain.
-
-There, even a restarted query requests the newest offset before the planner has seen the checkpoint.
-So the first offset has the start conditions of the options, and `tasks` compares these with the
-start conditions of the checkpoint.
+Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
+start or a limit. So a batch takes all new messages; a limit would end a Trigger.AvailableNow query
+after the first batch. A restarted query requests the newest offset before the planner sees the
+checkpoint. So `tasks` compares the options' start conditions with the checkpoint.
 """
 
 from __future__ import annotations
@@ -66,8 +61,7 @@ class StreamPlanner:
     def initial(self) -> dict[str, Any]:
         """Return the offset at which a new query starts, in its JSON form.
 
-        Spark calls this repeatedly until there are messages; all calls return the first result, so
-        that "latest" means the latest offset at the start of the query.
+        All calls return the first result, so "latest" means the latest offset at the query's start.
         """
         if self._initial is not None:
             return self._initial
@@ -80,8 +74,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # If the first queue offset is 0, the whole queue is read, so no condition is
-                # needed.
+                # A first queue offset of 0 needs no condition.
                 if first
             }
             if firsts:
@@ -92,7 +85,7 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the offset at which the batch from ``start`` ends: ``start`` if nothing is new."""
+        """Return the offset at which the batch from ``start`` ends; ``start`` if nothing is new."""
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
@@ -209,7 +202,6 @@ class StreamPlanner:
         return end if found is None else found
 
     def _first_queue_offsets(self, layout: StoreLayout) -> Iterator[tuple[tuple[str, int], int]]:
-        """Yield the first queue offset to read, for each queue for which the options give one."""
         for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
             if first != java.LONG_MAX:
                 yield (topic, queue_id), first
@@ -217,7 +209,6 @@ class StreamPlanner:
                 yield (topic, queue_id), queue.max_offset
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
-        """Return the filter of a store, with the start conditions of the offset."""
         firsts = offset.queues.get(broker, {})
         return replace(
             self._options.wanted,
@@ -228,7 +219,6 @@ class StreamPlanner:
     def _admitted(
         self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
     ) -> dict[str, int]:
-        """Return the physical offset at which the batch ends, for each broker that it reads."""
         ends = {broker: log.end for broker, log in backlogs.items()}
         if limits.max_rows is not None:
             wanted = {broker: self._filter(broker, offset) for broker in backlogs}
@@ -248,8 +238,7 @@ class StreamPlanner:
         size: int,
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
-        # Before the durable offset, a reader reports invalid bytes as damage, not as the end of the
-        # log.
+        # Before the durable offset, a reader reports invalid bytes as damage, not as the log's end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
@@ -274,7 +263,7 @@ class StreamPlanner:
         return known[1]
 
     def _lose(self, broker: str, text: str) -> None:
-        """Report that messages were lost: raise an error, or log it once for each broker."""
+        """Report lost messages: raise, or log a warning once for each broker."""
         fail = self._options.fail_on_data_loss
         if fail or broker not in self._reported:
             self._reported.add(broker)
@@ -287,7 +276,7 @@ _SAME_START = "this Spark cannot keep a start across a restart; give the origina
 
 
 class UnlimitedPlanner(StreamPlanner):
-    """Plans batches that take everything there is."""
+    """Plans batches that take all new messages, on a Spark without limits for batches."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -301,7 +290,7 @@ class UnlimitedPlanner(StreamPlanner):
             )
 
     def initial(self) -> dict[str, Any]:
-        """Return the offset at which a new query starts; see `StreamPlanner.initial`."""
+        """See `StreamPlanner.initial`."""
         start = super().initial()
         if self._reached is None:
             self._reached = start
@@ -312,8 +301,7 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # The checkpoint records a start "latest". All messages after the first batch are newer than
-        # it.
+        # The checkpoint records a start "latest"; all messages after the first batch are newer.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()
@@ -327,7 +315,7 @@ class UnlimitedPlanner(StreamPlanner):
         return dict(self._resumed)
 
     def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
-        """Plan tasks that read each message between two offsets exactly once."""
+        """See `StreamPlanner.tasks`."""
         if end == self._resumed:
             end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
         self._reached = end
