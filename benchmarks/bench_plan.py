@@ -39,7 +39,6 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return the entries of a folder."""
         found = self._entries(self._strip_protocol(path).strip("/").split("/"))
         if found is None:
             raise FileNotFoundError(path)
@@ -52,7 +51,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _entries(parts: list[str]) -> Mapping[str, int] | None:
-        """Return the size of each entry by name; 0 for a folder."""
+        # The size of a folder is 0.
         brokers, files, *rest = parts
         match rest:
             case []:
@@ -72,7 +71,6 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
         return None
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return the description of one file or folder."""
         stripped = self._strip_protocol(path).strip("/")
         folder, _, name = stripped.rpartition("/")
         if self._entries(stripped.split("/")) is not None:
@@ -123,7 +121,6 @@ def _message(offset: int) -> bytes:
 
 
 def main() -> None:
-    """Plan the read, and print the duration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--brokers", type=int, default=100)
     parser.add_argument("--files", type=int, default=10_000)

@@ -8,14 +8,11 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)`` that stands still between calls. Thread-safe.
-
-    Only a call (by ``step``) and :meth:`advance` change its time.
+    """A clock for ``StoreWriter.start(clock=...)`` that only calls and a test advance. Thread-safe.
 
     Args:
         now: the first time, in milliseconds since 1970.
-        step: milliseconds by which each call advances the clock. With a step above 0 all times
-            differ.
+        step: milliseconds by which each call advances the clock. Above 0, all times differ.
 
     Attributes:
         now: the time that the next call returns.
@@ -40,10 +37,9 @@ class FakeClock:
 
 
 class ShiftedClock:
-    """The system's time, plus the time by which a test has advanced it. Thread-safe.
+    """The system's time plus a shift that a test sets. Thread-safe.
 
-    A client uses the system's time, so times that a client computes (TIMER_DELIVER_MS) fit this
-    clock until the test advances it.
+    Until a test advances this clock, times that a client computes (TIMER_DELIVER_MS) fit the clock.
     """
 
     def __init__(self) -> None:

@@ -46,7 +46,7 @@ class Wrong(Enum):
 
 
 class Violation(NamedTuple):
-    """One difference between a store and the model: a kind, and a text with the details."""
+    """A difference between a store and the model, with details as text."""
 
     kind: Wrong
     reason: str
@@ -59,7 +59,7 @@ class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
     ``is_torn``: whether topic or properties contain zero bytes. The CRC covers only the body, so a
-    frame looks sound even if a crash lost the page with its topic or properties.
+    frame stays sound if a crash loses the page with its topic or properties.
     """
 
     topic: str
@@ -80,7 +80,7 @@ class SeenMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
-        """Make a SeenMessage from a message that a store returned."""
+        """Make a SeenMessage from a message of a store."""
         return cls(
             message.topic,
             message.queue_id,
@@ -96,12 +96,12 @@ class SeenMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The messages of a store, as read from it.
+    """The messages of a store, as read from the store.
 
     Attributes:
-        log: the messages of the log, in its order.
+        log: the messages of the log, in the log's order.
         queues: the messages of each queue as a consumer gets them; None if they were not read.
-        keyed: the bodies found by each (topic, key); None if they were not queried.
+        keyed: the bodies found by each (topic, key); None if the keys were not queried.
         unreadable: errors of reads.
     """
 
@@ -123,10 +123,10 @@ class Seen:
 
         Args:
             store: the store. If it is open for writing, it must be completely dispatched.
-            queues: whether to read the queues too. After a crash they may be behind the log or
-                ahead of it.
+            queues: whether to read the queues. After a crash the queues may be behind the log or
+                ahead of the log.
             keys: whether to query each message by its keys.
-            on_damage: pass ``stop`` if the log may end in a torn message.
+            on_damage: pass ``stop`` if the log can end in a torn message.
         """
         unreadable: list[str] = []
         log: list[SeenMessage] = []
@@ -179,16 +179,11 @@ def _read_queue(
 
 @dataclass(slots=True)
 class Put:
-    """An attempted put.
+    """An attempted put. The offsets and the time are None until the store acknowledges the put.
 
     Attributes:
-        message: the message.
-        is_acked: whether the store acknowledged it as in the log.
-        is_durable: whether the store acknowledged it as durable.
-        physical_offset: acknowledged physical offset; None if the put is not acknowledged.
-        queue_offset: acknowledged queue offset, or None.
-        store_timestamp: acknowledged store time, or None.
-        body: the message's body.
+        is_acked: whether the store acknowledged that the message is in the log.
+        is_durable: whether the store acknowledged that the message is durable.
     """
 
     message: Message
@@ -240,7 +235,7 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what happened
     def attempt(self, message: Message) -> Put:
-        """Record a put before the store gets it.
+        """Record a put before the store gets the message.
 
         Raises:
             UsageError: if another message has the same body.
@@ -259,7 +254,6 @@ class ModelStore:
         """Record an acknowledgement.
 
         Args:
-            put: the put.
             result: the store's result; for a batch, the result of the whole batch.
             is_durable: whether PUT_OK means that the message is durable (SYNC_FLUSH).
             number: the message's position in the batch, from 0.
@@ -282,7 +276,7 @@ class ModelStore:
         self._mark = None
 
     def flushed(self, offset: int) -> None:
-        """Record that the store reported its log as durable up to a physical offset."""
+        """Record that the store reported the log as durable up to a physical offset."""
         for put in self.puts:
             if put.physical_offset is not None and put.physical_offset < offset:
                 put.is_durable = True
@@ -291,7 +285,7 @@ class ModelStore:
     def survived(self, seen: Seen) -> None:
         """Continue from the content of a recovered store.
 
-        From now on the store's messages count as durable, because a reader has seen them. All other
+        From now on the store's messages are durable, because a reader has seen them. All other
         messages must never appear again.
         """
         by_body = {message.body: message for message in seen.log}
@@ -311,7 +305,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """An immutable copy of the model's state, cheap enough to make one at each disk call."""
+        """Return an immutable copy of the model's state, cheap enough for each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -323,7 +317,7 @@ class ModelStore:
         return self._mark
 
     def at(self, mark: Mark) -> ModelStore:
-        """A new model with the state of an earlier moment."""
+        """Make a model with the state of an earlier moment."""
         made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
             then = made.attempt(put.message)
@@ -339,7 +333,7 @@ class ModelStore:
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
-        """The acknowledged puts of a queue, by queue offset."""
+        """Return the acknowledged puts of a queue, by queue offset."""
         found = [
             put
             for put in self.puts
@@ -351,14 +345,10 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what is wrong
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
-        """Compare a store with the model.
+        """Compare a store with the model; return the violations.
 
         Args:
-            seen: the store's content.
             must: bodies that the store must have; None for all acknowledged bodies.
-
-        Returns:
-            The violations; empty if the store is correct.
         """
         if must is None:
             must = self.mark().acked
@@ -408,7 +398,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """Check that a queue has each of its messages in the log once, in order, and no other."""
+        # A queue has each of its messages in the log once, in order, and no other message.
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
@@ -449,7 +439,7 @@ def _check_put(put: Put, message: SeenMessage) -> list[Violation]:
 
 
 def _check_offsets(key: QueueKey, offsets: list[int]) -> list[Violation]:
-    """Check queue offsets in the log's order: 0, 1, 2 and so on."""
+    # The queue offsets in the log's order must be 0, 1, 2 and so on.
     wrong = []
     for expected, offset in enumerate(offsets):
         if offset != expected:
@@ -470,7 +460,7 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """The first violations, one line each, and the number of further violations."""
+    """Format the first violations, one a line, and the number of further violations."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")
