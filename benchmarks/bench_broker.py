@@ -58,7 +58,7 @@ def standstills() -> Iterator[None]:
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            # The start takes processor time from the broker; the process closes stderr at its end.
+            # The start of the process takes processor time. Then the process closes stderr.
             assert process.stderr is not None
             process.stderr.read()
             yield

@@ -383,11 +383,7 @@ class StoreConfig(LayoutConfig):
 
 
 def settings_of(config: object) -> StoreConfig:
-    """Return the given settings, or the defaults for None.
-
-    Raises:
-        WrongType: if ``config`` is not a StoreConfig.
-    """
+    """Return the given settings, or the defaults for None; WrongType for another object."""
     if config is None:
         return StoreConfig()
     takes = "a StoreConfig (from other names: StoreConfig.from_mapping)"
@@ -438,15 +434,10 @@ def broker_names() -> frozenset[str]:
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Check the names of settings that logquarry does not use.
+    """Return a warning for each name that neither RocketMQ nor logquarry knows.
 
     RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
-
-    Args:
-        used: the settings that logquarry uses, in RocketMQ's spelling.
-
-    Returns:
-        A warning for each name that neither RocketMQ nor logquarry knows.
+    ``used`` has the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a typing error of a used setting.

@@ -56,11 +56,7 @@ class WrongType(UsageError, TypeError):
 
 
 class BadFilter(UsageError):
-    """An invalid SQL92 filter.
-
-    Attributes:
-        column: column of the error, from 1.
-    """
+    """An invalid SQL92 filter. ``column`` is the position of the error, from 1."""
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
         super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
@@ -74,12 +70,9 @@ class SourceNotReadable(LogquarryError):
 
 
 class BadRow(LogquarryError):
-    """A row of an import is not a message, or the store rejects it.
+    """A row of an import is not a message, or the store rejects the row.
 
-    Attributes:
-        path: the file.
-        unit: what ``number`` counts: ``line`` or ``row``.
-        number: number of the row, from 1.
+    ``number`` counts from 1, in lines or rows (``unit``).
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:
@@ -97,8 +90,7 @@ class ReplicationError(LogquarryError):
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    Attributes:
-        events: the valid events before the violation, decoded from the same bytes.
+    ``events`` has the valid events before the violation, decoded from the same bytes.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -109,8 +101,7 @@ class ProtocolViolation(ReplicationError):
 class LogsDiverged(ReplicationError):
     """A slave's log is not the beginning of its master's log: it is longer, or has other bytes.
 
-    Attributes:
-        offset: physical offset of the first difference.
+    ``offset`` is the physical offset of the first difference.
     """
 
     def __init__(self, message: str, *, offset: int) -> None:
@@ -199,10 +190,9 @@ class DecompressionError(StoreError, ValueError):
 
 
 class CorruptStore(StoreError):
-    """Bytes that violate the format, and their position.
+    """Bytes that violate the format.
 
     Attributes:
-        path: the file.
         offset: physical offset in the commit log; position in any other file.
         kind: a short stable code (the ``kind`` of a verify finding).
     """

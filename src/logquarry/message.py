@@ -174,10 +174,7 @@ class Message(_Fields):
         return Message.of_checked, (tuple(self),)
 
     def all_properties(self) -> dict[str, str]:
-        """Return all properties in the order in which the store encodes them.
-
-        First ``properties`` (or the decoded string), then KEYS, TAGS, WAIT, DELAY.
-        """
+        """Return all properties in the order in which the store encodes them."""
         if self.properties is not None:
             found = dict(self.properties)
         elif self.properties_string is not None:

@@ -19,11 +19,7 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """A message read from a store. Immutable; equal if the frames are equal.
-
-    Attributes:
-        broker: name of the broker whose store has the message.
-    """
+    """A message read from a store. Immutable; equal if the frames are equal."""
 
     def __init__(
         self,
@@ -168,7 +164,7 @@ class StoredMessage:
         )
 
     def content(self, *, limit: int = DEFAULT_LIMIT) -> bytes:
-        """Return the body, decompressed if SYSFLAG marks it as compressed.
+        """Return the body, decompressed if SYSFLAG marks the body as compressed.
 
         Raises:
             DecompressionError: if the body does not decompress, or its content exceeds ``limit``
@@ -177,11 +173,7 @@ class StoredMessage:
         return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 
     def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
-        """Return the message as the object of one JSON line.
-
-        Args:
-            body: replaces the stored body, for example the decompressed body.
-        """
+        """Return the object of one JSON line; ``body`` replaces the stored body."""
         document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
         document["properties"] = dict(self.properties)
         document["body"] = base64.b64encode(self.body if body is None else body).decode("ascii")

@@ -64,9 +64,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Does not follow links to folders, and skips unreadable folders, as ``os.walk`` does. Before
-    Python 3.12, ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested
-    folders.
+    Skips links to folders and unreadable folders, as ``os.walk`` does. Before Python 3.12,
+    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -93,11 +92,7 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def next_data(descriptor: int, position: int) -> int:
-    """Return the first position at or after ``position`` that may have data.
-
-    Raises:
-        OSError: ENXIO if no data follows.
-    """
+    """Return the next position that may have data; raise OSError (ENXIO) if no data follows."""
     if hasattr(os, "SEEK_DATA"):
         return os.lseek(descriptor, position, os.SEEK_DATA)
     return position
@@ -130,11 +125,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:
-    """Refuse to write a store on Windows, whose locks, renames and syncs are untested.
-
-    Raises:
-        StoreUnavailable: if this system cannot write stores.
-    """
+    """Raise StoreUnavailable on Windows, whose locks, renames and syncs are untested."""
     if fcntl is None:
         raise StoreUnavailable(
             f"{os.fsdecode(place)}: this system can read stores, but not write them: it has no "
@@ -145,9 +136,8 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    First: LOGQUARRY_CACHE_DIR, else logquarry/ in XDG_CACHE_HOME, else ~/.cache/logquarry. The
-    folder may be missing, read-only or mounted noexec. Last: a temporary folder that only this user
-    can write.
+    First LOGQUARRY_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache, which may be missing, read-only or
+    mounted noexec. Then a temporary folder that only this user can write.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -163,11 +153,7 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Create and return the first writable folder of `cache_folders`.
-
-    Raises:
-        OSError: if not even a temporary folder can be created.
-    """
+    """Create and return the first writable folder of `cache_folders`; raises OSError."""
     return next(folder for folder in cache_folders(environ) if _made(folder))
 
 

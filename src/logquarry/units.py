@@ -10,7 +10,7 @@ from typing import Final
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
 Bars = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes a progress callback for the named part of the work, in a context manager."""
+"""Takes the name of a part of the work; returns a context manager that yields its callback."""
 
 
 Clock = Callable[[], int]

@@ -88,10 +88,7 @@ def bench_scan(
 ) -> dict[str, Timing]:
     """Measure scans, and return the fastest round of each kind.
 
-    Args:
-        warmup: number of rounds before the measurement, which load the kernels and the page cache.
-        rounds: number of measured rounds. The kinds take turns, so that a slow moment affects all.
-        progress: called after each pass with (passes done, all passes).
+    The kinds take turns, so that a slow moment affects all kinds.
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}

@@ -192,7 +192,7 @@ def bundle(
 
 
 filters = bundle("filters", Filters, _FILTERS)
-"""Adds the options that filter messages to a command, as its argument ``filters``."""
+"""Decorator: adds the filter options to a command, as its argument ``filters``."""
 
 
 def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:

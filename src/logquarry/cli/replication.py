@@ -58,7 +58,7 @@ def ha_times(settings: StoreConfig) -> HaTimes:
 
 
 class ServerTls(NamedTuple):
-    """The files of a server's TLS, as the user gave them."""
+    """The user's paths of a server's TLS files."""
 
     tls_cert: str | None
     tls_key: str | None

@@ -172,7 +172,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         listed = sum(stop - start for *_, start, stop in lost)
         count = text.plural(max(listed, plan.lost_messages), "message")
         if plan.lost_messages > listed:
-            # The index has no queues and queue offsets.
+            # The index does not record queues and queue offsets.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
         # The lost bytes may include blanks.
         loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"

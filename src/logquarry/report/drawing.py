@@ -31,12 +31,7 @@ BAR_HEIGHT: Final = 22
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart with its title and caption.
-
-    Attributes:
-        spec: Vega-Lite specification, for ``vegaEmbed``.
-        wide: whether the chart takes the whole width of the page.
-    """
+    """One chart with its title and caption. ``spec`` is a Vega-Lite specification."""
 
     title: str
     caption: str
@@ -121,7 +116,7 @@ _USES: Final = (
 
 
 def file_map(found: Survey) -> Figure | None:
-    """Chart the use of the log's files; None for a store without log files."""
+    """Make a chart of the log's files and their use; None for a store without log files."""
     import altair as alt
 
     if not found.files:

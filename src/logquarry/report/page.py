@@ -69,7 +69,6 @@ class Table:
         rows: cells as text; :func:`render` escapes the cells.
         numbers: indexes of columns with numbers.
         words: indexes of columns whose text is never broken into two lines.
-        empty: text for a table without rows.
     """
 
     title: str
@@ -221,7 +220,7 @@ class MissingExtra(LogquarryError):
 
 
 Watcher = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes a context by the name of a step; the context yields a progress callback, or None."""
+"""Takes the name of a step; returns a context manager that yields the progress callback or None."""
 
 
 def store_report(
@@ -235,7 +234,6 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        watch: shows the progress of each step; None for no display.
         notes: sentences to print below the numbers at the top.
         title: the page's title; None for the store's path.
         checked: called with the findings of the verification.

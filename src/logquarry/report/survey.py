@@ -71,10 +71,8 @@ class Survey:
         body_sizes: messages by the bit length of the body's size.
         tags: messages by tag; the key None counts messages without a tag.
         tags_cut: whether the log has more tags than the survey counts.
-        delay_levels: messages in the schedule topic by delay level.
         ahead: messages whose producer's clock was ahead of the broker's clock.
         first_time: lowest store time; None without messages.
-        last_time: highest store time; None without messages.
     """
 
     bin_ms: int
@@ -121,9 +119,7 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. The scan skips damage.
 
-    Args:
-        span: store times of the first and the last message, for the time bins.
-        progress: called with (bytes done, all bytes).
+    ``span`` has the store times of the first and the last message, for the time bins.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)

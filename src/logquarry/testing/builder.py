@@ -33,8 +33,6 @@ class StoreBuilder:
 
     Args:
         root: the folder to write; must not hold a store yet.
-        file_size: bytes of a commit log file.
-        queue_file_size: bytes of a consume queue file.
         start: physical offset of the first file, a multiple of ``file_size``.
     """
 
@@ -106,7 +104,7 @@ class StoreBuilder:
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Make a queue begin above queue offset 0, after filler entries (``fillPreBlank``)."""
+        """Make a queue begin at ``offset``, after filler entries (``fillPreBlank``)."""
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
@@ -198,25 +196,19 @@ def fill(
     seed: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Build a store for benchmarks, much faster than with :meth:`StoreBuilder.put`.
+    """Build a store for benchmarks, and return the number of messages.
 
-    :meth:`StoreBuilder.put` writes the same bytes for the same messages. The same seed gives the
-    same store. Compression makes the bodies about a quarter smaller. Every message has TAGS,
-    UNIQ_KEY, WAIT and KEYS.
+    :meth:`StoreBuilder.put` writes the same bytes, but is much slower. The same seed gives the same
+    store. Compression makes the bodies about a quarter smaller. Every message has TAGS, UNIQ_KEY,
+    WAIT and KEYS.
 
     Args:
         root: the folder to write; must not hold a store yet.
         total_bytes: approximate bytes of the log; None for no limit.
         count: number of messages; None for no limit.
         body: smallest and largest size of a body, in bytes.
-        queues: queues of each topic.
         keys: number of words in the KEYS of each message.
-        file_size: bytes of a commit log file.
-        queue_file_size: bytes of a consume queue file.
         progress: called with (done, total), in bytes or in messages.
-
-    Returns:
-        Number of messages written.
     """
     rng = random.Random(seed)
     pool = rng.randbytes(1 << 22).translate(_ALPHABET * 4)

@@ -8,14 +8,11 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)`` that only calls and a test advance. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)`` that stands still between calls. Thread-safe.
 
     Args:
         now: the first time, in milliseconds since 1970.
         step: milliseconds by which each call advances the clock. Above 0, all times differ.
-
-    Attributes:
-        now: the time that the next call returns.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:
@@ -39,7 +36,7 @@ class FakeClock:
 class ShiftedClock:
     """The system's time plus a shift that a test sets. Thread-safe.
 
-    Until a test advances this clock, times that a client computes (TIMER_DELIVER_MS) fit the clock.
+    Without a shift, the times that a client computes (TIMER_DELIVER_MS) fit this clock.
     """
 
     def __init__(self) -> None:

@@ -57,7 +57,6 @@ class Fault:
         kind: the call's name; None for any call.
         nth: number of the failing call, from 1, counted since the fault was added.
         error: the errno, or :data:`SHORT`.
-        for_ever: whether all later calls fail too.
     """
 
     kind: str | None = None
@@ -78,9 +77,7 @@ class Faults:
 
     Attributes:
         counts: number of calls by name.
-        total: number of all calls.
         stops_at: number of the call before which the process dies; None if it never dies.
-        is_stopped: whether the process is dead.
     """
 
     def __init__(self) -> None:
@@ -134,12 +131,9 @@ _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 class Content(NamedTuple):
-    """A file's bytes.
+    """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    Attributes:
-        durable: bytes on the disk.
-        live: bytes in the page cache.
-        versions: other contents of pages since the last sync, by page number.
+    ``versions`` has other contents of pages since the last sync, by page number.
     """
 
     durable: bytes
@@ -169,7 +163,6 @@ class CrashImage:
 
     Attributes:
         folders: the folders, each after its parent.
-        files: bytes of each file.
         links: each further name of a file, with the file's first name.
     """
 

@@ -65,7 +65,7 @@ class _File:
         return data
 
     def sync(self) -> None:
-        # The pages that a failed sync has lost stay as they were.
+        # The pages that a failed sync has lost keep their durable bytes.
         live = self.look()
         durable = live
         for number, lost in list(self.stuck.items()):
@@ -162,20 +162,19 @@ class FaultyDisk(Disk):
             kind: the call's name, for example ``fdatasync``; None for any call.
             nth: number of the failing call, from 1.
             error: the errno, or :data:`~logquarry.testing.disk_state.SHORT`.
-            for_ever: whether all later calls fail too.
         """
         self.faults.add(disk_state.Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
         """Simulate that the process dies before a call, counted from the disk's first call.
 
-        From then on each call has no effect and raises :class:`Stopped`. The disk ignores later
-        writes through memory maps.
+        Then each call has no effect and raises :class:`Stopped`. The disk ignores later writes
+        through memory maps.
         """
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Simulate a new process with the same page cache. Removes all faults.
+        """Simulate a new process with the same page cache, and remove all faults.
 
         First close the store of the old process, and ignore errors of the close.
         """
@@ -328,7 +327,7 @@ class FaultyDisk(Disk):
 
     # ------------------------------------------------------------------------------- names
     def _take_in(self, folder: Path, number: int) -> None:
-        # The existing files are durable.
+        # A crash cannot lose the initial files.
         by_identity: dict[tuple[int, int], int] = {}
         below = [(folder, number)]
         while below:

@@ -99,10 +99,8 @@ class Seen:
     """The messages of a store, as read from the store.
 
     Attributes:
-        log: the messages of the log, in the log's order.
         queues: the messages of each queue as a consumer gets them; None if they were not read.
         keyed: the bodies found by each (topic, key); None if the keys were not queried.
-        unreadable: errors of reads.
     """
 
     log: tuple[SeenMessage, ...]
@@ -119,10 +117,9 @@ class Seen:
         keys: bool = False,
         on_damage: OnDamage = "fail",
     ) -> Self:
-        """Read a whole store.
+        """Read a whole store. A store that is open for writing must be completely dispatched.
 
         Args:
-            store: the store. If it is open for writing, it must be completely dispatched.
             queues: whether to read the queues. After a crash the queues may be behind the log or
                 ahead of the log.
             keys: whether to query each message by its keys.
@@ -150,11 +147,7 @@ class Seen:
         return cls(tuple(log), found, keyed, tuple(unreadable))
 
     def before_torn(self, known: Collection[bytes] = ()) -> Self:
-        """Cut the log before the first torn message.
-
-        Args:
-            known: bodies of torn messages to accept (:attr:`ModelStore.torn`).
-        """
+        """Cut the log before the first torn message, except messages with ``known`` bodies."""
         torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
         return replace(self, log=self.log[: next(torn, len(self.log))])
 
@@ -205,7 +198,6 @@ class Mark(NamedTuple):
     """The model at one moment, to check a disk state of the same moment.
 
     Attributes:
-        attempted: number of attempted puts.
         durable: bodies that must survive a power cut.
         acked: bodies that must survive the death of the process.
         absent: bodies that an earlier recovery dropped.
@@ -222,7 +214,6 @@ class ModelStore:
     """The expected content of a store. Not thread-safe.
 
     Attributes:
-        puts: all attempted puts, in order.
         absent: bodies that must not appear again.
         torn: bodies of messages that a recovery kept with torn properties.
     """
@@ -345,10 +336,9 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what is wrong
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
-        """Compare a store with the model; return the violations.
+        """Return the differences between a store and the model.
 
-        Args:
-            must: bodies that the store must have; None for all acknowledged bodies.
+        ``must`` has the bodies that the store must have; None means all acknowledged bodies.
         """
         if must is None:
             must = self.mark().acked

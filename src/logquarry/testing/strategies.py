@@ -146,11 +146,7 @@ def frames(
     """Frames of any form that a sound log can contain, with a correct body CRC.
 
     Args:
-        max_body: maximum bytes of a body.
-        magics: magic codes to choose from.
-        topic: the topic's bytes (default: :func:`topics`).
-        property_string: the property string (default: :func:`property_strings`).
-        flags: SYSFLAG (default: :func:`sys_flags`); its bits decide between IPv4 and IPv6 hosts.
+        flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.
         numbers: queue id, flag, queue offset, born and store timestamp, reconsume times, prepared
             transaction offset (default: usual numbers, and any numbers that fit the fields).
     """
@@ -206,8 +202,6 @@ class Log:
     """A commit log in memory.
 
     Attributes:
-        start: physical offset of the first file.
-        file_size: bytes of each file.
         frames: the messages with their physical offsets.
         blanks: (physical offset, length) of the blanks that end files.
         files: the bytes of each file, ``file_size`` each.
@@ -250,7 +244,6 @@ def place(items: Iterable[Frame], *, file_size: int, start: int = 0, fill: bytes
 
     Args:
         items: the frames; their PHYSICALOFFSET is ignored.
-        file_size: bytes of a file.
         start: physical offset of the first file.
         fill: bytes for the rest of a blank, repeated.
 
@@ -288,9 +281,7 @@ def logs(
 ) -> Log:
     """Whole logs: files that end with blanks, and a last file that is not full.
 
-    Args:
-        items: strategy of the frames (default: :func:`frames`).
-        start: physical offset of the first file (default: 0 or a multiple of ``file_size``).
+    ``start`` is the physical offset of the first file (default: 0 or a multiple of ``file_size``).
     """
     found = draw(
         st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)
