@@ -1,8 +1,8 @@
 """Imports exported messages: checks all rows, then puts the rows.
 
-A repeated import duplicates the messages of a failed import, because the log cannot remove them. So
-the import checks the whole source before the first put. Afterwards only a full disk or Ctrl-C can
-end the import, between two messages, and the import reports the number of imported messages.
+The log cannot remove messages, so a repeated import duplicates the messages of a failed import. To
+prevent this, the import checks the whole source before the first put. Afterwards only a full disk
+or Ctrl-C can end the import. The import then ends between two messages, and reports their number.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    # The first of: base64, the plain text, the decoded properties.
+    # Use properties_base64 if the row has it, else properties_string, else properties.
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:
@@ -296,7 +296,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    # For an export without properties.
+    # The export has no properties.
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
         for name, word in _WORDS.items()
