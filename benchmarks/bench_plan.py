@@ -15,7 +15,6 @@ import pickle
 import resource
 import time
 from collections.abc import Mapping
-from io import BytesIO
 from typing import Any
 
 import fsspec
@@ -98,7 +97,7 @@ class _File(AbstractBufferedFile):  # type: ignore[misc]
             self._head = queue_entry.encode(unit)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return BytesIO(self._head[start:end]).read().ljust(end - start, b"\0")
+        return self._head[start:end].ljust(end - start, b"\0")
 
 
 def _message(offset: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 from logquarry import arguments
@@ -222,12 +223,6 @@ _USUAL_TYPES: Final = {
 speed_up(Message, {name: (_DEFAULTS[name], _USUAL_TYPES.get(name)) for name in Message._fields})
 
 
-def _host(value: object, field: str) -> str | bytes:
-    if isinstance(value, (str, bytes)):
-        return value
-    arguments.refuse_type(value, field, "ip:port, or 8 or 20 bytes")
-
-
 def _properties(value: object, field: str) -> Mapping[str, str]:
     takes = "a mapping of text to text"
     for name, text in arguments.mapping(value, field, takes).items():
@@ -236,12 +231,13 @@ def _properties(value: object, field: str) -> Mapping[str, str]:
     return value  # type: ignore[return-value]
 
 
-def _string(value: object, field: str) -> str | bytes:
+def _text_or_bytes(value: object, field: str, takes: str = "text or bytes") -> str | bytes:
     if isinstance(value, (str, bytes)):
         return value
-    arguments.refuse_type(value, field, "text or bytes")
+    arguments.refuse_type(value, field, takes)
 
 
+_host: Final = partial(_text_or_bytes, takes="ip:port, or 8 or 20 bytes")
 _CHECKS: Final[Mapping[str, Any]] = {
     "topic": arguments.topic,
     "body": arguments.data,
@@ -249,7 +245,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "tags": arguments.text,
     "keys": arguments.keys,
     "properties": _properties,
-    "properties_string": _string,
+    "properties_string": _text_or_bytes,
     "delay_level": arguments.integer,
     "wait_store_ok": arguments.flag,
     "flag": arguments.integer,

@@ -7,16 +7,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-from logquarry.errors import (
-    BadRow,
-    CorruptStore,
-    LogquarryError,
-    MessageNotFound,
-    ReplicationError,
-    StoreNotFound,
-    StoreUnavailable,
-    UsageError,
-)
+from logquarry import errors
 
 
 class ExitCode(IntEnum):
@@ -75,14 +66,14 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
 """For each code: its meaning, and the user's next step."""
 
 _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
-    (UsageError, ExitCode.USAGE),
-    (StoreNotFound, ExitCode.UNREADABLE),
-    (StoreUnavailable, ExitCode.REFUSED),
-    (ReplicationError, ExitCode.REFUSED),
-    (CorruptStore, ExitCode.FINDINGS),
-    (BadRow, ExitCode.FINDINGS),
-    (MessageNotFound, ExitCode.FINDINGS),
-    (LogquarryError, ExitCode.UNREADABLE),
+    (errors.UsageError, ExitCode.USAGE),
+    (errors.StoreNotFound, ExitCode.UNREADABLE),
+    (errors.StoreUnavailable, ExitCode.REFUSED),
+    (errors.ReplicationError, ExitCode.REFUSED),
+    (errors.CorruptStore, ExitCode.FINDINGS),
+    (errors.BadRow, ExitCode.FINDINGS),
+    (errors.MessageNotFound, ExitCode.FINDINGS),
+    (errors.LogquarryError, ExitCode.UNREADABLE),
     # A folder without permission, or a failing disk.
     (OSError, ExitCode.UNREADABLE),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from logquarry.errors import BadRow, SourceNotReadable
 from logquarry.format import properties as props
-from logquarry.ingest.rows import Rows, SourceFile, first_bad
+from logquarry.ingest.rows import Rows, SourceFile
 from logquarry.log import exact_properties, schema
 from logquarry.stored_message import JSON_NAMES
 from logquarry.write.message_rules import utf8
@@ -95,14 +95,18 @@ def _rows(path: str, numbers: list[int], documents: list[Document], done: int) -
 def _column(rows: Rows, name: str, values: list[Any]) -> pa.Array:
     wanted = str if name in _TEXT else int
     if not set(map(type, values)) <= {wanted, _NONE}:
-        index = first_bad(values, lambda value: type(value) not in (wanted, _NONE))
+        index = _first_bad(values, lambda value: type(value) not in (wanted, _NONE))
         what = "text" if wanted is str else "a whole number"
         raise rows.bad(index, f"{name} is {_shown(values[index])}, but must be {what}")
     try:
         return pa.array(values, _KINDS[name])
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
-        index = first_bad(values, lambda value: not _fits(value, _KINDS[name]))
+        index = _first_bad(values, lambda value: not _fits(value, _KINDS[name]))
         raise rows.bad(index, f"{name} is {_shown(values[index])}: {error}") from error
+
+
+def _first_bad(values: list[Any], is_bad: Callable[[Any], bool]) -> int:
+    return next(number for number, value in enumerate(values) if is_bad(value))
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:

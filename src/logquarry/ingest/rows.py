@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -257,8 +257,3 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
         if crc >= 0 and crc32(data) & java.INT_MAX != crc:
             return number
     return None
-
-
-def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """Return the index of the first bad value; there must be one."""
-    return next(number for number, value in enumerate(values) if is_bad(value))

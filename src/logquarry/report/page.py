@@ -10,7 +10,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -25,7 +25,7 @@ from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
-from logquarry.units import Progress
+from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
@@ -219,14 +219,10 @@ class MissingExtra(LogquarryError):
     """A package that the report needs is not installed."""
 
 
-Watcher = Callable[[str], AbstractContextManager[Progress | None]]
-"""Takes the name of a step; returns a context manager that yields the progress callback or None."""
-
-
 def store_report(
     store: MessageStore,
     *,
-    watch: Watcher | None = None,
+    watch: Bars | None = None,
     notes: Sequence[str] = (),
     title: str | None = None,
     checked: Callable[[VerifyReport], None] = lambda report: None,
@@ -347,7 +343,7 @@ def _finding_table(report: VerifyReport) -> Table:
             finding.kind,
             printable(finding.file),
             count_text(finding.offset),
-            count_text(finding.length) if finding.length else "-",
+            count_text(finding.length or None),
             printable(finding.reason),
         ]
         for finding in ranked

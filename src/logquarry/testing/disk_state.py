@@ -292,9 +292,6 @@ def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
     )
 
 
-_ERROR: Final = errno.EIO
-
-
 class BadBlocks(Probe):
     """A disk with unreadable blocks, for :func:`logquarry.log.readable.probed_by`.
 
@@ -316,7 +313,7 @@ class BadBlocks(Probe):
     def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
         """See :meth:`Probe.read`."""
         if self._fails(path, position, length):
-            raise OSError(_ERROR, os.strerror(_ERROR))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(path, descriptor, position, length)
 
     def _fails(self, path: str, position: int, length: int) -> bool:

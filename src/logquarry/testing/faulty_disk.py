@@ -197,7 +197,7 @@ class FaultyDisk(Disk):
 
     def crash(self, rng: random.Random, folder: Path) -> Path:
         """Write a random crash image of a power cut now into a new folder."""
-        return self.state().crash(rng).write(folder)
+        return self.image(rng).write(folder)
 
     def image(self, rng: random.Random) -> disk_state.CrashImage:
         """Make a random crash image of a power cut now, in memory."""

@@ -191,7 +191,8 @@ class Put:
         self.body = bytes(self.message.body)
 
     def __str__(self) -> str:
-        return _named(self)
+        message = self.message
+        return f"{message.topic} {message.queue_id} {self.body[:_MOST_SHOWN]!r}"
 
 
 class Mark(NamedTuple):
@@ -346,7 +347,7 @@ class ModelStore:
         wrong += self._check_messages(seen.log)
         present = {message.body for message in seen.log}
         wrong += [
-            Violation(Wrong.LOST, f"{_named(self._by_body[body])}")
+            Violation(Wrong.LOST, str(self._by_body[body]))
             for body in sorted(must)
             if body not in present
         ]
@@ -381,7 +382,7 @@ class ModelStore:
                 wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
                 continue
             if message.body in self.absent:
-                wrong.append(Violation(Wrong.REVIVED, f"{_named(put)} appears again: {message}"))
+                wrong.append(Violation(Wrong.REVIVED, f"{put} appears again: {message}"))
             wrong += _check_put(put, message)
         return wrong
 
@@ -418,12 +419,12 @@ def _check_put(put: Put, message: SeenMessage) -> list[Violation]:
     wrong = []
     wanted = put.message
     if (message.topic, message.queue_id) != (wanted.topic, wanted.queue_id):
-        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{_named(put)} became {message}"))
+        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{put} became {message}"))
     if (message.tags, message.keys) != (wanted.tags, wanted.keys):
-        wrong.append(Violation(Wrong.UNKNOWN, f"{_named(put)} has other properties: {message}"))
+        wrong.append(Violation(Wrong.UNKNOWN, f"{put} has other properties: {message}"))
     acked = put.physical_offset, put.queue_offset
     if put.is_acked and acked != (message.physical_offset, message.queue_offset):
-        reason = f"{_named(put)} was acknowledged at {acked}: {message}"
+        reason = f"{put} was acknowledged at {acked}: {message}"
         wrong.append(Violation(Wrong.WRONG_OFFSET, reason))
     return wrong
 
@@ -455,8 +456,3 @@ def explain(wrong: Sequence[object], most: int = 5) -> str:
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")
     return "\n".join(lines)
-
-
-def _named(put: Put) -> str:
-    message = put.message
-    return f"{message.topic} {message.queue_id} {put.body[:_MOST_SHOWN]!r}"
