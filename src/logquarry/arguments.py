@@ -111,7 +111,7 @@ def seconds(value: object, field: str = "timeout") -> float:
 
 
 def number(value: object, field: str, *, takes: str = "a number") -> float:
-    """Check a number, whole or not."""
+    """Check an integer or a float."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
         refuse_type(value, field, takes)
     if isinstance(value, (int, float)):

@@ -134,10 +134,12 @@ class StoreConfig(LayoutConfig):
             500, or 1,000 in dialect 3.1.
         flush_commit_log_timed: whether background flushes keep the interval even during puts.
         flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
-        flush_commit_log_thorough_interval: how often a background flush ignores the least pages.
+        flush_commit_log_thorough_interval: pause between two background flushes that
+            ignore ``flush_commit_log_least_pages``.
         commit_interval_commit_log: pause between two commits of the transient store pool.
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
-        commit_commit_log_thorough_interval: how often a commit ignores the least pages.
+        commit_commit_log_thorough_interval: pause between two commits that ignore
+            ``commit_commit_log_least_pages``.
         transient_store_pool_enable: whether messages are written to memory first, and from there to
             the log's files. Only with ASYNC_FLUSH, and not on a slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
@@ -146,8 +148,8 @@ class StoreConfig(LayoutConfig):
         flush_least_pages_when_warm_mapped_file: has no effect, because warming only reads pages.
         flush_interval_consume_queue: pause between two flushes of the queues.
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
-        flush_consume_queue_thorough_interval: how often a queue flush ignores the least pages, and
-            writes the checkpoint.
+        flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
+            ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
         ha_slave_fallbehind_max: a put waits only for slaves whose log is fewer than this many bytes
             behind the master's log.

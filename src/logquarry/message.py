@@ -215,7 +215,7 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# The constructor checks the same conditions.
+# These types must be the same as in the conditions of the constructor.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},

@@ -24,7 +24,7 @@ _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
 _LEAST_COLUMNS: Final = 8
-"""A cell of a table keeps this many columns, even on a narrow terminal."""
+"""Minimum width of a table's cell, in columns of the terminal."""
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 

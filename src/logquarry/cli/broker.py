@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Terminal lines without a group: title, heads, borders, count of further groups, cursor."""
+"""Number of lines for title, heads, borders, the count of further groups, and the cursor."""
 _GARBAGE: Final = 100_000
 """Python collects garbage after this many new objects."""
 
@@ -195,7 +195,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # A script may wait for these lines.
+        # Flush now: a script may wait for these lines.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)

@@ -220,7 +220,7 @@ class MessageReader:
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        # Much empty space can follow the log's end that the queues show.
+        # The queues show the log's end. Much empty space can follow the log's end in its last file.
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)

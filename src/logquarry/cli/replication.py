@@ -41,7 +41,7 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes names so; an impossible name raises UnicodeError.
+        # The resolver encodes host names with IDNA. An impossible name raises UnicodeError.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -409,7 +409,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # A script may wait for these lines.
+        # Flush now: a script may wait for these lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

@@ -163,7 +163,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if plan.unproved_start is not None:
-        # Messages before the log's start may have expired or be lost.
+        # It is unknown whether the messages before the log's start have expired or are lost.
         loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"

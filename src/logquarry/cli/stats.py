@@ -48,7 +48,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # If the store cannot be read, the state raises; the metrics would only be empty.
+        # Read the state first: if the store is unreadable, the state raises, and metrics are empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text

@@ -57,7 +57,7 @@ _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
 _SMALL: Final = 64 << 20
-"""A load with fewer bytes of frames appends to one store after the other."""
+"""A load with fewer bytes of frames appends to its stores one after the other."""
 
 T = TypeVar("T")
 
@@ -125,10 +125,10 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process, with a thread for each processor, at least four.
+    """Append to all stores in this process, with one thread per processor, at least four threads.
 
-    A small load appends to one store after the other, because the files of an open store take much
-    more disk space than a few messages.
+    A small load appends to its stores one after the other, because the files of an open store take
+    much more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -282,7 +282,7 @@ class _Commit:
             self._ledger.add(load)
             return {}
         for segment in chain.from_iterable(segments.values()):
-            # A missing segment of a decided load would also make each later load fail.
+            # Check before the decision: a missing segment would make each later load fail too.
             find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
         done = decision.finish(self.appends)

@@ -198,7 +198,7 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
-    # If SYSFLAG has the IPv6 bit, a host takes 16 bytes, even an IPv4 address.
+    # If SYSFLAG has the IPv6 bit, an address takes 16 bytes, even an IPv4 address.
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []

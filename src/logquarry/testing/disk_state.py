@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""A fault instead of an errno. A write or a read transfers half of its bytes. An allocation gets
+"""A value of :attr:`Fault.error`. A write or a read transfers half of its bytes. An allocation gets
 half of the space, and fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
@@ -36,7 +36,7 @@ CALLS: Final = (
     | CHANGES
     | frozenset({"list", "is_linked", "is_named", "next_data"})
 )
-"""The names of the calls."""
+"""The names of all disk calls."""
 
 HALVES: Final = frozenset({"write", "read", "allocate"})
 """Calls that can do only half of their work (:data:`SHORT`)."""
@@ -142,7 +142,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one name: the number of its file or folder; None if the name is removed."""
+    """A change of one name. ``node``: the number of its file or folder; None removes the name."""
 
     folder: int
     name: str

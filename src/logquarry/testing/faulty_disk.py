@@ -39,7 +39,7 @@ _PORT: Final = "logquarry.disk.disk"
 class _File:
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # A copy of the store's descriptor would share its lock.
+        # A duplicate of the store's descriptor would share the lock of the store.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
@@ -104,7 +104,7 @@ def _differing(one: bytes, other: bytes) -> Iterator[int]:
 
 
 def _observed(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    # The disk observes and counts the call, and can make it fail.
+    # The disk observes and counts the call, and can make the call fail.
 
     @wraps(call)
     def observed(disk: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -378,7 +378,7 @@ class FaultyDisk(Disk):
         self._pending = [change for change in self._pending if change.effects]
 
     def _opened(self, path: Path, descriptor: int) -> _File:
-        # The call has possibly created the file.
+        # The open call may have created the file.
         status = os.fstat(descriptor)
         with contextlib.suppress(KeyError):
             file = self._files[self._number(path)]
