@@ -34,18 +34,11 @@ from logquarry.message import Message
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
+from logquarry.write import outgoing_arrow
 from logquarry.write.encode import Encoded, MessageEncoder
 from logquarry.write.frame_table import FrameTable
 from logquarry.write.log_appender import require_fit
 from logquarry.write.outgoing import Outgoing, outgoing_kernel, without_number
-from logquarry.write.outgoing_arrow import (
-    binary_spans,
-    cast_column,
-    check_columns,
-    columns_of_batch,
-    joined_keys,
-    messages_of,
-)
 
 NO_WORD: Final = -(1 << 32)
 """Replaces the hash of a text without words. No Java hash has this value."""
@@ -68,7 +61,7 @@ def place_rows(
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
     given = column.is_valid().to_numpy(zero_copy_only=False)
-    whole = cast_column(column, "queue_id", pa.int64())
+    whole = outgoing_arrow.cast_column(column, "queue_id", pa.int64())
     queue_ids = pc.fill_null(whole, 0).to_numpy().copy()
     numbers = np.zeros(count, np.int64)
     if brokers > 1 and given.any():
@@ -94,7 +87,7 @@ def first_word_hashes(keys: pa.Array) -> Int64:
     kernels = codec.kernels()
     if kernels is None:
         return np.array([_first_word_hash(text) for text in keys.to_pylist()], np.int64)
-    spans = binary_spans(keys, count, "keys")
+    spans = outgoing_arrow.binary_spans(keys, count, "keys")
     hashes = np.empty(count, np.int64)
     kernels.first_word_hashes(spans.at, spans.length, hashes)
     return hashes
@@ -245,7 +238,7 @@ class Stager:
     def _outgoing(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
         if codec.kernels_enabled():
             return outgoing_kernel(
-                columns_of_batch(batch, self._clock),
+                outgoing_arrow.columns_of_batch(batch, self._clock),
                 self._encoder.encode,
                 self._plan.sizes,
                 self._check,
@@ -260,7 +253,7 @@ class Stager:
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
             try:
-                (message,) = messages_of(batch.slice(number, 1), number)
+                (message,) = outgoing_arrow.messages_of(batch.slice(number, 1), number)
                 odd[number] = self._encoded(message)
                 sizes[number] = len(odd[number].data)
             except (MessageRejected, UsageError) as error:
@@ -385,9 +378,9 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         if name not in names:
             raise UsageError(f"rows need a column {name}")
     batch = batch if names == batch.schema.names else batch.rename_columns(names)
-    check_columns(batch)
+    outgoing_arrow.check_columns(batch)
     # This call checks the types of the columns.
-    list(messages_of(batch.slice(0, 0)))
+    list(outgoing_arrow.messages_of(batch.slice(0, 0)))
     return batch
 
 
@@ -412,7 +405,7 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
     if "keys" not in batch.schema.names or not pa.types.is_nested(batch.schema.field("keys").type):
         return batch
     try:
-        joined = joined_keys(batch["keys"])
+        joined = outgoing_arrow.joined_keys(batch["keys"])
     except UsageError:
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
