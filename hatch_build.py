@@ -1,10 +1,8 @@
-"""Compiles the modules of a single put, when the package is installed or a wheel is built.
+"""Compiles the modules listed in ``compiled.py`` during an installation or the build of a wheel.
 
-Each module in :data:`COMPILED` is Python that also runs interpreted; the ``.pxd`` beside it has the
-C types for Cython. Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``,
-the package is installed uncompiled; ``logquarry --version -v`` says which of the two is in use.
-
-``python hatch_build.py`` compiles in place what has changed since the last time.
+Without a C compiler or Python's headers, or with ``LOGQUARRY_COMPILED=off``, the package is
+installed uncompiled; ``logquarry --version -v`` reports which. ``python hatch_build.py`` compiles
+in place.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ PACKAGE: Final = SOURCES / "logquarry"
 RULES: Final = runpy.run_path(str(PACKAGE / "compiled.py"))
 COMPILED: Final = tuple(name.replace(".", "/") for name in RULES["MODULES"])
 STAMP: Final = PACKAGE / f"compiled.{sys.implementation.cache_tag}.stamp"
-"""What the compiled modules were made of; without it, or with another content, they are stale."""
+"""A file with the :func:`digest` of the sources of the compiled modules."""
 DIRECTIVES: Final = {
     "language_level": 3,
     "annotation_typing": False,
@@ -47,7 +45,7 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and add the files to the wheel, which is then made for this Python alone."""
+        """Compile, and add the files to the wheel, which then fits only this Python."""
         if self.target_name != "wheel" or RULES["is_switched_off"]():
             return
         failure = compile_modules()
@@ -62,12 +60,12 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
 
 
 def extension(name: str) -> Path:
-    """The compiled file of a module."""
+    """Return the path of a module's compiled file."""
     return PACKAGE / f"{name}{sysconfig.get_config_var('EXT_SUFFIX')}"
 
 
 def digest() -> str:
-    """A hash of everything that the compiled modules are made of."""
+    """Return a hash of all sources of the compiled modules."""
     found = hashlib.sha256(sys.version.encode())
     for name in COMPILED:
         for suffix in (".py", ".pxd"):
@@ -77,7 +75,7 @@ def digest() -> str:
 
 
 def is_stale() -> bool:
-    """Whether compiled modules are there, and in use, that were made of other sources."""
+    """Return whether compiled modules are in use that were made from other sources."""
     if RULES["is_switched_off"]():
         return False
     return any(extension(name).exists() for name in COMPILED) and not _is_current()
@@ -89,10 +87,10 @@ def _is_current() -> bool:
 
 
 def compile_modules() -> str | None:
-    """Compile all modules in place, unless they are there already.
+    """Compile all modules in place, unless they are current.
 
     Returns:
-        None, or the reason why the package stays uncompiled; then no compiled file is left.
+        None, or the reason why the package stays uncompiled. Then no compiled file is left.
     """
     if _is_current():
         return None
@@ -102,7 +100,7 @@ def compile_modules() -> str | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             made = [_compile(name, Path(folder)) for name in COMPILED]
-            # All of them or none: they call each other without the Python between them.
+            # Write all files or none: the modules call each other's C functions.
             for source, path in zip(made, extensions, strict=True):
                 path.write_bytes(source.read_bytes())
     except (OSError, ImportError, RuntimeError) as error:

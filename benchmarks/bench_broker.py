@@ -1,12 +1,11 @@
 """Sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
 
 The broker is ``logquarry broker`` with its default settings, in a separate process. The result
-counts the processor time of that process, user and system, of all its threads: the loop, the puts,
-the dispatch of queues and index, and flush. What the client costs does not count.
-With RATE the clients send that many messages in a second: the times are those of single sends.
+counts the processor time of all threads of the broker, not of the client. With RATE the clients
+send that many messages in a second, and the result has the times of single sends.
 
-A process that only sleeps shows how long this machine did not run programs at all. The host of a
-virtual machine may stop it for 100 ms, and each send of that time is late.
+A process that only sleeps measures how long this machine did not run programs: the host of a
+virtual machine can stop the machine for 100 ms.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ def standstills() -> Iterator[None]:
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            # Its start would take processor time from the broker: wait until it closes stderr.
+            # The start of the process takes processor time. Then the process closes stderr.
             assert process.stderr is not None
             process.stderr.read()
             yield
@@ -69,7 +68,7 @@ def standstills() -> Iterator[None]:
 
 @contextmanager
 def serving() -> Iterator[tuple[str, int]]:
-    """Run ``logquarry broker``; gives its address and its process id."""
+    """Run ``logquarry broker``; yield its address and its process id."""
     command = [sys.executable, "-m", "logquarry", "broker"]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -89,8 +88,6 @@ def serving() -> Iterator[tuple[str, int]]:
 
 
 class Sender(asyncio.Protocol):
-    """One client: keeps a window of sends open, or sends at a rate."""
-
     def __init__(self, count: int, rate: float) -> None:
         self._count = count
         self._rate = rate
@@ -102,13 +99,12 @@ class Sender(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self.fill()
 
     def fill(self) -> None:
-        """Send what window and rate allow."""
+        """Send the messages that window and rate allow."""
         now = time.perf_counter()
         allowed = self._count
         if self._rate:
@@ -124,7 +120,6 @@ class Sender(asyncio.Protocol):
             asyncio.get_running_loop().call_later(0.002, self.fill)
 
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
         now = time.perf_counter()
         for answer in self._reader.receive_data(data):
             assert answer.code == 0, answer
@@ -137,7 +132,6 @@ class Sender(asyncio.Protocol):
 
 
 async def run(address: str, broker: psutil.Process, count: int, rate: float) -> None:
-    """Send messages, and print the result."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     before, began = broker.cpu_times(), time.perf_counter()
@@ -159,7 +153,7 @@ async def run(address: str, broker: psutil.Process, count: int, rate: float) -> 
 
 
 def main(arguments: list[str]) -> None:
-    """Run three times; the first also loads the broker's code."""
+    """Run three times; the first run also loads the broker's code."""
     count = int(arguments[0]) if arguments else 100_000
     rate = float(arguments[1]) if len(arguments) > 1 else 0.0
     with serving() as (address, broker):

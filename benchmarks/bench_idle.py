@@ -1,9 +1,9 @@
 """Idle consumers of a broker: ``python -m benchmarks.bench_idle [CONSUMERS] [SECONDS]``.
 
-Each consumer has a connection, a place in one of 100 groups, and a pull that the broker holds for
-15 seconds, as RocketMQ's own clients ask for. The result is the processor time of the broker's
-process, of all its threads, and its memory before and after the consumers came. ``rss`` includes
-the pages of libraries that other processes share, ``uss`` does not.
+Each consumer has a connection, one of 100 groups, and a pull that the broker holds for 15 seconds,
+as RocketMQ's clients do. The result is the processor time of the broker's process, and its memory
+before and after the consumers connected. ``rss`` includes pages of libraries that other processes
+share, ``uss`` does not.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MIB: Final = 1 << 20
 
 
 class Consumer(asyncio.Protocol):
-    """One consumer: a heartbeat, then one pull after the other."""
+    """One consumer: sends a heartbeat, then one pull after the other."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -40,7 +40,6 @@ class Consumer(asyncio.Protocol):
         self._opaque = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         subscription = {"topic": "idle", "subString": "*", "expressionType": "TAG"}
@@ -82,7 +81,6 @@ class Consumer(asyncio.Protocol):
         self._transport.write(remoting.encode(command))
 
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
         for answer in self._reader.receive_data(data):
             if answer.is_response and answer.opaque == self._opaque:
                 assert answer.code == ResponseCode.PULL_NOT_FOUND, answer
@@ -90,7 +88,6 @@ class Consumer(asyncio.Protocol):
 
 
 async def run(address: str, broker: psutil.Process, count: int, seconds: float) -> None:
-    """Connect the consumers, wait, and print the result."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     fields = {"topic": "idle", "readQueueNums": "8", "writeQueueNums": "8", "perm": "6"}
@@ -120,7 +117,6 @@ def _used(broker: psutil.Process) -> float:
 
 
 def main(arguments: list[str]) -> None:
-    """Run once."""
     count = int(arguments[0]) if arguments else 1_000
     seconds = float(arguments[1]) if len(arguments) > 1 else 30.0
     with serving() as (address, broker), standstills():

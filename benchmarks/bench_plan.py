@@ -15,7 +15,6 @@ import pickle
 import resource
 import time
 from collections.abc import Mapping
-from io import BytesIO
 from typing import Any
 
 import fsspec
@@ -39,7 +38,6 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
     cachable = False
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
-        """Return the entries of a folder."""
         found = self._entries(self._strip_protocol(path).strip("/").split("/"))
         if found is None:
             raise FileNotFoundError(path)
@@ -52,7 +50,7 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _entries(parts: list[str]) -> Mapping[str, int] | None:
-        """Return the size of each entry by name; 0 for a folder."""
+        # The size of a folder is 0.
         brokers, files, *rest = parts
         match rest:
             case []:
@@ -72,7 +70,6 @@ class Pretended(AbstractFileSystem):  # type: ignore[misc]
         return None
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Return the description of one file or folder."""
         stripped = self._strip_protocol(path).strip("/")
         folder, _, name = stripped.rpartition("/")
         if self._entries(stripped.split("/")) is not None:
@@ -100,7 +97,7 @@ class _File(AbstractBufferedFile):  # type: ignore[misc]
             self._head = queue_entry.encode(unit)
 
     def _fetch_range(self, start: int, end: int) -> bytes:
-        return BytesIO(self._head[start:end]).read().ljust(end - start, b"\0")
+        return self._head[start:end].ljust(end - start, b"\0")
 
 
 def _message(offset: int) -> bytes:
@@ -123,7 +120,6 @@ def _message(offset: int) -> bytes:
 
 
 def main() -> None:
-    """Plan the read, and print the duration."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--brokers", type=int, default=100)
     parser.add_argument("--files", type=int, default=10_000)

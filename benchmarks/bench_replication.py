@@ -145,7 +145,6 @@ class Side:
         return document
 
     def end(self) -> None:
-        """Kill the process."""
         self._process.kill()
         self._process.wait()
 
@@ -184,7 +183,7 @@ def _free_port() -> int:
 
 
 def throughput(kind: str, work: Path, master: Path, params: Path, end: int) -> float:
-    """Bytes a second, from the first poll that finds bytes at the slave until it has all."""
+    """Bytes a second, from the first poll that finds bytes at the slave until the slave has all."""
     with pair(kind, work, master, params, "async") as (_, slave):
         first: tuple[float, int] | None = None
         while True:
@@ -216,7 +215,6 @@ def sync_puts(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Print one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, help="where the stores are made")
     parser.add_argument("--mib", type=int, default=512, help="of log to send")

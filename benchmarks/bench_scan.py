@@ -1,6 +1,6 @@
-"""Measure reading a 2 GiB log on one thread, and print the project's goals beside it.
+"""Measure reading a 2 GiB log on one thread with ``logquarry bench scan``, and print the goals.
 
-It runs ``logquarry bench scan``. The store stays in the system's temporary folder for the next run.
+The store stays in the system's temporary folder for the next run.
 """
 
 from __future__ import annotations

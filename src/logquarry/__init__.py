@@ -10,22 +10,20 @@
 
 - `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
 - `Message` is a message to put, `StoredMessage` a message from a store, `StoreConfig` the settings.
-- `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` work on the files of a store, like
-  the commands of the same names. `to_json()` of a result returns the document that the command
-  prints with ``--json``.
+- `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` do the work of the commands with
+  the same names. `to_json()` of a result returns the document that the command prints with
+  ``--json``.
 - `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError. If the
   argument has a wrong type, the exception is an `errors.WrongType`, which is a TypeError too.
 
-Replication is in `logquarry.replication`, Spark in `logquarry.spark`, a faulty disk and a model of
-a store for your own tests in `logquarry.testing`. Each name is imported when it is first used, so
-that small commands start fast.
+Other packages: `logquarry.replication`, `logquarry.spark`, and `logquarry.testing` with a faulty
+disk and a model of a store for your own tests. The package imports each name at its first use.
 """
 
 import os
 
-# Type checkers treat this name as true, so this module need not import typing at run time. The
-# import must be fast, because the command line handles Ctrl-C only after it. An import of typing
-# would take longer than all the rest of this module.
+# Type checkers treat this name as true. An import of typing would take longer than the rest of this
+# module, and the command line handles Ctrl-C only after the import of this module.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -165,13 +163,12 @@ def __getattr__(name: str) -> "Any":
     import importlib
 
     if name == "errors":
-        # The import also sets the attribute, so this runs only once.
         return importlib.import_module("logquarry.errors")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # From now on the name is a normal attribute: a call of __getattr__ takes longer than a put.
+    # Later uses of the name must not call __getattr__: the call takes longer than a put.
     globals()[name] = found
     return found
 

@@ -5,7 +5,7 @@ import os
 try:
     from logquarry.cli import interrupts
 except KeyboardInterrupt:
-    # The command line handles Ctrl-C, but not during its own import.
+    # The command line cannot handle Ctrl-C before its own import ends.
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

@@ -1,8 +1,8 @@
-"""The rules for arguments of public calls: the accepted types and values, and the errors.
+"""Checks of the arguments of public calls.
 
-Each function checks one argument and returns it in the form that the package works with: a whole
-number of any kind (even NumPy's) as an int, a path as text, names as a list. An argument of a wrong
-type raises WrongType, which is a TypeError; a wrong value raises UsageError, a ValueError.
+Each function checks one argument and returns it in the package's form: an integer of any kind (even
+NumPy's) as an int, a path as text, names as a list. A wrong type raises WrongType (a TypeError), a
+wrong value UsageError (a ValueError).
 """
 
 from __future__ import annotations
@@ -34,14 +34,7 @@ _Value = TypeVar("_Value")
 
 
 def refuse_type(value: object, field: str, takes: str) -> NoReturn:
-    """Raise the error for an argument of a wrong type.
-
-    Args:
-        takes: the accepted types, in words for the error.
-
-    Raises:
-        WrongType: always.
-    """
+    """Raise WrongType. ``takes`` names the accepted types in words."""
     shown = _shown(value)
     kind = type(value).__name__
     what = f"an object of type {kind}" if shown is None else f"{shown} ({kind})"
@@ -49,7 +42,6 @@ def refuse_type(value: object, field: str, takes: str) -> NoReturn:
 
 
 def _shown(value: object) -> str | None:
-    """A small value as text; None if its representation is long or fails."""
     if not isinstance(value, (bool, int, float, str, bytes, list, tuple, dict, set, type(None))):
         return None
     try:
@@ -62,7 +54,7 @@ def _shown(value: object) -> str | None:
 def optional(
     check: Callable[..., _Value], value: Any, field: str, /, **rules: Any
 ) -> _Value | None:
-    """Check an argument that may be None."""
+    """Check an argument, unless it is None."""
     return None if value is None else check(value, field, **rules)
 
 
@@ -75,7 +67,7 @@ def integer(
     most: int = LONG_MAX,
     takes: str = "a whole number",
 ) -> int:
-    """Check a whole number of Python or NumPy. True and False are not whole numbers."""
+    """Check an integer of Python or NumPy; booleans are rejected."""
     if type(value) is not int:
         if isinstance(value, bool):
             refuse_type(value, field, takes)
@@ -90,27 +82,27 @@ def integer(
 
 
 def int32(value: object, field: str) -> int:
-    """A signed whole number of 32 bits."""
+    """Check a signed 32-bit integer."""
     return integer(value, field, least=INT_MIN, most=INT_MAX)
 
 
 def offset(value: object, field: str = "offset") -> int:
-    """A physical offset or a queue offset: 0 or more."""
+    """Check a physical offset or a queue offset: 0 or more."""
     return integer(value, field, least=0)
 
 
 def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
-    """Check a count: a whole number, at least ``least``."""
+    """Check a count of at least ``least``."""
     return integer(value, field, least=least)
 
 
 def port(value: object) -> int:
-    """A TCP port; 0 lets the system choose."""
+    """Check a TCP port; 0 lets the system choose."""
     return integer(value, "port", least=0, most=_LARGEST_PORT)
 
 
 def seconds(value: object, field: str = "timeout") -> float:
-    """A time to wait, in seconds."""
+    """Check a waiting time in seconds; limited to 100 years."""
     # A thread cannot wait longer than its platform's limit.
     found = min(number(value, field, takes="seconds"), _LONGEST_WAIT)
     if math.isnan(found):
@@ -119,7 +111,7 @@ def seconds(value: object, field: str = "timeout") -> float:
 
 
 def number(value: object, field: str, *, takes: str = "a number") -> float:
-    """A number, whole or not."""
+    """Check an integer or a float."""
     if isinstance(value, (bool, str, bytes)) or not hasattr(type(value), "__float__"):
         refuse_type(value, field, takes)
     if isinstance(value, (int, float)):
@@ -132,28 +124,28 @@ def number(value: object, field: str, *, takes: str = "a number") -> float:
 
 
 def flag(value: object, field: str) -> bool:
-    """True or False; any other value is an error, even if Python treats it as true (1, "false")."""
+    """Check a boolean; any other value raises WrongType, even 1 or "false"."""
     return instance(value, field, bool, "True or False")
 
 
 # ---------------------------------------------------------------------------------------- text
 def text(value: object, field: str, *, takes: str = "text") -> str:
-    """Check that an argument is text."""
+    """Check a text."""
     return instance(value, field, str, takes)
 
 
 def topic(value: object, field: str = "topic") -> str:
-    """The name of one topic."""
+    """Check the name of one topic."""
     return text(value, field, takes="the name of a topic")
 
 
 def queue(topic_name: object, queue_id: object) -> tuple[str, int]:
-    """A topic, and the number of one of its queues."""
+    """Check the name of a topic and a queue id."""
     return topic(topic_name), int32(queue_id, "queue_id")
 
 
 def names(value: object, field: str) -> list[str]:
-    """One name, or several."""
+    """Check one name or several names."""
     if isinstance(value, str):
         return [value]
     is_other = isinstance(value, (bytes, bytearray, memoryview, Mapping))
@@ -169,14 +161,14 @@ _KEYS: Final = "text, or a sequence of words"
 
 
 def keys(value: object, field: str = "keys") -> str | None:
-    """The KEYS property: words with spaces between them, as one text or as a sequence of words.
+    """Check the KEYS property, and join a sequence of words with spaces.
 
     Returns:
-        The property; None for an empty sequence.
+        None for an empty sequence.
 
     Raises:
         UsageError: if a word of a sequence is empty or contains a space, because RocketMQ would
-            then index other words.
+            index other words.
     """
     if isinstance(value, str):
         return value
@@ -203,10 +195,9 @@ def choice(value: object, field: str, known: Collection[str]) -> str:
 
 # --------------------------------------------------------------------------------------- times
 def time_ms(value: object, field: str) -> int:
-    """A time as milliseconds since 1970.
+    """Convert a time to milliseconds since 1970.
 
-    Takes milliseconds, a date or datetime (UTC if it has no zone), or the text that ``--since``
-    takes.
+    Accepts milliseconds, a date or datetime (UTC without a zone), and the texts of ``--since``.
     """
     takes = "milliseconds since 1970, a datetime, or ISO 8601 text (UTC without a zone)"
     if isinstance(value, (str, date)):
@@ -218,7 +209,7 @@ def time_ms(value: object, field: str) -> int:
 
 
 def time_range(since: object, until: object) -> tuple[int | None, int | None]:
-    """The start and end of a time range in milliseconds; None stays None."""
+    """Convert the start and end of a time range to milliseconds; None stays None."""
     return optional(time_ms, since, "since"), optional(time_ms, until, "until")
 
 
@@ -233,12 +224,12 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def check_fields(record: Any) -> None:
-    """Check the fields of a dataclass by their annotations; convert NumPy's numbers to Python's.
+    """Check the fields of a dataclass by their annotations, and convert NumPy's numbers.
 
-    Fields of other types than numbers, bool, text and tuples of text are not checked.
+    Checks only numbers, bool, text and tuples of text.
 
     Raises:
-        WrongType: if a field has a wrong type; the text gives the field's name.
+        WrongType: with the field's name, if a field has a wrong type.
     """
     for name, check, is_optional in _checks(record.__class__):
         value = getattr(record, name)
@@ -251,7 +242,6 @@ def check_fields(record: Any) -> None:
 
 @cache
 def _checks(kind: type[Any]) -> tuple[tuple[str, Callable[..., Any], bool], ...]:
-    """The fields of a dataclass that are checked: name, check, and whether None is allowed."""
     found = []
     for field in dataclasses.fields(kind):
         first, *others = str(field.type).split(" | ")
@@ -283,7 +273,7 @@ def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
 
 
 def data(value: object, field: str) -> bytes | bytearray | memoryview:
-    """Bytes, a bytearray or a memoryview."""
+    """Check that an argument is bytes, a bytearray or a memoryview."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return value
     takes = "bytes, a bytearray or a memoryview"
@@ -291,7 +281,7 @@ def data(value: object, field: str) -> bytes | bytearray | memoryview:
 
 
 def path(value: object, field: str = "path") -> str:
-    """A path or URL."""
+    """Check a path or URL, and return it as text."""
     try:
         found = os.fsdecode(value)  # type: ignore[arg-type]
     except TypeError:

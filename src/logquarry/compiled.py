@@ -1,8 +1,8 @@
 """The list of the compiled modules, and the switch that runs them interpreted.
 
-The modules in :data:`MODULES` are Python code, with C types in a ``.pxd`` file beside each module.
-During the installation ``hatch_build.py`` compiles them, if there are a C compiler and Python's
-headers. Otherwise, and with ``LOGQUARRY_COMPILED=off``, the same code runs interpreted.
+``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
+beside each module. Without a C compiler and Python's headers, or with ``LOGQUARRY_COMPILED=off``,
+the same code runs interpreted.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ MODULES: Final = (
     "protocol.remoting_header",
     "protocol.remoting",
 )
-"""The compiled modules, below ``logquarry``. The C code of a module uses only modules that are
-listed before it."""
+"""Modules below ``logquarry``. A module's C code uses only modules that are listed before it."""
 
 _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
@@ -60,7 +59,7 @@ class _Sources:
 
 
 def is_switched_off(switch: str = SWITCH) -> bool:
-    """Whether an environment variable is set to ``off`` (default: ``LOGQUARRY_COMPILED``)."""
+    """Return whether an environment variable (default: ``LOGQUARRY_COMPILED``) is ``off``."""
     return os.environ.get(switch, "").lower() in ("off", "0", "no", "false")
 
 
@@ -71,7 +70,7 @@ def obey_switch() -> None:
 
 
 def is_compiled() -> bool:
-    """Whether the modules run compiled: either all of them do, or none."""
+    """Return whether all modules run compiled."""
     return all(
         (spec := find_spec(name)) is not None and not str(spec.origin).endswith(".py")
         for name in _NAMES
@@ -79,7 +78,7 @@ def is_compiled() -> bool:
 
 
 def description() -> str:
-    """Whether single puts run compiled or interpreted, and why."""
+    """Describe whether single puts run compiled or interpreted, and why."""
     if is_compiled():
         return "single puts run compiled"
     if is_switched_off():

@@ -1,9 +1,6 @@
 """Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
-The names are those of ``MessageStoreConfig`` in snake_case. Only this module parses RocketMQ's own
-spellings (``broker.conf``, JSON). RocketMQ ignores an unknown name. Here a typing error could cause
-a read with wrong sizes, so :func:`check_names` finds such errors. Configurations are frozen: to
-change one, make a new object (:func:`dataclasses.replace`).
+The names are RocketMQ's names in snake_case; this module parses RocketMQ's own spellings.
 """
 
 from __future__ import annotations
@@ -32,20 +29,18 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""Which keys an index has, named by the first version that indexes them. The first value means the
-words of KEYS, with signed hashes. The second adds UNIQ_KEY, and the third adds the tag."""
+"""Which keys an index has, named by the RocketMQ version that introduced them: ``"3.1"`` the words
+of KEYS with signed hashes, ``"4.9"`` also UNIQ_KEY, ``"5.4"`` also the tag."""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
-"""Bytes of a commit log file if neither files nor settings show them
-(``mappedFileSizeCommitLog``)."""
+"""Bytes of a commit log file if neither files nor settings show its size."""
 
 _BY_DIALECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "max_message_size": {"4.9": 4 << 20, "3.1": 512 << 10},
     "message_delay_level": {"4.9": props.DEFAULT_LEVELS, "3.1": props.LEVELS_3},
     "flush_interval_commit_log": {"4.9": 500, "3.1": 1_000},
 }
-"""Defaults that differ between the two dialects."""
 
 STORE_SETTINGS: Final = frozenset(
     {
@@ -93,67 +88,68 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""An unknown name that is at least this similar to a known name (one or two wrong letters) counts
-as a typing error."""
+"""An unknown name counts as a typing error of a known name from this similarity on (0 to 1)."""
 _NEAR: Final = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreConfig(LayoutConfig):
-    """The settings of a store. Defaults are RocketMQ 4.9.3's; times are in milliseconds.
+    """The settings of a store. Defaults are RocketMQ 4.9.3's. Times are in milliseconds.
 
     Attributes:
-        dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3 with
-            its transaction state table (docs/dialect-3.1.md). ``None`` means the dialect of the
-            existing store, and 4.9 for a new store. Readers recognise both.
-        message_delay_level: delay of each level, level 1 first. Default: the 18 levels of 4.9.3, or
-            the 16 levels of 3.1.3.
+        dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3
+            (docs/dialect-3.1.md). ``None``: the dialect of the existing store; 4.9 for a new store.
+            Readers recognise both formats.
+        message_delay_level: delay of each level, level 1 first. Default: 18 levels, or 16 levels in
+            dialect 3.1.
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
-            message counts as on disk if it is further from the log's end than
-            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
+        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. If
+            the distance of a message from the log's end exceeds
+            ``access_message_in_memory_max_ratio`` percent of the machine's memory, the message
+            counts as on disk.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
             to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
-            frame of the log. ``"rocketmq"`` does the same as RocketMQ, even after a clean shutdown.
+            frame of the log. ``"rocketmq"`` recovers as RocketMQ does, even after a clean shutdown.
         check_crc_on_recover: whether to compare bodies with their CRCs. After a clean shutdown, the
-            opening compares those in the last three log files. The recovery ``"rocketmq"`` compares
-            those in all files that it reads.
+            opening checks the last three log files. The recovery ``"rocketmq"`` checks all files
+            that it reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
         store_host: the store host (``ip:port``) of messages that are put without one.
-        topic_check: which topics a put accepts: ``"store"`` any name that is safe as a folder name,
+        topic_check: topics that a put accepts: ``"store"`` any name that is safe as a folder name,
             ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
         os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
-            time, other puts are refused.
+            time, the store refuses other puts.
         flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
         sync_flush_timeout: how long a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
         flush_commit_log_timed: whether background flushes keep the interval even during puts.
         flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
-        flush_commit_log_thorough_interval: how often a background flush ignores this minimum.
+        flush_commit_log_thorough_interval: pause between two background flushes that
+            ignore ``flush_commit_log_least_pages``.
         commit_interval_commit_log: pause between two commits of the transient store pool.
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
-        commit_commit_log_thorough_interval: how often a commit ignores its minimum of pages.
+        commit_commit_log_thorough_interval: pause between two commits that ignore
+            ``commit_commit_log_least_pages``.
         transient_store_pool_enable: whether messages are written to memory first, and from there to
             the log's files. Only with ASYNC_FLUSH, and not on a slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
         fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
         warm_mapped_file_enable: whether all pages of a new file are loaded into memory.
-        flush_least_pages_when_warm_mapped_file: has no effect, because warming reads pages and does
-            not write them.
+        flush_least_pages_when_warm_mapped_file: has no effect, because warming only reads pages.
         flush_interval_consume_queue: pause between two flushes of the queues.
         flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
-        flush_consume_queue_thorough_interval: how often a queue flush ignores its minimum of pages.
-            Such a flush also writes the checkpoint.
+        flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
+            ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
         ha_slave_fallbehind_max: a put waits only for slaves whose log is fewer than this many bytes
             behind the master's log.
@@ -163,14 +159,14 @@ class StoreConfig(LayoutConfig):
             connection as lost.
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
-            them; here you must enable it (docs/retention.md).
+            expired files (docs/retention.md).
         file_reserved_time: hours until a log file expires, counted from the store time of its last
-            message. Half messages that are older than this are abandoned.
+            message. Older half messages are abandoned.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
-        clean_file_forcibly_enable: whether a disk that is more than 85 % full makes the writer
-            delete files that have not expired. (RocketMQ: true.)
+        clean_file_forcibly_enable: whether the writer deletes files that have not expired if the
+            disk is more than 85 % full. (RocketMQ: true.)
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
@@ -185,9 +181,9 @@ class StoreConfig(LayoutConfig):
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
-        broker_settings: (name, value) of broker settings that logquarry does not use but that
-            decide which files the store has. ``from_mapping`` and ``from_file`` fill it, and the
-            store's features are determined from it.
+        broker_settings: (name, value) of broker settings that logquarry does not use, but that
+            decide which files the store has. ``from_mapping`` and ``from_file`` fill the field; the
+            store's features depend on the values.
     """
 
     dialect: str | None = None
@@ -270,7 +266,6 @@ class StoreConfig(LayoutConfig):
             raise UsageError(f"disk_max_used_space_ratio is {ratio}, and must be from 1 to 100")
 
     def _check_3_1(self) -> None:
-        """Reject settings that RocketMQ 3.1.3 does not have."""
         for name in ("enable_multi_dispatch", "enable_lmq", "transient_store_pool_enable"):
             if getattr(self, name):
                 raise UsageError(f"{name}: dialect 3.1 does not support it")
@@ -285,7 +280,7 @@ class StoreConfig(LayoutConfig):
         return self.dialect or DIALECTS[0]
 
     def in_dialect(self, dialect: str | None) -> StoreConfig:
-        """Return the settings for a dialect, with its defaults in place of those of 4.9."""
+        """Return the settings for a dialect, with the default values of this dialect."""
         if dialect == self.dialect:
             return self
         unset = {
@@ -302,16 +297,14 @@ class StoreConfig(LayoutConfig):
 
     @property
     def index_keys(self) -> IndexKeys:
-        """Which keys of a message are indexed."""
+        """The keys that the index has for each message."""
         if self.is_3_1:
             return "3.1"
         return "5.4" if self.index_tags else "4.9"
 
     @property
     def uses_transient_pool(self) -> bool:
-        """Whether puts write to a buffer in memory before the log's file
-        (``isTransientStorePoolEnable``).
-        """
+        """Whether puts write to a buffer in memory first (``isTransientStorePoolEnable``)."""
         return (
             self.transient_store_pool_enable
             and self.flush_disk_type == "ASYNC_FLUSH"
@@ -325,14 +318,13 @@ class StoreConfig(LayoutConfig):
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
-        """The settings in a mapping with RocketMQ's names or logquarry's names.
+        """Make settings from a mapping with RocketMQ's or logquarry's names.
 
-        Settings of RocketMQ that logquarry does not use are skipped. An unknown name is logged as
-        a warning, with the nearest known name.
+        Skips settings of RocketMQ that logquarry does not use. Logs a warning for an unknown name.
 
         Raises:
-            UsageError: if a value has the wrong type, or an unknown name is probably a typing error
-                of a setting that logquarry uses.
+            UsageError: if a value has the wrong type, or if an unknown name is probably a typing
+                error of a setting that logquarry uses.
         """
         arguments.mapping(values, "values", "a mapping of names to values")
         for name in values:
@@ -355,7 +347,7 @@ class StoreConfig(LayoutConfig):
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> StoreConfig:
-        """Settings from a ``broker.conf`` (lines ``name=value``) or a JSON object.
+        """Read settings from a ``broker.conf`` (lines ``name=value``) or a JSON object.
 
         Raises:
             UsageError: if the file cannot be read or parsed.
@@ -393,11 +385,7 @@ class StoreConfig(LayoutConfig):
 
 
 def settings_of(config: object) -> StoreConfig:
-    """Return the settings that a caller passed, or the defaults if it passed None.
-
-    Raises:
-        WrongType: if they are not a StoreConfig.
-    """
+    """Return the given settings, or the defaults for None; WrongType for another object."""
     if config is None:
         return StoreConfig()
     takes = "a StoreConfig (from other names: StoreConfig.from_mapping)"
@@ -419,7 +407,6 @@ def _camel_case(name: str) -> str:
 
 def _converted(name: str, kind: str, value: Any) -> Any:
     if kind.startswith("int"):
-        # bool is an int in Python, but true is not a size.
         if isinstance(value, int) and not isinstance(value, bool):
             return value
         if value is None and kind.endswith("None"):
@@ -443,22 +430,16 @@ def _converted(name: str, kind: str, value: Any) -> Any:
 
 @cache
 def broker_names() -> frozenset[str]:
-    """All settings of RocketMQ's broker, 4.9 to 5.5."""
+    """Return the names of all settings of RocketMQ's broker, 4.9 to 5.5."""
     data = files("logquarry").joinpath("data", "broker_settings.txt")
     return frozenset(data.read_text("ascii").split())
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Check the names of settings that logquarry does not have.
+    """Return a warning for each name that neither RocketMQ nor logquarry knows.
 
-    A ``broker.conf`` is full of settings that logquarry does not use: this function accepts them.
-
-    Args:
-        names: the names.
-        used: the settings that logquarry uses, as RocketMQ spells them.
-
-    Returns:
-        A warning for each name that neither RocketMQ nor logquarry knows.
+    RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
+    ``used`` has the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a typing error of a used setting.

@@ -1,4 +1,4 @@
-"""All exceptions that this package raises, as one tree.
+"""The exceptions of this package, as one tree.
 
 ::
 
@@ -25,8 +25,8 @@
                 ├── MisnamedFile  a log file whose frames contradict its name
                 └── UnreadableFile  a file with bytes that the disk does not deliver
 
-An exception means that the operation was not carried out. Outcomes of normal work (an offset after
-the end of a queue, a torn tail) are returned values, never exceptions.
+If a call raises an exception, the call has not completed its work. Outcomes of normal work (an
+offset after the end of a queue, a torn tail) are return values, not exceptions.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark sends exceptions pickled from its workers to the driver. By default, an exception
-        # with other arguments than its text cannot be unpickled.
+        # Spark pickles exceptions of its workers. By default, an exception whose arguments are more
+        # than its text cannot be unpickled.
         return _unpickled, (type(self), self.args), self.__dict__
 
 
@@ -52,17 +52,11 @@ class UsageError(LogquarryError, ValueError):
 
 
 class WrongType(UsageError, TypeError):
-    """An argument of a wrong type. The text gives the argument's name and the accepted types."""
+    """An argument of a wrong type. The error text names the argument and the accepted types."""
 
 
 class BadFilter(UsageError):
-    """An invalid SQL92 filter.
-
-    Attributes:
-        expression: the filter.
-        column: column of the error, from 1.
-        reason: a description.
-    """
+    """An invalid SQL92 filter. ``column`` is the position of the error, from 1."""
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
         super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
@@ -72,17 +66,13 @@ class BadFilter(UsageError):
 
 
 class SourceNotReadable(LogquarryError):
-    """The source of an import is missing, cannot be read, or was not written by an export."""
+    """The source of an import is missing, unreadable, or not written by an export."""
 
 
 class BadRow(LogquarryError):
-    """A row of an import is not a message, or the store rejects it.
+    """A row of an import is not a message, or the store rejects the row.
 
-    Attributes:
-        path: the file.
-        unit: what ``number`` counts: ``line`` or ``row``.
-        number: number of the row, from 1.
-        reason: a description.
+    ``number`` counts from 1, in lines or rows (``unit``).
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:
@@ -94,14 +84,13 @@ class BadRow(LogquarryError):
 
 
 class ReplicationError(LogquarryError):
-    """A master and a slave cannot continue with each other."""
+    """A master and a slave cannot continue to replicate."""
 
 
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    Attributes:
-        events: valid events that were decoded from the same bytes before the violation.
+    ``events`` has the valid events before the violation, decoded from the same bytes.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -112,8 +101,7 @@ class ProtocolViolation(ReplicationError):
 class LogsDiverged(ReplicationError):
     """A slave's log is not the beginning of its master's log: it is longer, or has other bytes.
 
-    Attributes:
-        offset: physical offset of the first difference, if it is known.
+    ``offset`` is the physical offset of the first difference.
     """
 
     def __init__(self, message: str, *, offset: int) -> None:
@@ -128,7 +116,7 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store is at the path, or its files cannot be read.
 
-    This is not an ``OSError``, so that callers never mistake a missing store for a failing disk.
+    Not an ``OSError``, so that callers never mistake a missing store for a failing disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;
@@ -144,8 +132,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: if a ``put_many`` failed in the middle: the result of the messages that are in the
-            log (the first messages of the call); else None.
+        appended: if a ``put_many`` failed in the middle: the result of the first messages of the
+            call, which are in the log; else None.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -158,7 +146,7 @@ class UnsupportedStore(StoreUnavailable):
     """The store has a feature of RocketMQ that the call cannot handle. Nothing was changed.
 
     Attributes:
-        feature: the feature's name, as ``store.features`` and ``info --json`` spell it.
+        feature: the feature's name, as in ``store.features`` and ``info --json``.
         evidence: the files, folders or settings that show the feature.
     """
 
@@ -176,8 +164,8 @@ class MessageRejected(StoreError):
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: number of the message in a ``put_many``, else None.
-        appended: as in :class:`StoreUnavailable`; only if multi-dispatch makes a message too large.
-            Every other rejection happens before the first message is appended.
+        appended: as in :class:`StoreUnavailable`, if multi-dispatch makes a message too large.
+            Other rejections happen before the first append.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
@@ -188,7 +176,7 @@ class MessageRejected(StoreError):
         self.appended: Any = None
 
     def of_message(self, index: int) -> MessageRejected:
-        """The same rejection for message ``index`` of a ``put_many``."""
+        """Return the same rejection for message ``index`` of a ``put_many``."""
         text = f"message {index}: {self}"
         return MessageRejected(text, status=self.status, reason=self.reason, index=index)
 
@@ -202,13 +190,11 @@ class DecompressionError(StoreError, ValueError):
 
 
 class CorruptStore(StoreError):
-    """Bytes that violate the format, and their position.
+    """Bytes that violate the format.
 
     Attributes:
-        path: the file.
         offset: physical offset in the commit log; position in any other file.
         kind: a short stable code (the ``kind`` of a verify finding).
-        reason: a description.
     """
 
     def __init__(self, path: str, offset: int, reason: str, *, kind: str = "corrupt") -> None:
@@ -234,5 +220,5 @@ class MisnamedFile(CorruptFile):
 class UnreadableFile(CorruptFile, ValueError):
     """The disk does not deliver bytes of a queue file, an index file or a small file.
 
-    A ``ValueError``, because callers expect one if the bytes of a small file are not valid.
+    A ``ValueError``, because callers expect a ValueError for invalid bytes of a small file.
     """

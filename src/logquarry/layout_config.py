@@ -1,4 +1,4 @@
-"""The settings that determine the bytes of a store's files: their sizes and kinds of entries."""
+"""The settings that determine the bytes of a store's files: file sizes and kinds of entries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from logquarry.format import batch, index, java, queue_entry, state_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConfig:
-    """Settings that determine the bytes of files. ``None``: infer it from the existing files.
+    """Settings that determine the bytes of files. None: infer the value from existing files.
 
     Attributes:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
@@ -19,20 +19,18 @@ class LayoutConfig:
             (RocketMQ: 6,000,000).
         mapper_file_size_batch_consume_queue: bytes of a batch queue file (RocketMQ 5: 13,800,000).
             "mapper" is RocketMQ's spelling.
-        batch_topics: the topics with batch queues. They are found in the files of a store, never
-            in a configuration.
+        batch_topics: the topics with batch queues, found in the store's files; never configured.
         max_hash_slot_num: slots of an index file (RocketMQ: 5,000,000).
         max_index_num: entries of an index file, including the unused entry 0
             (RocketMQ: 20,000,000).
         tran_state_table_mapped_file_size: bytes of a file of the 3.x state table
             (RocketMQ: 48,000,000).
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
-        index_tags: whether the index has an entry for each message's tag, as RocketMQ 5.4 and
-            later write it. A new store has no tag entries.
+        index_tags: whether the index has an entry for each message's tag (RocketMQ 5.4 and later).
+            A new store has no tag entries.
         enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues (in a
-            new store: no). If this is unknown, the property INNER_MULTI_QUEUE_OFFSET decides. It
-            lists the offsets of a message in its further queues, so a message without it is in
-            none.
+            new store: no). If the setting is unknown, a message is in further queues only if it has
+            the property INNER_MULTI_QUEUE_OFFSET.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
@@ -62,34 +60,33 @@ class LayoutConfig:
                 continue
             if value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
-            # RocketMQ's sizes are ints, and offset arithmetic must stay within 64 bits.
+            # RocketMQ's sizes are Java ints, and offset arithmetic must stay within 64 bits.
             if value > java.INT_MAX:
                 raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
 
     @property
     def queue_file_size(self) -> int | None:
-        """Size of a queue file in bytes, rounded up to whole entries
-        (``getMappedFileSizeConsumeQueue``)."""
+        """Bytes of a queue file, rounded up to entries (``getMappedFileSizeConsumeQueue``)."""
         return _whole_entries(self.mapped_file_size_consume_queue, queue_entry.UNIT_SIZE)
 
     @property
     def batch_queue_file_size(self) -> int | None:
-        """Size of a batch queue file in bytes, rounded up to whole entries."""
+        """Bytes of a batch queue file, rounded up to whole entries."""
         return _whole_entries(self.mapper_file_size_batch_consume_queue, batch.ENTRY_SIZE)
 
     @property
     def state_table_file_size(self) -> int | None:
-        """Size of a state table file in bytes, rounded up to whole entries."""
+        """Bytes of a state table file, rounded up to whole entries."""
         return _whole_entries(self.tran_state_table_mapped_file_size, state_table.UNIT_SIZE)
 
     @property
     def redo_log_file_size(self) -> int | None:
-        """Size of a redo log file in bytes, rounded up to whole entries."""
+        """Bytes of a redo log file, rounded up to whole entries."""
         return _whole_entries(self.tran_redo_log_mapped_file_size, queue_entry.UNIT_SIZE)
 
     @property
     def index_shape(self) -> index.IndexShape | None:
-        """The shape of index files, if a setting fixes it."""
+        """Slots and entries of an index file; None if no setting fixes them."""
         if self.max_hash_slot_num is None and self.max_index_num is None:
             return None
         return index.IndexShape(

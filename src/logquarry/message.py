@@ -1,9 +1,10 @@
-"""Messages to put."""
+"""``Message``: a message to put, and the checks of its fields."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 from logquarry import arguments
@@ -20,8 +21,6 @@ _new = tuple.__new__
 
 
 class _Fields(NamedTuple):
-    """The fields of :class:`Message`, in order."""
-
     topic: str
     body: bytes | bytearray | memoryview
     queue_id: int
@@ -42,7 +41,7 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. Its fields have the right types; the put checks their values.
+    """A message to put. The constructor checks the types of the fields, the put checks the values.
 
     Raises:
         WrongType: if a field has a wrong type.
@@ -50,24 +49,22 @@ class Message(_Fields):
 
     Attributes:
         topic: the topic.
-        body: the body, stored as given: bytes, or a bytearray or memoryview, whose bytes are read
-            only when the message is put.
+        body: the body, stored as given. The put reads the bytes of a bytearray or memoryview.
         queue_id: queue of the topic. RocketMQ accepts negative ids too.
         tags: the TAGS property.
-        keys: the KEYS property: keys separated by spaces. You may pass a sequence of keys; a key
-            cannot contain a space.
+        keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
+            contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, written as given. The store rewrites it only for a
-            delay and for multi-dispatch. It then encodes ``properties``, or the properties decoded
-            from the string if ``properties`` is None.
+        properties_string: the property string, stored as given. For a delay and for multi-dispatch
+            the store replaces the string: it encodes ``properties``, or if ``properties`` is None,
+            the properties in the string.
         delay_level: the DELAY property; 0 for no delay.
-        wait_store_ok: whether the put waits for flush and replica. The property WAIT is written
-            only if this is False.
+        wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
         sys_flag: the field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`).
             The store sets the bits of the host families.
-        queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. The
-            store sets the queue offset of all other messages.
+        queue_offset: only for a ROLLBACK of 3.1: the number of its transaction in the state table.
+            For all other messages the store sets the queue offset.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
         born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
         store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
@@ -76,8 +73,8 @@ class Message(_Fields):
             message.
     """
 
-    # This class is a tuple: it is immutable, is created in a third of the time of a frozen
-    # dataclass, and is quickly transposed to columns.
+    # A tuple is immutable, is created in a third of the time of a frozen dataclass, and is quickly
+    # transposed to columns.
     __slots__ = ()
 
     def __new__(
@@ -106,10 +103,9 @@ class Message(_Fields):
         """Make a message; omitted fields get their defaults.
 
         Args:
-            deliver_at: deliver the message at this time, by the timer wheel of RocketMQ 5:
-                milliseconds, a datetime or ISO 8601. Becomes the property TIMER_DELIVER_MS.
-            delay_ms: deliver the message this many milliseconds after its put. Becomes the property
-                TIMER_DELAY_MS.
+            deliver_at: delivery time for the timer wheel of RocketMQ 5: milliseconds, a datetime or
+                ISO 8601. Sets the property TIMER_DELIVER_MS.
+            delay_ms: delay after the put, in milliseconds. Sets the property TIMER_DELAY_MS.
         """
         if deliver_at is not None or delay_ms is not None:
             properties = _timed(properties, properties_string, deliver_at, delay_ms)
@@ -132,8 +128,8 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # Usual values have exactly these types. For fields that callers rarely pass, the cheapest
-        # check is whether the value is the default object (logquarry bench put).
+        # The usual values have exactly these types. For rare fields, the cheapest check is whether
+        # the value is the default object (logquarry bench put).
         if (
             type(topic) is str
             and type(body) is bytes
@@ -159,11 +155,11 @@ class Message(_Fields):
 
     @classmethod
     def _make(cls, iterable: Iterable[Any]) -> Self:  # type: ignore[override]
-        """Make a message from all fields in their order, checked as in the constructor."""
+        """Make a message from all fields in order, with the checks of the constructor."""
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values in some fields, checked as in the constructor."""
+        """Return a copy with other values, checked as in the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:
@@ -172,17 +168,14 @@ class Message(_Fields):
 
     @classmethod
     def of_checked(cls, fields: Iterable[Any]) -> Self:
-        """Make a message from the checked fields of another message, without a second check."""
+        """Make a message from the checked fields of another message, without checks."""
         return _new(cls, fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Message.of_checked, (tuple(self),)
 
     def all_properties(self) -> dict[str, str]:
-        """All properties, in the order in which they are encoded.
-
-        The order is that of ``properties`` (or else of the string), then KEYS, TAGS, WAIT, DELAY.
-        """
+        """Return all properties in the order in which the store encodes them."""
         if self.properties is not None:
             found = dict(self.properties)
         elif self.properties_string is not None:
@@ -207,7 +200,7 @@ def _timed(
     deliver_at: int | str | date | None,
     delay_ms: int | None,
 ) -> Mapping[str, str]:
-    """The properties that request the timer wheel (``setDeliverTimeMs``, ``setDelayTimeMs``)."""
+    # Java's methods are setDeliverTimeMs and setDelayTimeMs.
     if string is not None or (deliver_at is not None and delay_ms is not None):
         raise UsageError(
             "pass one of deliver_at and delay_ms, and no properties_string beside it: the string "
@@ -222,18 +215,12 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# These are the same conditions as in the constructor.
+# These types must be the same as in the conditions of the constructor.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},
 }
 speed_up(Message, {name: (_DEFAULTS[name], _USUAL_TYPES.get(name)) for name in Message._fields})
-
-
-def _host(value: object, field: str) -> str | bytes:
-    if isinstance(value, (str, bytes)):
-        return value
-    arguments.refuse_type(value, field, "ip:port, or 8 or 20 bytes")
 
 
 def _properties(value: object, field: str) -> Mapping[str, str]:
@@ -244,12 +231,13 @@ def _properties(value: object, field: str) -> Mapping[str, str]:
     return value  # type: ignore[return-value]
 
 
-def _string(value: object, field: str) -> str | bytes:
+def _text_or_bytes(value: object, field: str, takes: str = "text or bytes") -> str | bytes:
     if isinstance(value, (str, bytes)):
         return value
-    arguments.refuse_type(value, field, "text or bytes")
+    arguments.refuse_type(value, field, takes)
 
 
+_host: Final = partial(_text_or_bytes, takes="ip:port, or 8 or 20 bytes")
 _CHECKS: Final[Mapping[str, Any]] = {
     "topic": arguments.topic,
     "body": arguments.data,
@@ -257,7 +245,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "tags": arguments.text,
     "keys": arguments.keys,
     "properties": _properties,
-    "properties_string": _string,
+    "properties_string": _text_or_bytes,
     "delay_level": arguments.integer,
     "wait_store_ok": arguments.flag,
     "flag": arguments.integer,
@@ -269,11 +257,10 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "reconsume_times": arguments.integer,
     "prepared_transaction_offset": arguments.integer,
 }
-"""The check of each field. None is accepted if it is the field's default."""
+"""The check of each field. None is accepted if None is the field's default."""
 
 
 def _checked(fields: Iterable[Any]) -> Iterable[Any]:
-    """The fields of a message in their order, each in the type that the writer takes."""
     return [
         value if value is None and _DEFAULTS[name] is None else check(value, name)
         for (name, check), value in zip(_CHECKS.items(), fields, strict=True)
@@ -281,11 +268,7 @@ def _checked(fields: Iterable[Any]) -> Iterable[Any]:
 
 
 def require_message(message: object, field: str = "put") -> Message:
-    """Check that an argument is a message to put.
-
-    Raises:
-        WrongType: if it is not.
-    """
+    """Raise WrongType if an argument is not a message to put."""
     if not isinstance(message, Message):
         takes = "a Message"
         if isinstance(message, StoredMessage):
@@ -295,11 +278,7 @@ def require_message(message: object, field: str = "put") -> Message:
 
 
 def require_messages(messages: object, field: str) -> Sequence[Message]:
-    """Check that an argument is an iterable of messages to put.
-
-    Raises:
-        WrongType: if it is not.
-    """
+    """Return the messages of an iterable; raise WrongType for any other object or item."""
     found = require_iterable(messages, field)
     if not isinstance(found, (list, tuple)):
         return list(_checked_messages(found, field))
@@ -310,11 +289,7 @@ def require_messages(messages: object, field: str) -> Sequence[Message]:
 
 
 def require_iterable(messages: object, field: str) -> Iterable[object]:
-    """Check that an argument is an iterable, not a single message. Its items are not checked.
-
-    Raises:
-        WrongType: if it is not.
-    """
+    """Raise WrongType if an argument is not an iterable of messages. The items are not checked."""
     takes = "several messages, as Message objects or Arrow columns"
     if isinstance(messages, (Message, str, bytes, Mapping)) or not isinstance(messages, Iterable):
         arguments.refuse_type(messages, field, f"{takes} (put takes one Message)")

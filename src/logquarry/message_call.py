@@ -1,9 +1,8 @@
-"""A C function that makes a :class:`~logquarry.message.Message` without calling a Python function.
-Works only if this module is compiled.
+"""A C function that makes a :class:`~logquarry.message.Message` without a call of Python code.
 
-:func:`speed_up` puts the C function in front of ``Message.__new__``, the readable reference. The C
-function makes the message if the arguments have usual types, and passes every other call to the
-reference (tests/property/test_put_path_twins.py compares the two).
+Used only if this module is compiled. The C function makes a message from arguments of usual types.
+All other calls go to ``Message.__new__``, the reference
+(tests/property/test_put_path_twins.py compares the two).
 """
 
 from __future__ import annotations
@@ -22,9 +21,8 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order, its default and the type whose values need no check. The
-            type is None if every value except the default needs a check. The first field has no
-            default.
+        usual: for each field, in order: its default, and the type whose values need no check (None:
+            only the default needs no check). The first field has no default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

@@ -1,7 +1,6 @@
-"""A message as it is read from a store.
+"""``StoredMessage``: a message read from a store, decoded on demand.
 
-A StoredMessage wraps the frame from the log and decodes text, properties, hosts and ids on demand.
-Its attributes have the names of the DataFrame columns and JSON members.
+The attributes have the names of the DataFrame columns and JSON members.
 """
 
 from __future__ import annotations
@@ -20,11 +19,7 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """A message read from a store. Immutable; equal if the frames are equal.
-
-    Attributes:
-        broker: name of the broker whose store has the message.
-    """
+    """A message read from a store. Immutable; equal if the frames are equal."""
 
     def __init__(
         self,
@@ -64,12 +59,12 @@ class StoredMessage:
 
     @property
     def size(self) -> int:
-        """Bytes of the frame."""
+        """Bytes of the whole frame."""
         return self.frame.size
 
     @cached_property
     def message_id(self) -> str:
-        """Upper-case hex of store host and physical offset."""
+        """Store host and physical offset in upper-case hex."""
         return message_id.encode(self.frame.store_host, self.frame.physical_offset)
 
     @property
@@ -114,7 +109,7 @@ class StoredMessage:
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """The physical offset of the half message, for a committed or rolled back message."""
+        """Physical offset of the half message, if the message is committed or rolled back."""
         return self.frame.prepared_transaction_offset
 
     @property
@@ -129,7 +124,7 @@ class StoredMessage:
 
     @cached_property
     def properties(self) -> Mapping[str, str]:
-        """The properties as RocketMQ's parser reads them."""
+        """The properties, parsed as RocketMQ parses the property string."""
         return props.decode(self.properties_string)
 
     @property
@@ -160,8 +155,7 @@ class StoredMessage:
         return sys_flag.advances_queue(self.frame.sys_flag)
 
     def unwrap(self) -> tuple[StoredMessage, ...]:
-        """The messages of an inner batch of RocketMQ 5, each with its own queue offset, body, flag
-        and properties (:mod:`logquarry.format.batch`); else this message alone."""
+        """Return the messages of an inner batch of RocketMQ 5; for other frames, this message."""
         if not batch.is_inner_batch(self.frame.sys_flag):
             return (self,)
         return tuple(
@@ -170,20 +164,16 @@ class StoredMessage:
         )
 
     def content(self, *, limit: int = DEFAULT_LIMIT) -> bytes:
-        """The body, decompressed if SYSFLAG marks it as compressed.
+        """Return the body, decompressed if SYSFLAG marks the body as compressed.
 
         Raises:
-            DecompressionError: if it does not decompress, or decompresses to more than ``limit``
+            DecompressionError: if the body does not decompress, or its content exceeds ``limit``
                 bytes.
         """
         return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 
     def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
-        """The message as the object of one JSON line.
-
-        Args:
-            body: a value to write instead of the stored body, for example the decompressed body.
-        """
+        """Return the object of one JSON line; ``body`` replaces the stored body."""
         document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
         document["properties"] = dict(self.properties)
         document["body"] = base64.b64encode(self.body if body is None else body).decode("ascii")
@@ -231,4 +221,4 @@ JSON_NAMES = (
     "uniq_key",
     "body",
 )
-"""Members of a JSON line, in order."""
+"""The members of a JSON line, in order."""

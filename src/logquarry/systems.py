@@ -1,15 +1,6 @@
-"""The operating system: calls that it may lack, folders for caches, and interrupts.
+"""Differences between operating systems: file access, locks, cache folders, held interrupts.
 
-Reading works on Linux, macOS and Windows. Writing needs Linux or macOS: see
-:func:`require_writing`.
-
-A cache folder has the Java shim and compiled kernels. It may be deleted at any time; the next start
-then takes a moment longer.
-
-Interrupts (Ctrl-C, SIGTERM) are held back until a point at which they are safe. There are three
-reasons. An import must report exactly how many messages it has put. py4j has one connection per
-thread: an exception inside a call leaves that call's answer in the connection, and the next call
-then fails or hangs. An export must not stop while only some of its files are in place.
+Reading works on Linux, macOS and Windows, writing on Linux and macOS.
 """
 
 from __future__ import annotations
@@ -37,8 +28,8 @@ try:
 except ImportError:
     fcntl = None
 
-# Without O_NONBLOCK, opening a pipe that has no writer would block forever. Without O_BINARY,
-# Windows reads a file as text.
+# Without O_NONBLOCK, opening a pipe without a writer blocks forever. Without O_BINARY, Windows
+# reads a file as text.
 READ_ONLY = (
     os.O_RDONLY
     | getattr(os, "O_NONBLOCK", 0)
@@ -51,10 +42,10 @@ READ_ONLY = (
 def read_file(path: str | os.PathLike[str]) -> bytes:
     """Read a small file whole.
 
-    ``Path.read_bytes`` would wait for ever at a FIFO, and never end at a device like /dev/zero.
+    ``Path.read_bytes`` blocks at a FIFO, and never ends at a device like /dev/zero.
 
     Raises:
-        OSError: if it is not a regular file, cannot be read, or does not fit into memory.
+        OSError: if the path is no regular file, cannot be read, or does not fit into memory.
     """
     descriptor = os.open(path, READ_ONLY)
     try:
@@ -71,11 +62,10 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and all folders below it, each with the names of its files.
+    """Yield a folder and all folders below it, each with the names of its files.
 
-    Links to folders are not followed, and folders that cannot be read are left out, as in
-    ``os.walk``. Before Python 3.12, ``os.walk`` and ``Path.rglob`` are recursive, and raise a
-    RecursionError for a thousand nested folders.
+    Skips links to folders and unreadable folders, as ``os.walk`` does. Before Python 3.12,
+    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -91,9 +81,9 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:
-    """Read at a position. Raises OSError.
+    """Read at a position of a file; raises OSError.
 
-    Without ``pread`` this moves the file position: no other thread may use the descriptor.
+    Without ``pread`` the call moves the file position: no other thread may use the descriptor.
     """
     if hasattr(os, "pread"):
         return os.pread(descriptor, length, position)
@@ -102,16 +92,14 @@ def read_at(descriptor: int, length: int, position: int) -> bytes:
 
 
 def next_data(descriptor: int, position: int) -> int:
-    """The first position from ``position`` on that may have data. Raises OSError (ENXIO if no data
-    follows).
-    """
+    """Return the next position that may have data; raise OSError (ENXIO) if no data follows."""
     if hasattr(os, "SEEK_DATA"):
         return os.lseek(descriptor, position, os.SEEK_DATA)
     return position
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Whether a process holds the lock that RocketMQ takes on a file; False if there is no file."""
+    """Return whether a process holds RocketMQ's lock on a file; False if there is no file."""
     import struct
 
     try:
@@ -137,12 +125,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:
-    """Refuse to write a store on Windows, because its locks, renames and syncs differ and are
-    untested.
-
-    Raises:
-        StoreUnavailable: if this system cannot write stores.
-    """
+    """Raise StoreUnavailable on Windows, whose locks, renames and syncs are untested."""
     if fcntl is None:
         raise StoreUnavailable(
             f"{os.fsdecode(place)}: this system can read stores, but not write them: it has no "
@@ -151,11 +134,10 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 
 
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
-    """Candidate folders, best first; the caller takes the first that it can use.
+    """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    The first candidate is LOGQUARRY_CACHE_DIR, else logquarry/ under XDG_CACHE_HOME, else
-    ~/.cache/logquarry. It may be missing, read-only or mounted noexec. The second candidate is a
-    temporary folder that only this user can write; it is created when the iterator reaches it.
+    First LOGQUARRY_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache, which may be missing, read-only or
+    mounted noexec. Then a temporary folder that only this user can write.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -171,11 +153,7 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """The first writable folder of `cache_folders`; it exists on return.
-
-    Raises:
-        OSError: if not even a temporary folder can be created.
-    """
+    """Create and return the first writable folder of `cache_folders`; raises OSError."""
     return next(folder for folder in cache_folders(environ) if _made(folder))
 
 
@@ -188,12 +166,8 @@ def _made(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    """A folder below the system's temporary folder; the same folder in each process if that is
-    safe.
-
-    Its name is predictable, and any user can write to /tmp. Programs are run from the folder, so a
-    folder that another user created or can write to is not used.
-    """
+    # The name is predictable, and any user can write to /tmp. Programs run from this folder, so the
+    # function rejects a folder that another user owns or can write.
     parent = tempfile.gettempdir()
     if not hasattr(os, "getuid"):  # Windows
         return _folder_of_this_process(parent)
@@ -217,7 +191,7 @@ def _folder_of_this_process(parent: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    # Do not delete the folder when a forked child exits: the parent still uses it.
+    # A forked child must not delete the folder of its parent.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -226,7 +200,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """The signals that are held back inside a :func:`held` block.
+    """Holds interrupts (Ctrl-C, SIGTERM) back until a point at which an interrupt is safe.
+
+    - An import must report exactly how many messages it has put.
+    - py4j has one connection per thread. An exception inside a call leaves the call's answer in the
+      connection, and the next call fails or hangs.
+    - An export must not stop while only some of its files are in place.
 
     Attributes:
         when_noted: called in the main thread when a signal arrives and is held back.
@@ -239,7 +218,7 @@ class Held:
         self._came: int | None = None
 
     def hold(self) -> None:
-        """Start to hold signals back. Has an effect only in the main thread."""
+        """Start to hold signals back. Works only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:
@@ -264,7 +243,7 @@ class Held:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
-            # From now on a second signal is not held back.
+            # A second signal is not held back.
             self._handlers[number](number, frame)
         self._came = number
         if self.when_noted is not None:

@@ -1,9 +1,7 @@
-"""Formats sizes, times, messages and JSON for users, and parses the sizes and times that they type.
+"""Formats sizes, times, tables and JSON for users, and parses sizes and times.
 
-The content of a store is untrusted. Escape sequences in it could move the cursor, change the
-window's title or hide text. So all content passes :func:`printable` before it reaches a terminal.
-
-By default, the JSON document of an object has a member for each field of its dataclass.
+The content of a store is untrusted: escape sequences can move the cursor or hide text. All content
+passes :func:`printable` before it reaches a terminal.
 """
 
 from __future__ import annotations
@@ -26,15 +24,15 @@ _STEP = 1024
 _SECOND_MS, _MINUTE_MS, _HOUR_MS, _DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _BINARY_SHARE = 0.3
 _LEAST_COLUMNS: Final = 8
-"""Even on a narrow terminal, a cell of a table keeps this many columns."""
+"""Minimum width of a table's cell, in columns of the terminal."""
 _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 
 
 def printable(text: str) -> str:
-    """Escape all characters that are not visible, as Python does.
+    """Escape characters that are not visible: ``\\x1b``, ``\\u202e`` and so on.
 
-    Control and format characters (such as bidirectional overrides), line ends and lone surrogates
-    become ``\\x1b``, ``\\u202e`` and so on.
+    Not visible are control and format characters (such as bidirectional overrides), line ends and
+    lone surrogates.
     """
     if text.isprintable():
         return text
@@ -42,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def size_text(count: int | None) -> str:
-    """A size as ``1.5 GiB``; a dash for None."""
+    """Format a size as ``1.5 GiB``; a dash for None."""
     if count is None:
         return "-"
     value = float(count)
@@ -55,12 +53,12 @@ def size_text(count: int | None) -> str:
 
 
 def count_text(count: int | None) -> str:
-    """A number as ``2,628,118``; a dash for None."""
+    """Format a number as ``2,628,118``; a dash for None."""
     return "-" if count is None else f"{count:,}"
 
 
 def plural(count: int, what: str, many: str | None = None) -> str:
-    """A number with its noun: ``1 file``, ``2 files``."""
+    """Format a number with its noun: ``1 file``, ``2 files``."""
     return f"{count:,} {what if count == 1 else many or what + 's'}"
 
 
@@ -71,20 +69,14 @@ def listed(names: Sequence[str], most: int) -> str:
 
 
 def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
-    """The existing name most similar to the user's, regardless of upper and lower case.
-
-    Args:
-        name: the name that the user gave.
-        names: the names that exist.
-        least: minimum similarity, 0 to 1.
-    """
+    """Return the name most similar to ``name``, ignoring case; None below similarity ``least``."""
     spelling = {one.casefold(): one for one in names}
     found = difflib.get_close_matches(name.casefold(), spelling, 1, least)
     return spelling[found[0]] if found else None
 
 
 def time_text(ms: int | None) -> str:
-    """A time as ISO 8601 in UTC; as a number if it is outside the calendar; a dash for None."""
+    """Format a time as ISO 8601 in UTC; as a number outside the calendar; a dash for None."""
     if ms is None:
         return "-"
     try:
@@ -94,7 +86,7 @@ def time_text(ms: int | None) -> str:
 
 
 def duration_text(ms: int) -> str:
-    """A duration as ``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min`` or ``2 d 4 h``."""
+    """Format a duration: ``350 ms``, ``12.3 s``, ``4 min 10 s``, ``3 h 5 min``, ``2 d 4 h``."""
     if ms < _SECOND_MS:
         return f"{ms} ms"
     if round(ms / _SECOND_MS, 1) < _MINUTE_MS / _SECOND_MS:
@@ -111,7 +103,7 @@ def duration_text(ms: int) -> str:
 
 
 def bin_text(width_ms: int) -> str:
-    """The width of a time bin as ``minute``, ``5 minutes`` or ``100 ms``."""
+    """Format the width of a time bin: ``minute``, ``5 minutes``, ``100 ms``."""
     units = (_DAY_MS, "day"), (_HOUR_MS, "hour"), (_MINUTE_MS, "minute"), (_SECOND_MS, "second")
     for unit, name in units:
         if width_ms % unit == 0:
@@ -121,17 +113,17 @@ def bin_text(width_ms: int) -> str:
 
 
 def shown(text: str, most: int = 60) -> str:
-    """:func:`printable` text, shortened to ``most`` characters."""
+    """Make a text :func:`printable`, and shorten it to ``most`` characters."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def preview(body: bytes, most: int = 100) -> str:
-    """The start of a body, as text in quotes or as hex."""
+    """Format the start of a body, as text in quotes or as hex."""
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character; its first bytes must not count as invalid.
+    # The cut may split a character; its first bytes are not invalid.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -143,7 +135,7 @@ def preview(body: bytes, most: int = 100) -> str:
 
 
 def width(text: str) -> int:
-    """Columns of a printable text on a terminal."""
+    """Count the columns of a printable text on a terminal."""
     if text.isascii():
         return len(text)
     return sum(
@@ -153,7 +145,7 @@ def width(text: str) -> int:
 
 
 def shortened(text: str, most: int) -> str:
-    """A printable text in at most ``most`` columns of a terminal; ``…`` marks the cut."""
+    """Shorten a printable text to ``most`` columns of a terminal; ``…`` marks the cut."""
     if width(text) <= most:
         return text
     while text and width(text) > most - 1:
@@ -167,7 +159,7 @@ def columns(
     """Format rows of cells as lines with aligned columns.
 
     Args:
-        right: numbers of the columns to align right; they hold numbers and are never cut.
+        right: numbers of the columns to align right; these columns are never cut.
         most: columns of the terminal; the widest texts are shortened to fit. None: no limit.
     """
     if not rows:
@@ -187,7 +179,6 @@ def columns(
 
 
 def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
-    """Make the widest texts narrower until all fit, or until each has only a few columns."""
     texts = [i for i in range(len(widths)) if i not in right]
     while sum(widths) > room and texts:
         widest = max(texts, key=lambda i: widths[i])
@@ -197,10 +188,10 @@ def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
 
 
 def byte_count(text: str) -> int:
-    """Parse ``1048576``, ``1m`` or ``1.5 MB`` to bytes; units are powers of 1024, as in Spark.
+    """Parse a size as ``1048576``, ``1m`` or ``1.5 MB``; units are powers of 1024, as in Spark.
 
     Raises:
-        UsageError: if it is not a size, or is below one byte.
+        UsageError: if the text is not a size, or the size is below one byte.
     """
     pattern = r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgtp]?)(?:i?b)?"
     match = re.fullmatch(pattern, text.strip(), re.I | re.A)
@@ -211,9 +202,9 @@ def byte_count(text: str) -> int:
 
 
 def time_ms(value: str | date) -> int:
-    """Parse milliseconds since 1970, or an ISO 8601 time; or convert a date or datetime.
+    """Convert a time to milliseconds since 1970; fractions are rounded up.
 
-    A time without a zone is UTC. A date is its midnight. Fractions of a millisecond are rounded up.
+    Accepts milliseconds, ISO 8601, a date (midnight) or a datetime; UTC without a zone.
 
     Raises:
         UsageError: if a text is neither milliseconds nor a time.
@@ -234,10 +225,10 @@ def time_ms(value: str | date) -> int:
 
 
 def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
-    """The JSON document of an object.
+    """Make the JSON document of an object.
 
     Args:
-        names: attributes that become members, in order (default: the fields of the dataclass).
+        names: the attributes that become members, in order. Default: the fields of the dataclass.
     """
     if names is None:
         names = [field.name for field in fields(value)]
@@ -245,7 +236,7 @@ def document(value: Any, names: Iterable[str] | None = None) -> dict[str, Any]:
 
 
 def json_value(value: Any) -> Any:
-    """The JSON value of an attribute; an object's own ``to_json`` takes precedence."""
+    """Convert an attribute to its JSON value; an object's ``to_json`` takes precedence."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value):

@@ -1,4 +1,4 @@
-"""Used in place of the module ``cython`` by modules that run interpreted without Cython."""
+"""Replaces the module ``cython`` for interpreted modules, if Cython is not installed."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The types of the progress callback and the clock.
-
-A ``position`` is a place within a file; an ``offset`` is a place within the log or a queue.
-"""
+"""The types of progress callbacks and clocks."""
 
 from __future__ import annotations
 
@@ -13,18 +10,14 @@ from typing import Final
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
 Bars = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes a progress callback for one part of the work, whose name it takes. Returns a context
-manager."""
+"""Takes the name of a part of the work; returns a context manager that yields its callback."""
 
-
-# --------------------------------------------------------------------------------------------------
-# Time: milliseconds since 1970 (``System.currentTimeMillis()``)
 
 Clock = Callable[[], int]
-"""Returns the time in milliseconds."""
+"""Returns the time in milliseconds since 1970 (``System.currentTimeMillis()``)."""
 
 _NS_PER_MS: Final = 1_000_000
-# Look this function up once: each put calls it.
+# A lookup of the attribute would slow down each put.
 _time_ns = time.time_ns
 
 

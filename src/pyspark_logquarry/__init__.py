@@ -1,9 +1,9 @@
-"""Silences tracebacks in the process in which PySpark looks for data sources.
+"""Silences a traceback of PySpark's process that looks for data sources.
 
-PySpark imports all packages named ``pyspark_*`` there. The process then idles as long as the
-session lives, and prints a traceback when the JVM closes its connection after a minute; this import
-is the only way to prevent that. The package offers no ``DefaultSource``: PySpark does not register
-a source again that it found here, so ``logquarry.spark.register`` would fail.
+PySpark imports all packages named ``pyspark_*`` in that process, and only such an import can change
+the process. When the JVM closes the idle connection after a minute, the process prints a traceback.
+The package defines no ``DefaultSource``: otherwise ``logquarry.spark.register`` would fail, because
+PySpark registers a source only once.
 """
 
 from logquarry.spark.worker import ignore_hang_ups

@@ -1,1 +1,1 @@
-"""The benchmarks of ``logquarry bench``: they write, read, check and recover stores."""
+"""The measurements of ``logquarry bench``."""

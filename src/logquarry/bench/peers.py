@@ -1,16 +1,13 @@
-"""Puts the bodies of a benchmark into another embedded database, without syncs, for comparison.
+"""Measures puts into another embedded database, without syncs, for comparison with logquarry.
 
 =========  =====================================================================================
-lmdb       a transaction for each call, ``sync=False``; ``putmulti`` for several messages
+lmdb       one transaction for each call, ``sync=False``; ``putmulti`` for several messages
 rocksdict  RocksDB: a put or a ``WriteBatch`` into the write-ahead log and the memtable
-sqlite3    a transaction for each call, WAL, ``synchronous=OFF``; ``executemany`` for several
+sqlite3    one transaction for each call, WAL, ``synchronous=OFF``; ``executemany`` for several
            messages
 =========  =====================================================================================
 
-A call stores as many messages as a call in the benchmark of logquarry.
-
-The key of a message is its number. These databases store no topics, queues, times or checksums, so
-they do less work than a put of logquarry.
+The key of a message is its number. The databases store no topics, queues, times or checksums.
 """
 
 from __future__ import annotations
@@ -86,7 +83,7 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 def bench_peer(
     name: str, folder: Path, n: int, body: bytes, warmup: int, each: int = 1
 ) -> dict[str, float]:
-    """Measure writes of another store in one thread, and delete the store."""
+    """Measure writes in one thread, ``each`` messages a call, and delete the database."""
     if find_spec(name) is None:
         raise UsageError(f"{name} is not installed. Install it: pip install {name}")
     root = tempfile.mkdtemp(prefix="bench-", dir=folder)

@@ -1,12 +1,12 @@
 """Measures scans, recovery, rebuild and verify.
 
-A scan runs on one thread. There are four kinds of scans: ``walk`` finds every frame; ``walk_crc``
-also checks every body; ``fixed_to_arrow`` makes Arrow columns of the topic and all fields of fixed
-width; ``all_to_arrow`` makes all columns, with properties, and checks every body.
+A scan runs on one thread. ``walk`` finds every frame, ``walk_crc`` also checks every body.
+``fixed_to_arrow`` makes Arrow columns of the topic and of all fields of fixed width,
+``all_to_arrow`` makes all columns and checks every body.
 
-The other benchmarks do the same as ``oracle/bench recover`` and ``rebuild``, which measure
-RocketMQ. They fill a store that has RocketMQ's file sizes, and open it three times in one process
-with a warm page cache. The measured time ends when all messages are dispatched.
+The other benchmarks measure the same as ``oracle/bench recover`` and ``rebuild`` for RocketMQ. They
+open a store with RocketMQ's file sizes three times in one process, with a warm page cache. The
+measured time ends when all messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown
@@ -55,7 +55,7 @@ KINDS: Final[Mapping[str, tuple[bool, Sequence[str]]]] = {
 
 
 class Timing(NamedTuple):
-    """The result of a kind of scan: its fastest round. ``n`` is the number of messages."""
+    """The fastest round of a kind of scan. ``n`` is the number of messages."""
 
     messages_per_s: float
     bytes_per_s: float
@@ -64,9 +64,9 @@ class Timing(NamedTuple):
 
 
 def ensure_store(folder: Path, **given: Any) -> Path:
-    """Return the store in a folder; if there is none, make it with RocketMQ's file sizes.
+    """Return the store in a folder; make a missing store with RocketMQ's file sizes.
 
-    An interrupted call leaves no incomplete store. For the arguments see
+    An interrupted call leaves no incomplete store. The arguments are those of
     :func:`logquarry.testing.builder.fill`.
     """
     if (folder / "commitlog").is_dir():
@@ -88,12 +88,7 @@ def bench_scan(
 ) -> dict[str, Timing]:
     """Measure scans, and return the fastest round of each kind.
 
-    Args:
-        store: the store.
-        warmup: number of rounds before the measurement, which load the kernels and the page cache.
-        rounds: number of rounds to measure. The kinds take turns, so that a slow moment affects all
-            of them.
-        progress: called after each pass with (passes done, all passes).
+    The kinds take turns, so that a slow moment affects all kinds.
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}
@@ -112,7 +107,6 @@ def bench_scan(
 
 
 def _pass(layout: StoreLayout, *, check_crc: bool, names: Sequence[str]) -> tuple[int, int]:
-    """Read the log once. Return the numbers of messages and of bytes."""
     decoding = Decoding(columns=names)
     count = end = 0
     for event in LogReader(layout, check_crc=check_crc).events():
@@ -134,8 +128,7 @@ def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[s
     """Measure one kind on a new store, and delete the store.
 
     Returns:
-        For each mode, the seconds of each pass, and the messages and bytes per second of the last
-        pass.
+        For each mode: the seconds of each pass, and the rates of the last pass.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(recovery=recovery)

@@ -1,18 +1,17 @@
 """Measures puts, gets and a consumer, in the same way as ``oracle/bench`` measures RocketMQ.
 
-A benchmark makes a store with RocketMQ's file sizes, warms it up, measures, and deletes the store.
-Dispatch runs during the puts. So there are two times: until the last put returns, and until all
+A benchmark makes a store with RocketMQ's file sizes, warms up, measures, and deletes the store.
+Dispatch runs during the puts, so there are two times: until the last put returns, and until all
 messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string
-put-batch  batches for one topic and queue; 256 prepared wire forms are used in turn
-put-many   prepared record batches are used in turn; with ``as_messages`` the time includes
-           making the messages
-get        gets of 32 messages, which read body, queue offset, store time and tags; then gets
-           that read the frames only
+put-batch  batches for one topic and queue, from 256 prepared wire forms
+put-many   prepared record batches; with ``as_messages`` the time includes making the messages
+get        gets of 32 messages that read body, queue offset, store time and tags; then gets that
+           only read the frames
 consume    one consumer of all topics with a tag filter, which reads the same four fields; then
-           the CPU time while the consumer waits for messages
+           the CPU time of the waiting consumer
 =========  ==================================================================================
 """
 
@@ -54,7 +53,7 @@ _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
-# A constant, because in Python 3.11 looking up a member of an enum takes 0.15 us.
+# In Python 3.11 the lookup of an enum's member takes 0.15 us.
 _PUT_OK: Final = PutStatus.PUT_OK
 
 
@@ -63,17 +62,15 @@ class Load:
     """The messages of a benchmark, and how to put them.
 
     Attributes:
-        n: number of messages to measure.
-        topics: number of topics, used in turn.
-        queues: queues of each topic, used in turn.
+        n: number of measured messages.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
         outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
             each message.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
         as_messages: for ``put-many``: whether to put Message objects instead of record batches.
-        warmup: number of messages before the measurement. None for a quarter of ``n``, but at least
-            200,000; with ``is_sync``, at most 2,000.
+        warmup: number of messages before the measurement. None: a quarter of ``n``, at least
+            200,000; with ``is_sync`` at most 2,000.
     """
 
     n: int = 1_000_000
@@ -98,7 +95,7 @@ class Load:
 
 
 class Bench:
-    """Puts a load into a store, and measures it."""
+    """Puts a load into a store, and measures the puts, gets or a consumer."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
@@ -113,7 +110,6 @@ class Bench:
         return f"KEYS\x01key{number}\x02{text}" if self._load.keys else text
 
     def _places(self, start: int, step: int) -> Iterator[tuple[str, int]]:
-        """Yield the topic and queue of each message; after the last queue they start again."""
         topics = [f"BenchTopic{topic}" for topic in range(self._load.topics)]
         count, queues = len(topics), self._load.queues
         numbers = range(start, start + count * queues * step, step)
@@ -122,7 +118,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # Make the message with the same call that a user's program would use.
+            # A user's program makes a message with the same call.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,
@@ -160,7 +156,7 @@ class Bench:
 
     # ------------------------------------------------------------------------------------ puts
     def putter(self, kind: str) -> Callable[[int, int, int], None]:
-        """Return a function ``put(start, stop, step)``, which puts the messages of this range."""
+        """Return a function ``put(start, stop, step)`` that puts this range of messages."""
         if kind == "put":
             return self._put_outstanding if self._load.outstanding else self._put
         if kind == "put-batch":
@@ -229,7 +225,7 @@ class Bench:
 
     # ------------------------------------------------------------------------------ measurements
     def timed(self, kind: str) -> dict[str, float]:
-        """Put the load, and measure it."""
+        """Measure the puts of the load."""
         load = self._load
         each = 1 if kind == "put" else load.batch
         put = self.putter(kind)
@@ -250,8 +246,7 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # Measure the processor time of the thread that puts. Unlike wall time, it does not
-            # include the time of other programs.
+            # The processor time of the putting thread does not include other programs.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -281,7 +276,7 @@ class Bench:
             raise failures[0]
 
     def timed_gets(self) -> dict[str, float]:
-        """Get all messages of each queue, and return the fastest pass."""
+        """Get all messages of each queue; return the fastest pass."""
         best: dict[str, float] = {}
         count = 0
         for name, decoded in itertools.product(("raw", "decoded"), range(_PASSES)):
@@ -304,7 +299,7 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, by three groups in turn; return the fastest."""
+        """Consume all messages in one thread, with three groups in turn; return the fastest."""
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):
@@ -381,6 +376,5 @@ def bench_store(
 
 
 def _require(result: Any) -> None:
-    # A message is in the log if its result has one of these states.
     if result.status is not _PUT_OK:
         raise RuntimeError(f"a put failed: {result}")

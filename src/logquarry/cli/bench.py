@@ -33,7 +33,6 @@ _BATCH: Final = {"put": 1, "put-batch": 32, "put-many": 10_000, "get": 10_000, "
 
 
 def _number(flag: str, help: str, default: int | None = None, **given: Any) -> _Option:
-    """An option for a number that is at least ``least`` (default: 1)."""
     kind = click.IntRange(given.pop("least", 1), given.pop("most", None))
     names = [flag, given.pop("name")] if "name" in given else [flag]
     is_shown = default is not None
@@ -124,7 +123,6 @@ _OWN: Final[dict[str, tuple[_Option, ...]]] = {
 
 
 def _run(kind: str, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Measure puts, gets or a consumer; return the settings and the result."""
     from logquarry.bench.store import Load, bench_store
 
     load = Load(
@@ -171,7 +169,6 @@ def _show(out: Output, as_json: bool, stated: dict[str, Any], found: dict[str, A
 
 
 def _command(kind: str) -> click.Command:
-    """Make the command for a kind."""
     is_recovery = kind not in _BATCH
     run = partial(_run_recovery if is_recovery else _run, kind)
 
@@ -278,7 +275,7 @@ def scan(
 
 
 def parse_range(word: str) -> tuple[int, int]:
-    """Parse ``256-1024`` or ``256`` into the smallest and the largest body size."""
+    """Parse ``256-1024`` or ``256`` to the smallest and the largest body size."""
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:

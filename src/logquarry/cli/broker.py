@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Number of terminal lines that show no group: title, column heads, borders, the line with the
-number of further groups, and the line of the cursor.
-"""
+"""Number of lines for title, heads, borders, the count of further groups, and the cursor."""
 _GARBAGE: Final = 100_000
 """Python collects garbage after this many new objects."""
 
@@ -184,9 +182,8 @@ async def _serve(
                 server = serve_metrics(running, *metrics_at)
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
-        # Collect garbage seldom: requests leave no reference cycles, and frequent collections would
-        # take a third of the time of a send. Collect once before the first line of output, because
-        # clients may wait for that line.
+        # Requests leave no reference cycles, and frequent collections take a third of the time of a
+        # send. Clients may wait for the first line of output, so collect before this line.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -198,7 +195,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # A script may wait for these lines, so print them at once.
+        # Flush now: a script may wait for these lines.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)
@@ -208,7 +205,6 @@ async def _serve(
 
 
 async def _show(out: Output, waiting: Held, running: Broker) -> None:
-    """Show the connected groups, until an interrupt."""
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
         # Without a timer, an idle broker uses no processor time.
@@ -228,25 +224,19 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             table = view.table(max(1, console.height - _OTHER_LINES))
-            # Write in a thread: if the user stops the terminal with Ctrl-S, the write blocks.
+            # If the user stops the terminal with Ctrl-S, a write blocks: write in a thread.
             await asyncio.to_thread(live.update, table, refresh=True)
             await asyncio.sleep(_STATUS_SECONDS)
             waiting.check()
 
 
 class _View:
-    """The table that the terminal shows."""
-
     def __init__(self, running: Broker) -> None:
         self._running = running
         self._before = time.monotonic(), 0, 0
 
     def table(self, most: int) -> Table:
-        """Connections, rates, and the connected groups, sorted by lag: the most lag first.
-
-        Args:
-            most: maximum number of rows: as many as fit into the terminal.
-        """
+        """Show connections, rates, and at most ``most`` groups, the largest lag first."""
         from rich.table import Table
 
         core = self._running.core

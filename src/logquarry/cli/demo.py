@@ -70,14 +70,13 @@ def _unpack(folder: Path) -> Path:
     ):
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")
-        else:  # Python 3.11.0 to 3.11.3 has no filters; our own archive is safe
+        else:  # Python 3.11.0 to 3.11.3 have no filters; our own archive is safe
             tar.extractall(folder)
-    # The name of this folder becomes the broker's name in the export.
+    # The export takes the broker's name from the name of this folder.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")
 
 
 def _report(out: Output, store: Path, page: Path) -> VerifyReport:
-    """Check the store, and write the report if the packages for it are installed."""
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.verify import verify_store
     from logquarry.report.page import store_report

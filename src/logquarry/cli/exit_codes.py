@@ -7,20 +7,11 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final
 
-from logquarry.errors import (
-    BadRow,
-    CorruptStore,
-    LogquarryError,
-    MessageNotFound,
-    ReplicationError,
-    StoreNotFound,
-    StoreUnavailable,
-    UsageError,
-)
+from logquarry import errors
 
 
 class ExitCode(IntEnum):
-    """The exit codes, each with its name."""
+    """The exit codes of all commands."""
 
     CLEAN = 0
     FINDINGS = 1
@@ -72,25 +63,25 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
         "type the same command again; `import` prints which option to add",
     ),
 }
-"""For each code, its meaning and what the user can do next."""
+"""For each code: its meaning, and the user's next step."""
 
 _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
-    (UsageError, ExitCode.USAGE),
-    (StoreNotFound, ExitCode.UNREADABLE),
-    (StoreUnavailable, ExitCode.REFUSED),
-    (ReplicationError, ExitCode.REFUSED),
-    (CorruptStore, ExitCode.FINDINGS),
-    (BadRow, ExitCode.FINDINGS),
-    (MessageNotFound, ExitCode.FINDINGS),
-    (LogquarryError, ExitCode.UNREADABLE),
-    # No permission for a folder, or the disk fails.
+    (errors.UsageError, ExitCode.USAGE),
+    (errors.StoreNotFound, ExitCode.UNREADABLE),
+    (errors.StoreUnavailable, ExitCode.REFUSED),
+    (errors.ReplicationError, ExitCode.REFUSED),
+    (errors.CorruptStore, ExitCode.FINDINGS),
+    (errors.BadRow, ExitCode.FINDINGS),
+    (errors.MessageNotFound, ExitCode.FINDINGS),
+    (errors.LogquarryError, ExitCode.UNREADABLE),
+    # A folder without permission, or a failing disk.
     (OSError, ExitCode.UNREADABLE),
 )
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether the cause of an error is a full disk or an exhausted quota."""
+    """Return whether the cause of an error is a full disk or an exhausted quota."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
@@ -102,7 +93,7 @@ def exit_code(error: BaseException) -> ExitCode:
 
 
 def markdown() -> str:
-    """Return the codes as a table for the documentation."""
+    """Return the table of the exit codes for the documentation."""
     lines = ["| exit code | meaning | what to do |", "|---|---|---|"]
     lines += [f"| {code:d} | {meaning} | {todo} |" for code, (meaning, todo) in MEANINGS.items()]
     return "\n".join(lines)

@@ -107,7 +107,7 @@ class TableFlags(NamedTuple):
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Refuse options that do not apply to a format."""
+        """Raise UsageError if options are given that do not apply to a format."""
         for name in names or self._fields:
             if getattr(self, name):
                 takers = "iceberg" if names else " and ".join(KINDS)
@@ -123,7 +123,7 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export that the options describe, and check it before Spark starts."""
+    """Make the export that the options describe, and check the export before Spark starts."""
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
         DEFAULT_INTERVAL,
@@ -171,7 +171,7 @@ def named_values(words: Sequence[str]) -> dict[str, str] | None:
 
 
 def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
-    """Run the export on Spark, and print a note with the number of added messages."""
+    """Run the export on Spark, and print the number of added messages."""
     follow = export.options.follow
     where = text.printable(export.target.table.folder.location)
 
@@ -300,7 +300,7 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Report a wrong path or configuration now, because the start of Spark takes seconds.
+    # Report a wrong path or configuration before Spark starts, which takes seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
@@ -329,7 +329,7 @@ def _jsonl(
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
-    # Open all stores before the first write: with a wrong path, the command must leave no file.
+    # Open all stores before the first write: if a path is wrong, the command leaves no file.
     readers = [
         messages.message_reader(
             StoreLayout.open(path, settings),
@@ -357,7 +357,6 @@ def _jsonl(
 def _write(
     out: Output, readers: Sequence[messages.MessageReader], file: BinaryIO, limit: int | None
 ) -> tuple[int, int]:
-    """Write messages as JSON lines; return the number of messages and of bytes."""
     from logquarry.log.frames import decoded
 
     count = length = 0

@@ -64,7 +64,7 @@ def import_(
 
     began = time.monotonic()
     found = open_source(source)
-    # If SRC is not an export, this line raises an error, before a store is made.
+    # If SRC is not an export, raise the error before a store is made.
     next(read_source(found), None)
     if found.damage:
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
@@ -73,8 +73,7 @@ def import_(
         _run(out, found, store, imported, settings, keep_times=keep_times, skip=skip)
     except BaseException:
         if imported.messages:
-            # Print this line even with --quiet: the user must know how many messages are in the
-            # store.
+            # --quiet does not suppress this line: the user must know the number of stored messages.
             done = skip + imported.messages
             count = text.plural(done, "message")
             if imported.is_complete:
@@ -119,7 +118,7 @@ def _run(
     from logquarry.store.message_store import StoreWriter
     from logquarry.systems import held
 
-    # Delay an interrupt until the current part of SRC is in the store, so that the number of
+    # Hold an interrupt back until the current part of SRC is in the store, so that the count of
     # imported messages is right.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         opened.free_room_at_close()
@@ -140,7 +139,6 @@ def _run(
 
 
 def _with_skip(words: Sequence[str], count: int) -> list[str]:
-    """Return the command line that continues the import, with ``--skip count``."""
     left: list[str] = []
     for word in words:
         if left[-1:] == ["--skip"]:

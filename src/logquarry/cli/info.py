@@ -1,10 +1,4 @@
-"""``logquarry info`` and ``report``: show the contents of a store.
-
-``info`` reads the files and can count the whole log. ``report`` draws one HTML page.
-
-``info --timers`` prints the timer messages that are not due yet. ``stats`` prints unacknowledged
-pops too.
-"""
+"""``logquarry info``: show the contents of a store. ``logquarry report``: draw one HTML page."""
 
 from __future__ import annotations
 
@@ -74,8 +68,7 @@ def info(
 
     def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
-            # info opens only a few log files. So check the names of all files here; for a local
-            # store this is cheap.
+            # info opens only a few log files. For a local store a check of all names is cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no queue files: reading the whole log")
@@ -118,7 +111,6 @@ def info(
 
 
 def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_json: bool) -> None:
-    """Print the features of a store whose log cannot be read."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.features import find_features
 
@@ -132,7 +124,7 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
 
 # ----------------------------------------------------------------------------------- info: JSON
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
-    """The document of ``info --json``, described in docs/json.md."""
+    # docs/json.md describes the document.
     layout, log = store.layout, store.layout.commit_log
     from logquarry.store.state import file_bytes
 
@@ -193,7 +185,7 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
     try:
         found = store.checkpoint
     except CorruptStore:
-        # Ignore it: verify reports it as a finding.
+        # verify reports the damaged checkpoint as a finding.
         return None
     return None if found is None else found._asdict()
 
@@ -386,7 +378,7 @@ def report(store: str, target: str, config: str | None, out: Output) -> None:
 
 
 def timers_document(layout: StoreLayout) -> dict[str, Any]:
-    """``timers`` of ``info --json``, described in docs/json.md."""
+    """Make the member ``timers`` of ``info --json`` (docs/json.md)."""
     from logquarry.read.timers import check_or_none, precision, timers_of
 
     check = check_or_none(layout)

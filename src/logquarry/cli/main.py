@@ -1,9 +1,7 @@
 """The entry point of ``logquarry``: runs a command; turns errors into exit codes and next steps.
 
-:mod:`logquarry.cli.exit_codes` has the table of the codes.
-
-The commands use click, not typer. typer 0.29 imports pydantic when it converts the first argument,
-which would add 0.15 s to the start of every command.
+The commands use click, because typer 0.29 imports pydantic for the first argument, and so adds
+0.15 s to each start.
 """
 
 from __future__ import annotations
@@ -46,11 +44,11 @@ _MODULES: Final = {
     "demo": "demo",
     "bench": "bench",
 }
-"""Command -> module of this package. ``import_`` is the function of ``import``."""
+"""Command -> module of this package."""
 
 
 class _Commands(click.Group):
-    """The group of all commands. It imports a command's module only when the command is used."""
+    # Imports the module of a command only if the user calls the command.
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_MODULES)
@@ -88,7 +86,7 @@ class _Commands(click.Group):
                     output.step(step)
                 ctx.exit(exit_code(error))
             except Exception as error:
-                # An extension module may have turned the interrupt into another exception.
+                # An extension module may turn a KeyboardInterrupt into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)
@@ -130,15 +128,13 @@ def app(verbose: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process."""
-    # NumPy makes threads for multiplying matrices, which delays the start by 60 ms. No command
-    # needs them.
+    # NumPy's threads for matrices delay the start by 60 ms, and no command needs these threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # The caller may have closed the streams; then Python sets them to None.
+    # If the caller closed a stream, Python sets it to None.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # A file name can contain bytes that the encoding cannot write. Escape them instead of
-        # failing.
+        # The encoding may not support all bytes of a file name. Escape such bytes.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     # SIGTERM becomes an exception, so that commands remove half-written files.
@@ -146,7 +142,7 @@ def main() -> None:
     try:
         app(prog_name="logquarry")
     except Exception as error:
-        # After a traceback, Python would exit with 1, but exit code 1 means findings here.
+        # After an unhandled exception Python exits with 1, but 1 means findings.
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
         sys.exit(ExitCode.FAULT)
@@ -168,7 +164,7 @@ def _message(error: BaseException) -> str:
 
 
 def _close_stdout() -> None:
-    """Send the rest of stdout to /dev/null: if its pipe is closed, Python would raise at exit."""
+    # If the pipe of stdout is closed, Python's last flush raises. Send the rest to /dev/null.
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

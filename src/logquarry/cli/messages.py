@@ -106,8 +106,7 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # Clients show the UNIQ_KEY as the message id, and it is as long as a message id of the
-        # broker.
+        # Clients show the UNIQ_KEY as the message id. Both kinds of id have the same length.
         raise MessageNotFound(
             f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error
@@ -145,7 +144,6 @@ def _lines(
 
 
 def _block(message: StoredMessage, body: bytes, hidden: frozenset[str]) -> list[str]:
-    """Return two lines about a message: place and properties, then the start of the body."""
     parts = [
         str(message.physical_offset),
         text.time_text(message.store_timestamp),
@@ -191,7 +189,7 @@ class MessageReader:
     """Reads selected messages of one store in physical order.
 
     Attributes:
-        damage: collects the damage that the reader skipped, and bodies that do not decompress.
+        damage: the damage that the reader skipped, and bodies that did not decompress.
     """
 
     layout: StoreLayout
@@ -216,13 +214,13 @@ class MessageReader:
     def lines(
         self, run: Run, hidden: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Rows, list[str]]]:
-        """Yield parts of a run, with their lines of JSON."""
+        """Yield parts of a run, each with its JSON lines."""
         from logquarry.log import json_lines
 
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        """Return the log's end as the queues show it; much empty space can follow it."""
+        # The queues show the log's end. Much empty space can follow the log's end in its last file.
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)
@@ -239,7 +237,7 @@ def message_reader(
     broker: str,
     decompress: bool,
 ) -> MessageReader:
-    """Make a reader that decodes with the delay levels and the limits of this store."""
+    """Make a reader with the delay levels and the limits of this store."""
     from logquarry.log.batches import BadBodies, DamageLog
     from logquarry.log.columns import Decoding
 
@@ -261,7 +259,7 @@ def message_reader(
 
 
 def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
-    """Yield the first ``limit`` messages of the runs; all if it is None."""
+    """Yield the first ``limit`` messages of the runs; None: all messages."""
     left = limit
     for run in runs if left != 0 else ():
         if left is None or len(run.rows) < left:
@@ -279,7 +277,7 @@ def report_damage(
     on_damage: OnDamage,
     layout: StoreLayout | None = None,
 ) -> None:
-    """Write to stderr which damage the reader found, and whether it skipped it or stopped."""
+    """Print the damage that the reader found, and whether the reader skipped it or stopped."""
     from logquarry.log.batches import BAD_COMPRESSION
     from logquarry.read.lost_messages import lost_messages
 

@@ -1,6 +1,6 @@
 """Suggests the next command, with the path and the options of the user's last command.
 
-Each result is one line that starts with ``next:``. Words are quoted for a shell.
+Each result is a line that starts with ``next:``; its words are quoted for a shell.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _READERS: Final = ("messages", "export")
 
 
 def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
-    """Remember the user's command line for :func:`after_error`."""
+    """Keep the words of the user's command line for :func:`after_error`."""
     ctx.meta[_WORDS] = list(words)
 
 
 def words(ctx: click.Context) -> list[str]:
-    """Return the user's command line; empty if it is not known."""
+    """Return the words of the user's command line; empty if they are unknown."""
     found: list[str] = ctx.meta.get(_WORDS, [])
     return found
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """Return the line with a command, and with what to do before it."""
+    """Format a next step: a command, and the user's work ``before`` the command."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
 
 def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
-    """The next step after a verification; None if there is nothing to do."""
+    """Return the next step after a verification; None if there is nothing to do."""
     from logquarry.repair.verify.findings import next_step
 
     found = next_step(report)
@@ -60,7 +60,7 @@ def after_verify(report: VerifyReport, store: str, config: str | None) -> str | 
 
 
 def after_error(error: BaseException, ctx: click.Context) -> str | None:
-    """The next step after an error that ended a command; None if the error's text has it."""
+    """Return the next step after an error; None if the error's text already has a next step."""
     from logquarry.log.layout import BrokenLink
 
     typed = words(ctx)
@@ -97,7 +97,7 @@ def after_error(error: BaseException, ctx: click.Context) -> str | None:
 
 
 def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
-    """Return the next step after a salvage: write the new store, or check the written store."""
+    """Return the next step after a salvage: write the new store, or verify the written store."""
     if into is not None:
         return line("verify", into)
     words = ["--include-stale"] if stale else []
@@ -105,7 +105,7 @@ def after_salvage(store: str, into: str | None, stale: bool, config: str | None)
 
 
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
-    """The next step after a plan that refuses the store."""
+    """Return the next step after a plan that refuses the store."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.fence import Action, refusal
 
@@ -119,7 +119,7 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
 
 def is_convertible(store: str, config: str | None) -> bool:
-    """Whether ``convert`` can copy the log: the log is readable, and is not in ``commitlog/``."""
+    """Return whether ``convert`` can copy the log: it is readable, but not in ``commitlog/``."""
     from logquarry.log.layout import StoreLayout
 
     try:
@@ -130,7 +130,7 @@ def is_convertible(store: str, config: str | None) -> bool:
 
 
 def is_log_place(error: UnsupportedStore) -> bool:
-    """Whether an error about a log outside of ``commitlog/`` already gives the next step."""
+    """Return whether an error is about a log outside of ``commitlog/``."""
     from logquarry.log import log_place
 
     places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
@@ -138,7 +138,6 @@ def is_log_place(error: UnsupportedStore) -> bool:
 
 
 def _store(ctx: click.Context) -> str | None:
-    """Return the store of the command, if the command has exactly one."""
     one: str | None = ctx.meta.get("logquarry.store")
     several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
     if one is None and len(several) == 1:

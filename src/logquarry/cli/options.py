@@ -30,11 +30,11 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""A lower number is a time before 1973. Probably the user passed seconds, not milliseconds."""
+"""A lower number is a time before 1973: the user probably passed seconds, not milliseconds."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    """Remember a value for the next step after an error (:mod:`logquarry.cli.next_step`)."""
+    # next_step.py uses the value after an error.
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -114,7 +114,7 @@ _FILTERS = (
 
 
 def into(text: str) -> Callable[[_Command], _Command]:
-    """Make the option ``--into``, with the given help."""
+    """Make the option ``--into`` with the given help."""
     return click.option("--into", metavar="DIR", type=LocalFolder(), help=text)
 
 
@@ -124,7 +124,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path as the user gave it."""
+        """Return the path in the user's spelling; raise UsageError for a URL."""
         from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
@@ -132,7 +132,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
 
 
 class Filters(NamedTuple):
-    """The values of the options that :func:`filters` adds, not parsed yet."""
+    """The unparsed values of the options that :func:`filters` adds."""
 
     topic: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -145,7 +145,7 @@ class Filters(NamedTuple):
     limit: int | None = None
 
     def message_filter(self) -> MessageFilter:
-        """Parse all values but ``limit``."""
+        """Parse all values except ``limit``."""
         from logquarry.format.properties import TAG_SEPARATOR
         from logquarry.log import filters as scan_filters
 
@@ -171,12 +171,10 @@ class Filters(NamedTuple):
 def bundle(
     argument: str, kind: Callable[..., Any], added: Sequence[Callable[[Any], Any]]
 ) -> Callable[[_Command], Callable[..., Any]]:
-    """Make a decorator that adds options to a command, and makes one argument from them.
+    """Make a decorator that adds options to a command, and bundles their values in one argument.
 
     Args:
-        argument: name of the argument.
-        kind: makes the argument; its parameters have the names of the options.
-        added: the options.
+        kind: makes the value of the argument; its parameters have the names of the options.
     """
     names = inspect.signature(kind).parameters
 
@@ -194,11 +192,11 @@ def bundle(
 
 
 filters = bundle("filters", Filters, _FILTERS)
-"""Adds the options that filter messages to a command, as its argument ``filters``."""
+"""Decorator: adds the filter options to a command, as its argument ``filters``."""
 
 
 def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
-    """Parse the value of an option; None if it was not given. An error begins with the option."""
+    """Parse an option's value; None if it was not given. An error begins with the option's name."""
     try:
         return None if word is None else parse(word)
     except UsageError as error:
@@ -206,13 +204,13 @@ def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Va
 
 
 def command_line(*words: str, config: str | None = None) -> str:
-    """Quote a logquarry command for a shell, with this command's ``--config``."""
+    """Quote a logquarry command for a shell; ``config`` becomes its ``--config``."""
     stated = [] if config is None else ["--config", config]
     return text.printable(shlex.join(["logquarry", *words, *stated]))
 
 
 def store_config(path: str | None) -> StoreConfig | None:
-    """Return the configuration of ``--config``; None without the option."""
+    """Read the configuration of ``--config``; None without the option."""
     from logquarry.config import StoreConfig
 
     return None if path is None else StoreConfig.from_file(path)
@@ -246,7 +244,7 @@ def offset_range(word: str) -> tuple[int, int]:
 
 
 def _time_ms(option: str, word: str | None) -> int | None:
-    """Parse a time in milliseconds or as ISO 8601; warn if it is probably in seconds."""
+    # A digit string below _LEAST_PLAUSIBLE_MS is probably a time in seconds.
     found = parsed(option, word, text.time_ms)
     if found and word and word.isdigit() and found < _LEAST_PLAUSIBLE_MS:
         year = datetime.fromtimestamp(found / 1000, UTC).year

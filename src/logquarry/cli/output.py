@@ -1,7 +1,7 @@
-"""Output of commands: stdout, stderr, progress bars, and files that are complete or not there.
+"""Output of commands: stdout, stderr, progress bars, and files that appear only when complete.
 
-Data goes to stdout, everything else to stderr. JSON is UTF-8 in every locale; other text follows
-the locale. Progress bars and colour appear only on a terminal, colour only without ``NO_COLOR``.
+Data goes to stdout, everything else to stderr. JSON is UTF-8 in every locale. Only a terminal shows
+progress bars and colours; ``NO_COLOR`` disables the colours.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
 MOST_LISTED = 40
-"""Maximum number of lines that a command prints of a list; ``--json`` prints all."""
+"""Maximum number of printed lines of a list; ``--json`` prints all."""
 
 
 # ------------------------------------------------------------------------------------------- files
 def check_target(target: str | Path, stores: Iterable[str]) -> Path:
-    """Check that a command may write a file, and return its path with links resolved."""
+    """Check that a command may write a file; return the path without links."""
     from logquarry.log.location import path_or_url
 
     name = path_or_url(str(target))
@@ -59,9 +59,9 @@ def _refuse_folder(target: str | Path, path: Path) -> None:
 
 @contextmanager
 def staged(target: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name, and rename it at the end of the block.
+    """Write a file under a temporary name, and rename the file at the end of the block.
 
-    If the block raises, the target does not change. An existing pipe or device is written directly.
+    If the block raises, the target does not change. A pipe or device is written directly.
     """
     _refuse_folder(target, target)
     target = target.resolve()
@@ -77,8 +77,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes a file that only its owner can read. So set the mode that a new file
-        # normally has.
+        # mkstemp makes a file that only its owner can read. Set the usual mode of new files.
         umask = os.umask(0)
         os.umask(umask)
         draft.chmod(0o666 & ~umask)
@@ -86,18 +85,14 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            # The error of a failed write does not contain the file name.
+            # The error of a failed write has no file name.
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 
 # ----------------------------------------------------------------------------------------- streams
 class Output:
-    """The two streams of one command.
-
-    Args:
-        quiet: write only data and errors, no notes and no progress.
-    """
+    """The two streams of one command. ``quiet`` suppresses notes, warnings and progress."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -115,29 +110,24 @@ class Output:
             sys.stdout.write("\n".join([*some, ""]))
 
     def json(self, document: Any) -> None:
-        """Write one JSON document in ASCII, so that names in it cannot control the terminal."""
-        # Encode twice: the first time repairs file names, the second time escapes characters that
-        # are not ASCII.
+        """Write one JSON document in ASCII, so that its content cannot control a terminal."""
+        # The first encoding repairs file names, the second escapes non-ASCII characters.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
     def jsonl(self, lines: Iterable[str]) -> None:
-        """Write lines of JSON as bytes, because the locale's encoding may lack some characters."""
+        """Write lines of JSON as UTF-8, because the locale's encoding may lack some characters."""
         sys.stdout.flush()
         for data in encoded(lines):
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-        """Write a table with aligned columns.
+        """Write a table with aligned columns. A terminal gets shortened texts.
 
         Args:
-            header: names of the columns.
             rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
-            right: names of the columns that are aligned to the right, separated by spaces.
-
-        On a terminal, long texts are cut so that each row fits into a line. If stdout is no
-        terminal, they are complete.
+            right: names of the columns to align right, separated by spaces.
         """
         numbers = [i for i, name in enumerate(header) if name in right.split()]
         most = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -146,12 +136,12 @@ class Output:
         self.lines(lines)
 
     def more(self, count: int, words: str = "more", *, indent: str = "") -> None:
-        """If a printed list is not complete, print how many items are missing."""
+        """Print how many items a printed list leaves out, if any."""
         if count > 0:
             self.line(f"{indent}and {count} {words}; --json lists all")
 
     def section(self, title: str, lines: Sequence[str], most: int = MOST_LISTED) -> None:
-        """Write a titled list after an empty line, if it has any lines."""
+        """Write an empty line, a title and a list, if the list has any lines."""
         if lines:
             self.title(title)
             self.lines(f"  {text.printable(line)}" for line in lines[:most])
@@ -182,7 +172,7 @@ class Output:
 
     @contextmanager
     def status_line(self) -> Iterator[Callable[[str], None]]:
-        """Show a line on stderr, if it is a terminal; yields a function that replaces the line."""
+        """Show a line on stderr if it is a terminal; yield a function that replaces the line."""
         if self.quiet or not sys.stderr.isatty():
             yield lambda line: None
             return
@@ -198,13 +188,12 @@ class Output:
     ) -> Iterator[Progress | None]:
         """Show a progress bar on stderr while the block runs.
 
-        Yields None if ``--quiet`` is given, or if stderr is not a terminal.
+        Yields None if there is no bar: with ``--quiet``, or if stderr is not a terminal.
 
         Args:
-            what: the label of the bar.
-            in_bytes: whether the bar counts bytes; otherwise it counts items.
-            beside_data: whether the command prints data while the bar is shown. If so, there is no
-                bar if stdout is a terminal too.
+            in_bytes: whether the bar counts bytes, not items.
+            beside_data: whether the command prints data meanwhile. If stdout is a terminal too,
+                there is no bar.
         """
         is_hidden = self.quiet or not sys.stderr.isatty()
         if is_hidden or (beside_data and sys.stdout.isatty()):
@@ -218,7 +207,7 @@ class Output:
 
 
 class _ProgressBar:
-    """A progress bar that appears after 0.4 s. Shorter work shows none."""
+    # Work of less than 0.4 s shows no bar.
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what
@@ -281,12 +270,12 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # A file name can contain bytes that are not UTF-8. JSON can escape them.
+        # A file name can contain bytes that are not UTF-8; JSON can escape such bytes.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 
 def _with_names(text: str) -> str:
-    """Repair UTF-8 file names in a text: in some locales, Python does not decode them."""
+    # In some locales, Python does not decode UTF-8 file names.
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:
@@ -310,7 +299,7 @@ def _styled(words: str, style: str, stream: TextIO) -> str:
 
 
 class _Handler(logging.Handler):
-    """Writes log records to stderr, escaped: a name from a store can be hostile."""
+    # Names from a store can be hostile, so the handler escapes all text.
 
     def emit(self, record: logging.LogRecord) -> None:
         level = record.levelname.lower()

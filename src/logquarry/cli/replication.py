@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""``--once`` ends after this many attempts (about 3 s) in which no byte of the log arrived."""
+"""``--once`` gives up after this many attempts (about 3 s) that received no byte of the log."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -41,14 +41,14 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes names in this way. For an impossible name, this raises UnicodeError.
+        # The resolver encodes host names with IDNA. An impossible name raises UnicodeError.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
 
 
 def ha_times(settings: StoreConfig) -> HaTimes:
-    """The heartbeat and housekeeping intervals of a configuration."""
+    """Return the heartbeat and housekeeping intervals of a configuration."""
     from logquarry.protocol.ha.messages import HaTimes
 
     return HaTimes(
@@ -58,14 +58,14 @@ def ha_times(settings: StoreConfig) -> HaTimes:
 
 
 class ServerTls(NamedTuple):
-    """The files of a server's TLS, as the user gave them."""
+    """The user's paths of a server's TLS files."""
 
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS settings; None without a certificate."""
+        """Return the TLS settings; None without a certificate."""
         if self.tls_cert is None:
             if self.tls_key is not None or self.tls_ca is not None:
                 raise UsageError("--tls-key and --tls-ca need --tls-cert")
@@ -77,7 +77,7 @@ class ServerTls(NamedTuple):
 
 
 def server_tls_options(clients: str) -> Callable[[Any], Any]:
-    """Add the options of TLS to a command that serves clients, as its argument ``tls``."""
+    """Add the TLS options to a command that serves clients, as its argument ``tls``."""
     return options.bundle(
         "tls",
         ServerTls,
@@ -103,7 +103,7 @@ def server_tls_options(clients: str) -> Callable[[Any], Any]:
 def client_tls(
     tls: bool, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
 ) -> ssl.SSLContext | None:
-    """The TLS settings of a slave; None without ``--tls``."""
+    """Return the TLS settings of a slave; None without ``--tls``."""
     if not tls:
         if tls_ca or tls_cert or tls_key:
             raise UsageError("--tls-ca, --tls-cert and --tls-key need --tls")
@@ -256,7 +256,6 @@ def replicate(
 
 
 def _fetch_last(out: Output, sync: ConfigSync) -> None:
-    """Copy config/ once more, now that the log is complete."""
     try:
         synced = sync.sync()
     except OSError as error:
@@ -268,8 +267,6 @@ def _fetch_last(out: Output, sync: ConfigSync) -> None:
 
 
 class _Line:
-    """Makes the status line of ``replicate``, and prints a note if the connection changes."""
-
     def __init__(self, out: Output, slave: HaSlave, sync: ConfigSync | None, *, ends: bool) -> None:
         self._out = out
         self._slave = slave
@@ -396,8 +393,7 @@ def serve_master(
         allow=allow or None,
         tls=tls.context(),
     )
-    # Do not make a store: the command puts no messages, so an empty new store would only hide a
-    # mistyped path.
+    # Do not make a store: an empty new store would only hide a mistyped path.
     StoreLayout.open(store)
     with (
         held() as waiting,
@@ -413,7 +409,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # A script may wait for these lines, so print them at once.
+        # Flush now: a script may wait for these lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

@@ -90,8 +90,9 @@ def retain(
             "--keep-bytes": keep_bytes,
             "--max-files": None if max_files is None else str(max_files),
         }
-        words = [word for pair in given.items() if pair[1] is not None for word in pair]
-        typed = [word for word in words if word is not None]
+        typed = [
+            word for name, value in given.items() if value is not None for word in (name, value)
+        ]
         out.line()
         out.line(f"next: {options.command_line('retain', store, *typed, '--apply', config=config)}")
 

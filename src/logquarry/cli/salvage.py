@@ -1,7 +1,5 @@
-"""``logquarry salvage`` and ``convert``: make a new store from the sound messages of another.
-
-``convert`` makes a plain store from a DLedger log, or from a log in several folders.
-"""
+"""``logquarry salvage``: copy the sound messages of a damaged store into a new store.
+``logquarry convert``: make a plain store from a DLedger log, or from a log in several folders."""
 
 from __future__ import annotations
 
@@ -119,7 +117,6 @@ def _salvage_one(
 
 
 def _show_salvage(out: Output, found: Salvaged) -> None:
-    """Print what was saved, what is lost, and what was not copied."""
     plan = found.plan
     if plan.lost:
         rows = [
@@ -166,7 +163,7 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if plan.unproved_start is not None:
-        # It is unknown whether the messages before the log's start have expired.
+        # It is unknown whether the messages before the log's start have expired or are lost.
         loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
@@ -175,9 +172,9 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         listed = sum(stop - start for *_, start, stop in lost)
         count = text.plural(max(listed, plan.lost_messages), "message")
         if plan.lost_messages > listed:
-            # The index does not contain queues and queue offsets.
+            # The index does not record queues and queue offsets.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
-        # The lost bytes may include blanks at the ends of files, which belong to no message.
+        # The lost bytes may include blanks.
         loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 

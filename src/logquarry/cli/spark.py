@@ -1,4 +1,4 @@
-"""Runs commands on Spark: makes a session for a block, and turns failures into one-line errors."""
+"""Runs commands on Spark: sessions, and one-line errors for Spark's failures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SparkTrouble(LogquarryError):
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """Yield a Spark session. Stop it at the end of the block, unless Spark ran before."""
+    """Yield a Spark session; stop the session at the end, unless Spark ran before."""
     if find_spec("pyspark") is None:
         raise SparkTrouble(
             "this needs PySpark, which is not installed: pip install 'logquarry[spark]'"
@@ -44,7 +44,7 @@ def session(master: str) -> Iterator[SparkSession]:
         except BaseException:
             if made is not None and not running:
                 with held():
-                    # Tasks that still run would log errors, because the session is gone.
+                    # Running tasks would log errors about the stopped session.
                     made.sparkContext.setLogLevel("OFF")
             raise
         finally:
@@ -64,11 +64,8 @@ def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
 
 
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
-    """Make a session in another thread, so that Ctrl-C works while Spark starts.
-
-    In the main thread, PySpark would also install a handler for Ctrl-C. This handler calls the JVM
-    at any point of the program.
-    """
+    # In the main thread, Ctrl-C would not work while Spark starts, and PySpark would install a
+    # handler for Ctrl-C that calls the JVM at any point of the program.
     made: list[SparkSession] = []
     failed: list[BaseException] = []
 
@@ -88,7 +85,7 @@ def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
 
 @contextmanager
 def _spark_trouble() -> Iterator[None]:
-    """Turn Spark's exceptions, whose text is a Java stack trace, into SparkTrouble."""
+    # The text of Spark's exceptions is a Java stack trace.
     try:
         yield
     except LogquarryError:
@@ -109,7 +106,7 @@ def export(
     options: ReadOptions | None = None,
     partition_by: Sequence[str] = (),
 ) -> ExportSummary:
-    """Export to Parquet with a progress bar, and print a note about the written files."""
+    """Export to Parquet with a progress bar, and print the number of written messages."""
     from logquarry.spark.export import export_parquet
 
     with out.progress("exporting", in_bytes=True) as progress:

@@ -48,8 +48,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Read the state first, because this raises if the store cannot be read. The metrics would
-        # just be empty.
+        # Read the state first: if the store is unreadable, the state raises, and metrics are empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text
@@ -73,7 +72,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
 
 
 def _stats_document(root: str, broker: str, state: StoreState, pops: Pops) -> dict[str, Any]:
-    """The document of ``stats --json``, described in docs/json.md."""
+    # docs/json.md describes the document.
     document = {"store": root, "broker": broker} | state.to_json()
     return document | {"unacknowledged_pops": pops.to_json()}
 
@@ -126,12 +125,11 @@ def _bytes(count: int | None) -> str:
 
 
 def sizes_text(sizes: Mapping[str, int]) -> str:
-    """The bytes of each folder, in one line."""
+    """Format the bytes of each folder in one line."""
     return ", ".join(f"{name} {text.size_text(size)}" for name, size in sizes.items())
 
 
 def _show_pops(out: Output, pops: Pops) -> None:
-    """Print unacknowledged pops as a table, if there are any."""
     if pops.queues:
         out.line()
         rows = [
@@ -149,10 +147,10 @@ def _show_pops(out: Output, pops: Pops) -> None:
 def read_store(
     store: str, settings: StoreConfig | None, read: Callable[[MessageStore], T]
 ) -> tuple[T, Mapping[QueueKey, str]]:
-    """Read an open store; if the disk does not deliver some queues, read it without them.
+    """Read an open store; leave out queues whose bytes the disk does not deliver.
 
     Returns:
-        The result, and the queues that were left out, with their reasons.
+        The result, and the left out queues with their reasons.
     """
     from logquarry.read.batch_queue import unreadable_queues
     from logquarry.store.message_store import MessageStore
@@ -171,7 +169,7 @@ def read_store(
 
 
 def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
-    """The queues that were left out, as docs/json.md describes them."""
+    """Make the list of the left out queues for JSON (docs/json.md)."""
     return [
         {"topic": topic, "queue_id": queue_id, "reason": reason}
         for (topic, queue_id), reason in sorted(queues.items())
@@ -179,7 +177,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """List the queues that were left out, and end with the exit code for findings."""
+    """Warn of the left out queues, and exit with the code for findings if there are any."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

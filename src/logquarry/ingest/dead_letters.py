@@ -1,7 +1,7 @@
 """The dead letters of a load: Parquet files with the rows that no store accepts, and the reasons.
 
-A load writes its dead letters to staged files, and moves these into place when it commits. The file
-names contain the identity of the load, so a repeated load replaces its own files.
+A commit moves the staged files of the load into place. The file names contain the identity of the
+load, so a repeated load replaces its own files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
-"""The name begins with an underscore, so that readers of Parquet ignore the folder."""
+"""Readers of Parquet ignore a folder whose name begins with an underscore."""
 
 
 class DeadLetters:
@@ -35,7 +35,7 @@ class DeadLetters:
         self._writer: pq.ParquetWriter | None = None
 
     def add(self, rows: pa.RecordBatch, reasons: Sequence[str]) -> None:
-        """Add rows, with the reason for each."""
+        """Add rows, with a reason for each row."""
         if REASON in rows.schema.names:
             raise UsageError(
                 f"a rejected row has a column {REASON!r} already: rename the column of the rows"

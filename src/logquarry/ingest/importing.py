@@ -1,9 +1,8 @@
-"""Imports exported messages: checks all rows, then puts them.
+"""Imports exported messages: checks all rows, then puts the rows.
 
-An import that fails halfway leaves messages in the log. They cannot be removed, and another attempt
-duplicates them. So the import reads and checks the whole source before the first put. Afterwards
-only a full disk or Ctrl-C can end the import. It then ends between two messages, and reports the
-number of imported messages.
+The log cannot remove messages, so a repeated import duplicates the messages of a failed import. To
+prevent this, the import checks the whole source before the first put. Afterwards only a full disk
+or Ctrl-C can end the import. The import then ends between two messages, and reports their number.
 """
 
 from __future__ import annotations
@@ -28,9 +27,7 @@ Checked = list[Rows]
 """All rows of a source, in the form that ``put_stored`` expects."""
 
 MOST_KEPT: Final = 256 << 20
-"""Maximum bytes of checked rows that stay in memory until they are put. A larger source is read
-twice.
-"""
+"""Maximum bytes of checked rows in memory. The import reads a larger source twice."""
 
 
 @dataclass(slots=True)
@@ -38,7 +35,7 @@ class Imported:
     """Counts of an import so far.
 
     Attributes:
-        bytes: bytes of their frames.
+        bytes: bytes of the imported frames.
         topics: (messages, bytes) by topic.
         raised_times: number of messages whose store time was raised, if store times are kept.
         is_complete: whether all messages are in the store.
@@ -88,16 +85,14 @@ def check_source(
     progress: Progress | None = None,
     pause: Callable[[], None] = lambda: None,
 ) -> Checked | None:
-    """Read the whole source and check that the store accepts all rows.
+    """Read the whole source, and check that the store accepts all rows.
 
     Args:
-        store: the target.
-        source: the messages.
         progress: called with (bytes read, bytes in total).
         pause: called at safe points; raise to cancel.
 
     Returns:
-        The rows, or None if they take more than MOST_KEPT bytes.
+        The rows; None if the rows take more than MOST_KEPT bytes.
     """
     kept: Checked | None = []
     size = 0
@@ -129,12 +124,10 @@ def import_source(
     """Put the messages of a source into a store, in order.
 
     Args:
-        store: the target.
-        source: the messages.
         imported: receives the counts, even if an exception ends the import.
-        checked: the rows that :func:`check_source` returned; None to read the source again.
+        checked: the result of :func:`check_source`; None to read the source again.
         keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
-        skip: number of messages at the start of the source that are not put.
+        skip: number of messages at the start of the source to skip.
         progress: called with (bytes done, bytes in total).
         pause: called at safe points; raise to cancel.
 
@@ -169,7 +162,6 @@ def _stored(found: Iterator[Rows]) -> Iterator[Rows]:
 
 
 def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
-    """Yield the rows after the first ``skip`` rows."""
     left = skip
     for rows in found:
         skipped = min(left, rows.batch.num_rows)
@@ -181,14 +173,13 @@ def _after(source: Source, found: Iterator[Rows], skip: int) -> Iterator[Rows]:
 
 
 def _later(batch: Any, result: PutManyResult) -> int:
-    """Count the messages that got a later store time than they had."""
     if "store_timestamp" not in batch.schema.names:
         return 0
     return int(np.count_nonzero(result.store_timestamp > store_times_of(batch)))
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:
-    """Raise the error of a message as a BadRow, with the file and the number of its row."""
+    # The error names the position of the message in the batch; BadRow names the row in the file.
     match = re.fullmatch(r"message (\d+): (.*)", str(error), re.DOTALL)
     if match is None:
         raise SourceNotReadable(f"{rows.path}: {error}") from error

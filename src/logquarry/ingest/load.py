@@ -1,10 +1,9 @@
 """Commits the rows that many tasks have staged to one or several stores: all exactly once, or none.
 
-With one store, the load is atomic because of the intent, a file in the store
-(:mod:`logquarry.store.load.loading`). With several stores, a crash may leave the load in only some
-of them. So before anything is appended, one document decides for all stores which segments belong
-to the load. After a crash, the next load into the same path completes the load that was decided. If
-the load was repeated meanwhile, the segments of the second attempt are dropped.
+In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
+several stores, a crash can leave the load in some of the stores. So before the first append, a
+document decides which segments belong to the load. After a crash, the next load into the same path
+completes the decided load, and drops the segments of a second attempt.
 
 ::
 
@@ -58,7 +57,7 @@ _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
 _SMALL: Final = 64 << 20
-"""A load with fewer bytes of frames than this appends to one store after the other."""
+"""A load with fewer bytes of frames appends to its stores one after the other."""
 
 T = TypeVar("T")
 
@@ -79,12 +78,12 @@ class Appending:
 
     @property
     def bytes(self) -> int:
-        """Bytes of frames."""
+        """Bytes of all frames."""
         return sum(segment.bytes for segment in self.segments)
 
 
 RunAppends = Callable[[Sequence[Appending]], Sequence[Loaded]]
-"""Runs :func:`append_to_store` for each store, in this process or on Spark; keeps their order."""
+"""Runs :func:`append_to_store` for each store, here or on Spark; results in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +92,11 @@ class LoadSummary:
 
     Attributes:
         rows: number of messages that this call appended.
-        bytes: bytes of their frames.
-        rejected: number of rows that were written to the dead letters.
-        was_there: whether an earlier call had completed the load already, so that this call
-            appended nothing.
-        stores: (end of the log before, end now) by folder of the store.
+        bytes: bytes of the appended frames.
+        rejected: number of rows in the dead letters.
+        was_there: whether an earlier call had completed the load, so that this call appended
+            nothing.
+        stores: (log's end before, log's end now) by the folder of the store.
     """
 
     rows: int = 0
@@ -108,8 +107,8 @@ class LoadSummary:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless the store has them."""
-    # An abandoned attempt possibly still holds the lock of the store.
+    """Append segments to one store, unless the store already has the load."""
+    # An abandoned attempt can still hold the lock of the store.
     opened = _patiently(
         lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
@@ -126,12 +125,10 @@ def _is_held(store: str) -> bool:
 
 
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
-    """Append to all stores in this process.
+    """Append to all stores in this process, with one thread per processor, at least four threads.
 
-    The number of threads is the number of processors, but at least four.
-
-    A small load appends to one store after the other: the files of an open store take far more room
-    on the disk than a few messages need.
+    A small load appends to its stores one after the other, because the files of an open store take
+    much more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -165,7 +162,6 @@ def plan_load(plan: LoadPlan) -> LoadPlan:
 
 
 def _warn_of_space(plan: LoadPlan, segments: Mapping[int, Sequence[Segment]]) -> None:
-    """Warn before new stores take much more space on the disk than their messages need."""
     new = [broker for broker in segments if not (plan.store(broker) / COMMIT_LOG).exists()]
     shape = plan.sizes.index_shape or IndexShape()
     allocated = len(new) * (_log_size(plan.sizes) + shape.file_size)
@@ -198,16 +194,13 @@ def commit_load(
     """Append the segments of all tasks to the stores, unless an earlier call has done so.
 
     Args:
-        plan: target stores and settings of the load.
-        load: identity of the load.
-        tasks: results of all tasks.
         run: appends to the stores.
         disk: the disk port for the folder of the loads.
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since it was staged. Nothing is appended to its store
-            then. If the segment is missing or has another size, nothing is appended to any store.
+        CorruptFile: if a segment has changed since the staging: its store gets no segment. If a
+            segment is missing or has another size, no store gets a segment.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -217,7 +210,7 @@ def commit_load(
 
 
 def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
-    """Remove the staged files of a load that is cancelled, unless the load is decided."""
+    """Remove the staged files of a cancelled load, unless the load is decided."""
     disk = Disk()
     if not plan.loads.is_dir():
         return
@@ -225,8 +218,7 @@ def discard_load(plan: LoadPlan, load: LoadId, tasks: Sequence[Staged]) -> None:
         if _began(plan, load, disk):
             return
         names = [segment.name for task in tasks for _, segment in task.segments]
-        # The generated name of an unnamed load is unique: no other attempt can need its staged
-        # files.
+        # The generated name of an unnamed load is unique, so no other attempt uses its files.
         remove_staged(plan.loads, load, names if load.is_named else None)
         if plan.dead_letters is not None:
             letters = [task.dead_letters for task in tasks if task.dead_letters is not None]
@@ -242,8 +234,6 @@ def _began(plan: LoadPlan, load: LoadId, disk: Disk) -> bool:
 
 @dataclass(frozen=True)
 class _Commit:
-    """One call of :func:`commit_load`."""
-
     plan: LoadPlan
     load: LoadId
     tasks: Sequence[Staged]
@@ -282,10 +272,9 @@ class _Commit:
         segments = by_broker(self.tasks)
         _warn_of_space(plan, segments)
         if plan.brokers == 1:
-            # Commit even a load without rows: this creates the store, and records the load in its
-            # ledger.
+            # A load without rows creates the store too, and gets an entry in its ledger.
             store = plan.store(0)
-            # The segment files themselves list their queues, so the task need not carry the lists.
+            # The segment files have the queues too, so do not send the queues to the task.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}
@@ -293,8 +282,7 @@ class _Commit:
             self._ledger.add(load)
             return {}
         for segment in chain.from_iterable(segments.values()):
-            # Check this before the decision. If a segment of a decided load were missing, each
-            # later load would fail too.
+            # Check before the decision: a missing segment would make each later load fail too.
             find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
         done = decision.finish(self.appends)
@@ -319,7 +307,8 @@ class _Commit:
 
 
 class _Decision:
-    """The document that decides a load of several brokers. It exists until the load is complete."""
+    # The document that decides a load of several brokers. The file exists until the load is
+    # complete.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan
@@ -328,15 +317,11 @@ class _Decision:
 
     @property
     def load(self) -> LoadId | None:
-        """Return the decided load; None if there is none."""
         found = self._read()
         return None if found is None else found[0]
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
-        """Write the decision, a file that lists the load's segments.
-
-        From now on the load is certain: if this run crashes, a later run appends these segments.
-        """
+        # From now on the load is certain: after a crash, a later run appends these segments.
         document: dict[str, Any] = {
             "load": load.to_json(),
             "stores": {
@@ -347,7 +332,6 @@ class _Decision:
         write_document(self._disk, self._path, document)
 
     def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
-        """Complete the decided load, and return the result of each store; None if there is none."""
         found = self._read()
         if found is None:
             return None
@@ -385,7 +369,6 @@ class _Decision:
 
 @contextmanager
 def _locked(disk: Disk, folder: Path) -> Iterator[None]:
-    """Hold the lock of the loads; wait for other loads at most 30 seconds."""
     lock = _patiently(lambda: StoreLock(disk, folder), lambda: True)
     try:
         yield
@@ -394,7 +377,6 @@ def _locked(disk: Disk, folder: Path) -> Iterator[None]:
 
 
 def _patiently(take: Callable[[], T], is_held: Callable[[], bool]) -> T:
-    """Call `take` again while `is_held` is true for its error, for at most 30 seconds."""
     until = time.monotonic() + _PATIENCE_SECONDS
     while True:
         try:

@@ -1,10 +1,10 @@
-"""Reads exported files back into rows: Parquet, and JSON Lines of ``messages`` and ``export``."""
+"""Reads exported files into rows: Parquet, and JSON Lines of ``messages`` and ``export``."""
 
 from __future__ import annotations
 
 import binascii
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 
 from logquarry.errors import BadRow, SourceNotReadable
 from logquarry.format import properties as props
-from logquarry.ingest.rows import Rows, SourceFile, first_bad
+from logquarry.ingest.rows import Rows, SourceFile
 from logquarry.log import exact_properties, schema
 from logquarry.stored_message import JSON_NAMES
 from logquarry.write.message_rules import utf8
 
 LINES_BYTES: Final = 8 << 20
-"""Approximate bytes of lines that are in memory at once; a single line can be longer."""
+"""Approximate bytes of the lines in memory; a single line can be longer."""
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
@@ -46,7 +46,7 @@ Document = dict[str, Any]
 
 
 def read_lines(file: SourceFile) -> Iterator[Rows]:
-    """Yield the messages of a file in batches; empty lines are skipped."""
+    """Yield the messages of a file of JSON Lines in batches; empty lines are skipped."""
     with open(file.path, "rb") as source:  # noqa: PTH123
         first = 1
         while lines := source.readlines(LINES_BYTES):
@@ -95,14 +95,18 @@ def _rows(path: str, numbers: list[int], documents: list[Document], done: int) -
 def _column(rows: Rows, name: str, values: list[Any]) -> pa.Array:
     wanted = str if name in _TEXT else int
     if not set(map(type, values)) <= {wanted, _NONE}:
-        index = first_bad(values, lambda value: type(value) not in (wanted, _NONE))
+        index = _first_bad(values, lambda value: type(value) not in (wanted, _NONE))
         what = "text" if wanted is str else "a whole number"
         raise rows.bad(index, f"{name} is {_shown(values[index])}, but must be {what}")
     try:
         return pa.array(values, _KINDS[name])
     except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
-        index = first_bad(values, lambda value: not _fits(value, _KINDS[name]))
+        index = _first_bad(values, lambda value: not _fits(value, _KINDS[name]))
         raise rows.bad(index, f"{name} is {_shown(values[index])}: {error}") from error
+
+
+def _first_bad(values: list[Any], is_bad: Callable[[Any], bool]) -> int:
+    return next(number for number, value in enumerate(values) if is_bad(value))
 
 
 def _fits(value: Any, kind: pa.DataType) -> bool:
@@ -131,10 +135,7 @@ def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    """Return the property strings.
-
-    They come from base64 if the row has it, else from the plain text, else from the properties.
-    """
+    # Use properties_base64 if the row has it, else properties_string, else properties.
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:
@@ -180,11 +181,11 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns that are read: they become fields of a message, or are compared with the message."""
+"""The columns to read: fields of a message, or values to compare with the message."""
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
-    """Yield the messages of a file in batches."""
+    """Yield the messages of a Parquet file in batches."""
     try:
         with pq.ParquetFile(file.path) as opened:
             _check_schema(file, opened.schema_arrow)
@@ -216,7 +217,7 @@ def _check_schema(file: SourceFile, found: pa.Schema) -> None:
 def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
     names = [name for name in _READ if name in opened.schema_arrow.names]
     if "properties" in names or _EXACT in names:
-        # The properties contain the values of these three columns.
+        # The properties contain the values of the columns in _WORDS.
         names = [name for name in names if name not in _WORDS]
     first = 0
     for read in opened.iter_batches(_batch_rows(opened), columns=names):
@@ -232,17 +233,13 @@ def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows
 
 
 def _batch_rows(opened: pq.ParquetFile) -> int:
-    """Return how many rows of a batch take about PARQUET_BYTES, even if all are large."""
     groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
     width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
     return int(min(_MOST_ROWS, max(1, PARQUET_BYTES // max(width, 1))))
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Split a batch into pieces of about PARQUET_BYTES.
-
-    A piece has no fixed number of rows, because the sizes of rows can differ much.
-    """
+    # The sizes of rows can differ much, so the number of rows follows from the batch's bytes.
     pieces = -(-batch.nbytes // PARQUET_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):
@@ -270,7 +267,7 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
     given = column.type
     same = (
         (pa.types.is_map(kind) and pa.types.is_map(given))
-        # Accept a whole number for a timestamp, as milliseconds.
+        # An integer for a timestamp means milliseconds.
         or (pa.types.is_timestamp(kind) and (pa.types.is_timestamp(given) or given == pa.int64()))
         or (pa.types.is_integer(kind) and pa.types.is_integer(given))
         or (pa.types.is_string(kind) and _is_text(given))
@@ -303,7 +300,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    """If the properties were not exported, make property strings from keys, tags and unique key."""
+    # The export has no properties.
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
         for name, word in _WORDS.items()

@@ -1,8 +1,8 @@
 """Finds the files of an import, and prepares their rows for the store.
 
-The source is one file, a folder, or a glob. If the folder is an export to Parquet, its manifest
-lists the files, with the number of rows in each. The import reads the files in the order of broker
-and first offset, not of their names, so each queue keeps the order of its messages.
+The source is a file, a folder or a glob. An export to Parquet has a manifest with its files and the
+number of rows in each file. The import reads these files in the order of broker and first offset,
+so each queue keeps the order of its messages.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,7 @@ from logquarry.log import codec
 from logquarry.log.location import path_or_url
 from logquarry.write.outgoing_arrow import binary_spans
 
-# The names that an export uses (spark/output.py, a lower layer).
+# The names of an export's files (spark/output.py, a layer that this module cannot import).
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
 
@@ -40,7 +40,7 @@ class SourceFile:
 
     Attributes:
         is_parquet: True for Parquet, False for JSON Lines.
-        rows: number of rows that the manifest states; None if there is no manifest.
+        rows: number of rows in the manifest; None without a manifest.
     """
 
     path: str
@@ -51,10 +51,9 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The files of an import, in the order in which it reads them.
+    """The files of an import, in reading order.
 
     Attributes:
-        location: the path that the user gave.
         damage: number of damaged places that the export skipped, from its manifest.
     """
 
@@ -64,7 +63,7 @@ class Source:
 
     @property
     def size(self) -> int:
-        """Size of all files in bytes."""
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
@@ -89,7 +88,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
 
 def _is_data(path: Path) -> bool:
-    # Spark and pyarrow ignore such names too.
+    # Spark and pyarrow ignore the same names.
     return path.is_file() and not path.name.startswith(("_", "."))
 
 
@@ -152,8 +151,8 @@ class Rows:
 
     Attributes:
         unit: word for a row of this file: line or row.
-        numbers: for each row, its number in the file, counted from 1.
-        done: approximate bytes of the file that have been read so far.
+        numbers: for each row, its number in the file, from 1.
+        done: approximate number of bytes read from the file.
     """
 
     batch: pa.RecordBatch
@@ -167,12 +166,12 @@ class Rows:
         return BadRow(self.path, self.unit, self.numbers[index], reason)
 
     def after(self, count: int) -> Rows:
-        """Return the rows of the batch without the first ones."""
+        """Return the rows without the first ``count`` rows."""
         return replace(self, batch=self.batch[count:], numbers=self.numbers[count:])
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Return the batch for ``put_stored``, with hosts as bytes; bodies are checked by their CRC."""
+    """Check all bodies, and return the batch for ``put_stored``, with hosts as bytes."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)
@@ -199,7 +198,7 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
-    """Return hosts as bytes: 16 bytes if SYSFLAG has the IPv6 bit, even for an IPv4 address."""
+    # If SYSFLAG has the IPv6 bit, an address takes 16 bytes, even an IPv4 address.
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []
@@ -223,11 +222,8 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    """Check bodies by their CRC; without a CRC, check that compressed bodies decompress.
-
-    An export with ``--decompress`` contains decompressed bodies, but its SYSFLAG still has the bit
-    for compressed bodies.
-    """
+    # Without a CRC, check that compressed bodies decompress: an export with --decompress has
+    # decompressed bodies, but the bit for compressed bodies in SYSFLAG.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -250,7 +246,7 @@ def _reason(flag: int) -> str:
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    """Return the index of the first body whose CRC differs; CRCs below 0 are not checked."""
+    # A CRC below 0 is not checked.
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:
@@ -261,8 +257,3 @@ def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
         if crc >= 0 and crc32(data) & java.INT_MAX != crc:
             return number
     return None
-
-
-def first_bad(values: Sequence[Any], is_bad: Callable[[Any], bool]) -> int:
-    """Return the index of the first bad value. The caller knows that there is one."""
-    return next(number for number, value in enumerate(values) if is_bad(value))

@@ -1,14 +1,12 @@
 """Stages the rows of a load: chooses broker and queue of each row, makes frames, writes segments.
 
-A task checks its rows and makes their frames before any store is locked. Under the lock, the commit
-only copies the frames, and gives them their offsets. A task writes one segment for each broker that
-gets some of its rows.
+A task checks its rows and makes their frames before any store is locked. The commit then only
+copies the frames, and sets their offsets. A task writes one segment for each broker.
 
-Rows with a queue id keep it, and all rows with the same topic and queue id go to the same broker.
-Rows without a queue id get a queue as with a producer's ``SelectMessageQueueByHash``: the hash of
-the key selects one of the queues of all brokers, so rows with the same key go to the same queue.
-Rows without a key go to the queues in turn. The choice does not depend on time or chance, so a
-repeated load puts each row into the same queue.
+A row keeps its queue id; all rows with the same topic and queue id go to the same broker. For a row
+without a queue id, the hash of the key selects a queue of all brokers, as in RocketMQ's
+``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice does not depend
+on time or chance: a repeated load puts each row into the same queue.
 """
 
 from __future__ import annotations
@@ -36,21 +34,14 @@ from logquarry.message import Message
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
+from logquarry.write import outgoing_arrow
 from logquarry.write.encode import Encoded, MessageEncoder
 from logquarry.write.frame_table import FrameTable
 from logquarry.write.log_appender import require_fit
 from logquarry.write.outgoing import Outgoing, outgoing_kernel, without_number
-from logquarry.write.outgoing_arrow import (
-    binary_spans,
-    cast_column,
-    check_columns,
-    columns_of_batch,
-    joined_keys,
-    messages_of,
-)
 
 NO_WORD: Final = -(1 << 32)
-"""Stands for the hash of a text without words. No Java hash has this value."""
+"""Replaces the hash of a text without words. No Java hash has this value."""
 _SPACE: Final = " "
 
 
@@ -61,10 +52,8 @@ def place_rows(
 
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
-        brokers: number of brokers.
         queues: number of queues of each topic in each broker.
-        turn: index of the queue for the first row without a key. The index counts the queues of all
-            brokers.
+        turn: queue of the first row without a key; counts the queues of all brokers.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -72,7 +61,7 @@ def place_rows(
     count = batch.num_rows
     column = batch["queue_id"] if "queue_id" in batch.schema.names else pa.nulls(count, pa.int32())
     given = column.is_valid().to_numpy(zero_copy_only=False)
-    whole = cast_column(column, "queue_id", pa.int64())
+    whole = outgoing_arrow.cast_column(column, "queue_id", pa.int64())
     queue_ids = pc.fill_null(whole, 0).to_numpy().copy()
     numbers = np.zeros(count, np.int64)
     if brokers > 1 and given.any():
@@ -81,7 +70,7 @@ def place_rows(
         every = brokers * queues
         keys = batch["keys"] if "keys" in batch.schema.names else pa.nulls(count, pa.string())
         hashes = first_word_hashes(keys)
-        # In Java a remainder has the sign of the dividend.
+        # Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         turns = (turn + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
@@ -91,14 +80,14 @@ def place_rows(
 
 
 def first_word_hashes(keys: pa.Array) -> Int64:
-    """Return ``String.hashCode`` of the first word of each text; NO_WORD for a text without one."""
+    """Return ``String.hashCode`` of each text's first word; NO_WORD for a text without words."""
     count = len(keys)
     if pa.types.is_null(keys.type) or not count:
         return np.full(count, NO_WORD)
     kernels = codec.kernels()
     if kernels is None:
         return np.array([_first_word_hash(text) for text in keys.to_pylist()], np.int64)
-    spans = binary_spans(keys, count, "keys")
+    spans = outgoing_arrow.binary_spans(keys, count, "keys")
     hashes = np.empty(count, np.int64)
     kernels.first_word_hashes(spans.at, spans.length, hashes)
     return hashes
@@ -136,11 +125,10 @@ class LoadPlan:
     Attributes:
         path: the store; with several brokers, the folder of their stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
-        config: settings of the stores, as the user gave them.
-        sizes: `config`, but with the file sizes that existing stores have.
-        on_rejected: what happens to a row that no store accepts: ``fail`` ends the load,
-            ``deadLetter`` writes the row to `dead_letters`.
-        dead_letters: folder for rejected rows.
+        config: the user's settings of the stores.
+        sizes: `config` with the file sizes of the existing stores.
+        on_rejected: for a row that no store accepts: ``fail`` ends the load, ``deadLetter`` writes
+            the row to the folder `dead_letters`.
     """
 
     path: str
@@ -167,10 +155,10 @@ class Staged:
     """The result of staging one task. Small and picklable.
 
     Attributes:
-        partition: number of the task; rows are loaded in this order.
-        segments: (number of the broker, segment) for each segment.
-        rejected: number of rows that were written to the dead letters.
-        dead_letters: name of the staged file of dead letters; None if there are none.
+        partition: number of the task; the commit appends the tasks in this order.
+        segments: (number of the broker, segment).
+        rejected: number of rows in the dead letters.
+        dead_letters: name of the staged file of dead letters; None without dead letters.
     """
 
     load: LoadId
@@ -232,7 +220,7 @@ class Stager:
         self._seen += rows.num_rows
 
     def finish(self) -> Staged:
-        """Sync all files and return the result of the task."""
+        """Sync all files, and return the result of the task."""
         segments = tuple((b, writer.finish()) for b, writer in sorted(self._writers.items()))
         name, rejected = None, 0
         if self._dead is not None:
@@ -250,7 +238,7 @@ class Stager:
     def _outgoing(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
         if codec.kernels_enabled():
             return outgoing_kernel(
-                columns_of_batch(batch, self._clock),
+                outgoing_arrow.columns_of_batch(batch, self._clock),
                 self._encoder.encode,
                 self._plan.sizes,
                 self._check,
@@ -260,12 +248,12 @@ class Stager:
         return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        """Encode messages one by one: the readable reference of :func:`outgoing_kernel`."""
+        # The readable reference of outgoing_kernel.
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
             try:
-                (message,) = messages_of(batch.slice(number, 1), number)
+                (message,) = outgoing_arrow.messages_of(batch.slice(number, 1), number)
                 odd[number] = self._encoded(message)
                 sizes[number] = len(odd[number].data)
             except (MessageRejected, UsageError) as error:
@@ -294,7 +282,7 @@ class Stager:
     def _writer(self, broker: int) -> SegmentWriter:
         writer = self._writers.get(broker)
         if writer is None:
-            # Spark can run two attempts of a task at once, so each attempt uses its own file names.
+            # Spark can run two attempts of a task at once; each attempt needs its own file names.
             name = f"{self._partition:05d}-{broker:04d}-{uuid.uuid4().hex}{ENDING}"
             path = self._plan.loads / self._load.staged / name
             writer = self._writers[broker] = SegmentWriter(path)
@@ -337,7 +325,7 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> Bytes:
-        """Return memory that is valid until the next call; allocating it each time is too slow."""
+        # The memory is valid until the next call. An allocation for each call is too slow.
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -350,7 +338,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        """Encode rows with the kernel, but not those in `odd`: the caller encodes them later."""
+        # The caller encodes the rows in `odd`.
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
@@ -390,14 +378,14 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         if name not in names:
             raise UsageError(f"rows need a column {name}")
     batch = batch if names == batch.schema.names else batch.rename_columns(names)
-    check_columns(batch)
-    # This also checks the types of the columns.
-    list(messages_of(batch.slice(0, 0)))
+    outgoing_arrow.check_columns(batch)
+    # This call checks the types of the columns.
+    list(outgoing_arrow.messages_of(batch.slice(0, 0)))
     return batch
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    """Return why rows are rejected that have no topic, no body, or invalid UTF-8."""
+    # Rejects rows without topic or body, and rows with invalid UTF-8.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:
@@ -414,16 +402,15 @@ def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
 
 
 def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.RecordBatch:
-    """Turn lists of keys into text, and add rows with an invalid key to ``refused``."""
     if "keys" not in batch.schema.names or not pa.types.is_nested(batch.schema.field("keys").type):
         return batch
     try:
-        joined = joined_keys(batch["keys"])
+        joined = outgoing_arrow.joined_keys(batch["keys"])
     except UsageError:
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
             try:
-                # The text of a row that was refused can be invalid.
+                # The text of a refused row can be invalid.
                 is_none = number in refused or not row.is_valid
                 words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:
@@ -440,13 +427,13 @@ def _text_fault(batch: pa.RecordBatch, number: int) -> str | None:
         except UnicodeDecodeError as error:
             return f"{name} is not UTF-8: {error}"
         except (ValueError, OverflowError):
-            # Python's datetime cannot represent every time that is valid in a row.
+            # Python's datetime cannot represent every valid time.
             continue
     return None
 
 
 def by_broker(tasks: Sequence[Staged]) -> dict[int, tuple[Segment, ...]]:
-    """Return the segments for each broker, in the order of the tasks that wrote them."""
+    """Return the segments for each broker, in the order of the tasks."""
     found: dict[int, list[Segment]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         for broker, segment in task.segments:

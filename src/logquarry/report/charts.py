@@ -1,8 +1,7 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-A chart contains only a few rows of data, so the page stays small even for a large store. Names from
-the store are only data of a chart, never part of an expression. So a hostile name cannot run code
-in the page.
+A chart contains only a few rows of data, so the page stays small. Names from the store are data of
+a chart, never part of an expression, so a hostile name cannot run code in the page.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _WAITING: Final = "not delivered (delayOffset.json)"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """Make the charts of a survey; charts that would be empty are left out."""
+    """Make the charts of a survey, without empty charts."""
     if not found.total:
         made = [file_map(found)]
     else:
@@ -148,7 +147,7 @@ def _over_time(found: Survey) -> Figure:
 
 
 def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dict[str, str | int]]:
-    """Turn counts by name and time bin into the rectangles of a stacked chart."""
+    # The rectangles of a stacked chart.
     rows: list[dict[str, str | int]] = []
     heights: dict[int, int] = {}
     for name, line in series.items():
@@ -171,7 +170,6 @@ def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dic
 
 
 def _time_format(span_ms: int) -> str:
-    """Return the time format of an axis that covers this span."""
     if span_ms < 5_000:
         return "%H:%M:%S.%L"
     if span_ms < 600_000:
@@ -185,7 +183,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add one empty bin at each end: otherwise a single bar would fill the whole chart.
+    # Add an empty bin at each end: a single bar would fill the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

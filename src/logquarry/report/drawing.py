@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 
-# The colours of Okabe and Ito. Readers with any kind of colour blindness can tell them apart, and
-# so can readers of a grey print.
+# The colours of Okabe and Ito, which differ for colour-blind readers and in a grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072b2",
     "#e69f00",
@@ -32,12 +31,7 @@ BAR_HEIGHT: Final = 22
 
 @dataclass(frozen=True)
 class Figure:
-    """One chart with its title and caption.
-
-    Attributes:
-        spec: Vega-Lite specification, for ``vegaEmbed``.
-        wide: whether the chart takes the whole width of the page.
-    """
+    """One chart with its title and caption. ``spec`` is a Vega-Lite specification."""
 
     title: str
     caption: str
@@ -46,7 +40,7 @@ class Figure:
 
 
 def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
-    """Return rows for the largest counts, and one row for all others together."""
+    """Return rows for the largest counts, and one row for the sum of all other counts."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)
@@ -63,12 +57,12 @@ def share(part: float) -> str:
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Make a chart of horizontal bars, in the order of the rows; each bar shows its number."""
+    """Make a chart of horizontal bars in the order of the rows; each bar shows its number."""
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)
     longest = max((len(row["text"]) for row in rows), default=1)
-    # Room for the number after the longest bar. The numbers make an axis unnecessary.
+    # Leave room for the number after the longest bar. The numbers replace an axis.
     room = most * (1.12 + longest / 40)
     base = chart_of(rows).encode(
         y=alt.Y("name:N", sort=alt.EncodingSortField("order"), title=None),
@@ -122,7 +116,7 @@ _USES: Final = (
 
 
 def file_map(found: Survey) -> Figure | None:
-    """Chart of the log's files and their use; None for a store without log files."""
+    """Make a chart of the log's files and their use; None for a store without log files."""
     import altair as alt
 
     if not found.files:
@@ -160,7 +154,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # Damage of 100 bytes in 1 GiB is less than a pixel. So draw 2 pixels, and a triangle above.
+        # Damage of 100 bytes in 1 GiB is less than a pixel. So draw 2 pixels and a triangle.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"
@@ -174,7 +168,6 @@ def file_map(found: Survey) -> Figure | None:
 
 
 def _spans_of(file: FileUse) -> list[dict[str, Any]]:
-    """Return the parts of a file: messages, then unused bytes, then the blank."""
     rows: list[dict[str, Any]] = []
     at = 0
     for use, length in (
@@ -211,7 +204,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    """Return all files; if there are more than MOST_FILES, damaged files and the last files."""
+    # Too many files: show damaged files and the last files.
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]

@@ -1,7 +1,7 @@
-"""The report of a store as one HTML file with charts, tables and the script that draws the charts.
+"""The report of a store: one HTML file with charts, tables and the script that draws the charts.
 
-All text from a store is escaped, both in the HTML and in the JSON inside the script. A content
-security policy forbids the page to load other files.
+The HTML and the JSON in the script escape all text from a store. A content security policy forbids
+the page to load other files.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.resources import files
@@ -25,11 +25,11 @@ from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
 from logquarry.store.overview import Overview, overview
 from logquarry.text import count_text, duration_text, plural, printable, size_text, time_text
-from logquarry.units import Progress
+from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
-# Vega needs unsafe-eval, because it compiles expressions to functions, and it adds styles.
+# Vega needs unsafe-eval: it compiles expressions to functions. Vega also adds styles.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -66,10 +66,9 @@ class Table:
     """A table of the page.
 
     Attributes:
-        rows: cells as text; :func:`render` escapes them.
+        rows: cells as text; :func:`render` escapes the cells.
         numbers: indexes of columns with numbers.
         words: indexes of columns whose text is never broken into two lines.
-        empty: text for a table without rows.
     """
 
     title: str
@@ -182,7 +181,7 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """Encode JSON for a script element; no text inside the JSON can end the element."""
+    """Encode JSON for a script element; no text in the JSON can end the element."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -190,11 +189,10 @@ def script_json(value: Any) -> str:
 
 
 def _library() -> str:
-    """Return Vega, Vega-Lite and vega-embed as one script."""
     import vl_convert
 
     script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
-    # The text of the script must not contain the tag that ends the script element.
+    # Text in the script must not end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
 
 
@@ -221,14 +219,10 @@ class MissingExtra(LogquarryError):
     """A package that the report needs is not installed."""
 
 
-Watcher = Callable[[str], AbstractContextManager[Progress | None]]
-"""Makes the context of a step, by its name. It yields the step's progress callback, or None."""
-
-
 def store_report(
     store: MessageStore,
     *,
-    watch: Watcher | None = None,
+    watch: Bars | None = None,
     notes: Sequence[str] = (),
     title: str | None = None,
     checked: Callable[[VerifyReport], None] = lambda report: None,
@@ -236,8 +230,6 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        store: the store.
-        watch: shows the progress of each step; None for no display.
         notes: sentences to print below the numbers at the top.
         title: the page's title; None for the store's path.
         checked: called with the findings of the verification.
@@ -351,7 +343,7 @@ def _finding_table(report: VerifyReport) -> Table:
             finding.kind,
             printable(finding.file),
             count_text(finding.offset),
-            count_text(finding.length) if finding.length else "-",
+            count_text(finding.length or None),
             printable(finding.reason),
         ]
         for finding in ranked
@@ -367,7 +359,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    """Return the number of undelivered messages of each delay level, from delayOffset.json."""
+    # delayOffset.json has the next queue offset of each delay level.
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

@@ -35,9 +35,7 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below this many ms are counted exactly. Larger latencies are rounded to steps of about
-1%.
-"""
+"""Latencies below this many ms are counted exactly, larger latencies in steps of about 1%."""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -72,11 +70,9 @@ class Survey:
         over_time: messages by topic and time bin.
         body_sizes: messages by the bit length of the body's size.
         tags: messages by tag; the key None counts messages without a tag.
-        tags_cut: whether the log has more tags than are counted.
-        delay_levels: messages in the schedule topic by delay level.
-        ahead: messages whose producer's clock was ahead of the broker's.
+        tags_cut: whether the log has more tags than the survey counts.
+        ahead: messages whose producer's clock was ahead of the broker's clock.
         first_time: lowest store time; None without messages.
-        last_time: highest store time; None without messages.
     """
 
     bin_ms: int
@@ -123,10 +119,7 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. The scan skips damage.
 
-    Args:
-        store: the store.
-        span: store times of the first and the last message; they determine the time bins.
-        progress: called with (bytes done, all bytes).
+    ``span`` has the store times of the first and the last message, for the time bins.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)
@@ -150,9 +143,8 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the smallest usual bin width (ms) with which at most MOST_BINS bins cover a span."""
-    # A damaged or forged store time can make the span too long for the usual widths. Then compute
-    # a width.
+    """Return the smallest usual bin width (ms) that covers a span with at most MOST_BINS bins."""
+    # A damaged or forged store time can make the span too long for the usual widths.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
@@ -172,7 +164,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide before subtracting: the difference of two damaged times could overflow 64 bits.
+    # Divide first: the difference of two damaged times can overflow 64 bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
@@ -223,7 +215,6 @@ def _add_tags(found: Survey, run: Run) -> None:
 
 
 def _use(found: Survey, event: Event) -> None:
-    """Add the bytes of an event of the scan to the counts of the files that hold these bytes."""
     if isinstance(event, LogEnd | ExpiredSpan):
         return
     if isinstance(event, Run):

@@ -1,1 +1,1 @@
-"""Tools for tests of programs that use stores: faulty disk, model store, clock, builders."""
+"""Tools for tests of programs that use stores: faulty disk, model store, clocks, builders."""

@@ -1,7 +1,6 @@
-"""Builds stores for tests and benchmarks, without a writer.
+"""Builds stores in RocketMQ's layout for tests and benchmarks, without a writer.
 
-The stores have RocketMQ's layout: frames with their offsets, blanks at the ends of files, consume
-queues, a checkpoint. The builder does not sync; do not use it for real data.
+The builder does not sync its files; do not use the builder for real data.
 """
 
 from __future__ import annotations
@@ -33,9 +32,7 @@ class StoreBuilder:
     """Builds one store directory, message by message.
 
     Args:
-        root: the folder to write; it must not hold a store yet.
-        file_size: bytes of a commit log file.
-        queue_file_size: bytes of a consume queue file.
+        root: the folder to write; must not hold a store yet.
         start: physical offset of the first file, a multiple of ``file_size``.
     """
 
@@ -58,7 +55,7 @@ class StoreBuilder:
         (root / COMMIT_LOG).mkdir(parents=True)
 
     def append(self, item: frame.Frame) -> frame.Frame:
-        """Write one frame, and return it with its offsets, queue offset and CRC.
+        """Write one frame; return the frame with its offsets, queue offset and CRC.
 
         Raises:
             ValueError: if the frame does not fit into a file.
@@ -103,11 +100,11 @@ class StoreBuilder:
         self._roll()
 
     def queue_units(self, topic: str, queue_id: int) -> bytearray:
-        """The bytes of a queue's entries; the caller may append entries."""
+        """Return the bytes of a queue's entries; the caller may append entries."""
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
-        """Make a queue begin above queue offset 0, after filler entries (``fillPreBlank``)."""
+        """Make a queue begin at ``offset``, after filler entries (``fillPreBlank``)."""
         position = offset * queue_entry.UNIT_SIZE
         base = position // self.queue_file_size * self.queue_file_size
         fillers = (position - base) // queue_entry.UNIT_SIZE
@@ -115,9 +112,7 @@ class StoreBuilder:
         self._queues[topic, queue_id] = bytearray(queue_entry.encode(queue_entry.FILLER) * fillers)
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Restart a queue at queue offset 0, as a broker does after its topic was deleted and
-        recreated.
-        """
+        """Restart a queue at queue offset 0, as after a deletion of its topic."""
         self._queues[topic, queue_id] = bytearray()
         self._queue_bases.pop((topic, queue_id), None)
 
@@ -201,27 +196,19 @@ def fill(
     seed: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
-    """Build a store for benchmarks, much faster than with :meth:`StoreBuilder.put`.
+    """Build a store for benchmarks, and return the number of messages.
 
-    The bytes are those that :meth:`StoreBuilder.put` writes; the same seed gives the same bytes.
-    Bodies are text that compression makes about a quarter smaller. Every message has TAGS,
-    UNIQ_KEY, WAIT and KEYS.
+    :meth:`StoreBuilder.put` writes the same bytes, but is much slower. The same seed gives the same
+    store. Compression makes the bodies about a quarter smaller. Every message has TAGS, UNIQ_KEY,
+    WAIT and KEYS.
 
     Args:
-        root: the folder to write; it must not hold a store yet.
+        root: the folder to write; must not hold a store yet.
         total_bytes: approximate bytes of the log; None for no limit.
         count: number of messages; None for no limit.
         body: smallest and largest size of a body, in bytes.
-        topics: number of topics.
-        queues: queues of each topic.
         keys: number of words in the KEYS of each message.
-        file_size: bytes of a commit log file.
-        queue_file_size: bytes of a consume queue file.
-        seed: seed of the random numbers.
         progress: called with (done, total), in bytes or in messages.
-
-    Returns:
-        Number of messages written.
     """
     rng = random.Random(seed)
     pool = rng.randbytes(1 << 22).translate(_ALPHABET * 4)
@@ -276,7 +263,7 @@ def fill(
 
 
 def fill_properties(number: int, keys: int) -> str:
-    """The property string of a message that :func:`fill` writes."""
+    """Return the property string of message ``number`` of :func:`fill`."""
     words = " ".join(f"key{number}-{k}" if k else f"key{number}" for k in range(keys))
     return (f"KEYS\x01{words}\x02" if keys else "") + (
         f"UNIQ_KEY\x017F0000010000{number:020X}\x02WAIT\x01true\x02TAGS\x01{_FILL_TAG}"

@@ -10,15 +10,9 @@ from logquarry.units import now_ms
 class FakeClock:
     """A clock for ``StoreWriter.start(clock=...)`` that stands still between calls. Thread-safe.
 
-    Only a call (by ``step``) and :meth:`advance` change its time.
-
     Args:
         now: the first time, in milliseconds since 1970.
-        step: milliseconds by which each call advances the clock. With a step above 0 all times
-            differ.
-
-    Attributes:
-        now: the time that the next call returns.
+        step: milliseconds by which each call advances the clock. Above 0, all times differ.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:
@@ -40,10 +34,9 @@ class FakeClock:
 
 
 class ShiftedClock:
-    """The system's time, plus the time by which a test has advanced it. Thread-safe.
+    """The system's time plus a shift that a test sets. Thread-safe.
 
-    A client uses the system's time, so times that a client computes (TIMER_DELIVER_MS) fit this
-    clock until the test advances it.
+    Without a shift, the times that a client computes (TIMER_DELIVER_MS) fit this clock.
     """
 
     def __init__(self) -> None:

@@ -1,17 +1,12 @@
 """Faults of disk calls, and crash images: the possible content of a disk after a power cut.
 
-A :class:`DiskState` contains the durable and the cached bytes of each file, and the durable names
-and the pending changes of each folder. Of the data that is not durable, a crash keeps an arbitrary
-part:
+A crash keeps an arbitrary part of the data that is not durable:
 
 - a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
   multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
-- the creation, rename or removal of a name is either done or not done.
-
-A rename never loses the file: after a crash, the file has its old name, its new name, or both.
-
-:class:`BadBlocks` simulates a disk with unreadable blocks.
+- the creation, rename or removal of a name is either done or not done. After a rename, the file has
+  its old name, its new name, or both.
 """
 
 from __future__ import annotations
@@ -28,8 +23,8 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""A fault instead of an errno: a write or a read transfers half of its bytes. An allocation gets
-half of the space, and then fails because the disk is full. Other calls succeed."""
+"""A value of :attr:`Fault.error`. A write or a read transfers half of its bytes. An allocation gets
+half of the space, and fails because the disk is full. Other calls succeed."""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -41,14 +36,14 @@ CALLS: Final = (
     | CHANGES
     | frozenset({"list", "is_linked", "is_named", "next_data"})
 )
-"""The names of the calls."""
+"""The names of all disk calls."""
 
 HALVES: Final = frozenset({"write", "read", "allocate"})
 """Calls that can do only half of their work (:data:`SHORT`)."""
 
 
 class Stopped(OSError):
-    """The simulated process is dead: the call had no effect."""
+    """The simulated process is dead. The call had no effect."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the process was stopped before this call")
@@ -60,9 +55,8 @@ class Fault:
 
     Attributes:
         kind: the call's name; None for any call.
-        nth: number of the call that fails, counted from 1 since the fault was added.
+        nth: number of the failing call, from 1, counted since the fault was added.
         error: the errno, or :data:`SHORT`.
-        for_ever: whether all later calls fail too.
     """
 
     kind: str | None = None
@@ -83,9 +77,7 @@ class Faults:
 
     Attributes:
         counts: number of calls by name.
-        total: number of all calls.
         stops_at: number of the call before which the process dies; None if it never dies.
-        is_stopped: whether the process is dead.
     """
 
     def __init__(self) -> None:
@@ -120,7 +112,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Each fault must count this call, even if an earlier fault raises.
+        # Each fault counts this call, even if an earlier fault raises.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -135,16 +127,13 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A crash image keeps one of these shares of the data that is not durable yet."""
+"""A crash image keeps one of these shares of the data that is not durable."""
 
 
 class Content(NamedTuple):
-    """A file's bytes.
+    """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    Attributes:
-        durable: bytes on the disk.
-        live: bytes in the page cache.
-        versions: other contents of pages since the last sync, by page number.
+    ``versions`` has other contents of pages since the last sync, by page number.
     """
 
     durable: bytes
@@ -153,7 +142,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one name: the number of its file or folder afterwards; None if it is removed."""
+    """A change of one name. ``node``: the number of its file or folder; None removes the name."""
 
     folder: int
     name: str
@@ -162,9 +151,7 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. For a rename, the effect on the new name comes
-    first.
-    """
+    """A change of names that is not durable yet. In a rename, the new name's effect comes first."""
 
     effects: list[Effect]
     is_rename: bool = False
@@ -176,7 +163,6 @@ class CrashImage:
 
     Attributes:
         folders: the folders, each after its parent.
-        files: bytes of each file.
         links: each further name of a file, with the file's first name.
     """
 
@@ -191,7 +177,7 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # Use os, not pathlib: tests write thousands of images, and pathlib doubles the time.
+            # Tests write thousands of images, and pathlib doubles the time.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -232,18 +218,18 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """The disk after the process died without a power cut: no write is lost."""
+        """Make the image of a dead process without a power cut: no write is lost."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """The disk with only its durable data."""
+        """Make the image with only the durable data."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )
 
 
 def apply(names: dict[int, dict[str, int]], effects: Iterable[Effect]) -> None:
-    """Change names."""
+    """Apply effects to the names of folders."""
     for folder, name, node in effects:
         entries = names.setdefault(folder, {})
         if node is None:
@@ -298,7 +284,6 @@ def _crashed(content: Content, share: float, rng: random.Random) -> bytes:
 
 
 def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
-    """Mix the sectors of two versions of a page."""
     choice = rng.getrandbits(PAGE // SECTOR)
     sectors = range(0, len(old), SECTOR)
     return b"".join(
@@ -307,16 +292,11 @@ def _torn(old: bytes, new: bytes, rng: random.Random) -> bytes:
     )
 
 
-_ERROR: Final = errno.EIO
-
-
 class BadBlocks(Probe):
-    """Simulates blocks that the disk cannot read.
-
-    Use it with :func:`logquarry.log.readable.probed_by`.
+    """A disk with unreadable blocks, for :func:`logquarry.log.readable.probed_by`.
 
     Args:
-        blocks: (end of a file's path, number of an unreadable block of 4,096 bytes in it).
+        blocks: (end of a file's path, number of an unreadable block of 4,096 bytes).
         has_populate: whether the system has ``MADV_POPULATE_READ``.
     """
 
@@ -333,7 +313,7 @@ class BadBlocks(Probe):
     def read(self, path: str, descriptor: int, position: int, length: int) -> bytes:
         """See :meth:`Probe.read`."""
         if self._fails(path, position, length):
-            raise OSError(_ERROR, os.strerror(_ERROR))
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         return super().read(path, descriptor, position, length)
 
     def _fails(self, path: str, position: int, length: int) -> bool:

@@ -1,9 +1,8 @@
 """A disk for tests with injected faults and simulated power cuts.
 
-The files are real, ideally on a tmpfs, but a sync never reaches the hardware. A model records the
-durable data: a file's pages when the file is synced, a folder's names when the folder is synced. So
-a test that runs a store once gets thousands of crash images
-(:class:`~logquarry.testing.disk_state.DiskState`) without a power cut.
+The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records the
+durable data: a sync of a file makes its pages durable, a sync of a folder its names. One run of a
+store gives thousands of crash images (:class:`~logquarry.testing.disk_state.DiskState`).
 """
 
 from __future__ import annotations
@@ -38,11 +37,9 @@ _PORT: Final = "logquarry.disk.disk"
 
 
 class _File:
-    """A file, independent of its names."""
-
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # Open a separate descriptor: a copy of the store's descriptor would share its lock.
+        # A duplicate of the store's descriptor would share the lock of the store.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
@@ -54,7 +51,7 @@ class _File:
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        """Read the page cache, and keep versions of the pages that changed since the last call."""
+        # Keep versions of the pages that changed since the last call.
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:
@@ -68,7 +65,7 @@ class _File:
         return data
 
     def sync(self) -> None:
-        """Make the current bytes durable, except the pages that an earlier failed sync lost."""
+        # The pages that a failed sync has lost keep their durable bytes.
         live = self.look()
         durable = live
         for number, lost in list(self.stuck.items()):
@@ -77,17 +74,17 @@ class _File:
                 old = self.durable[at].ljust(len(lost), b"\0")
                 durable = durable[: at.start] + old + durable[at.stop :]
             else:
-                # The page was written after the failed sync, so it is dirty again.
+                # A write after the failed sync made the page dirty again.
                 del self.stuck[number]
         self.durable, self.versions, self._content = durable, {}, None
 
     def dirty(self, position: int, count: int) -> None:
-        """Mark the pages of a write dirty, even if the bytes did not change."""
+        # A write makes its pages dirty, even if the bytes did not change.
         for number in range(position // PAGE, -(-(position + count) // PAGE)):
             self.stuck.pop(number, None)
 
     def fail_sync(self) -> None:
-        """Mark all pages clean without writing them, as Linux does after a failed sync."""
+        # After a failed sync, Linux marks the pages clean.
         live = self.look()
         for number in _differing(self.durable, live):
             self.stuck[number] = live[number * PAGE :][:PAGE]
@@ -101,14 +98,13 @@ class _File:
 
 
 def _differing(one: bytes, other: bytes) -> Iterator[int]:
-    """Yield the numbers of the pages that differ."""
     for at in range(0, max(len(one), len(other)), PAGE):
         if one[at : at + PAGE] != other[at : at + PAGE]:
             yield at // PAGE
 
 
 def _observed(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    """A call that only passes through: the disk observes and counts it, and it may fail."""
+    # The disk observes and counts the call, and can make the call fail.
 
     @wraps(call)
     def observed(disk: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -121,14 +117,12 @@ def _observed(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[An
 class FaultyDisk(Disk):
     """A local disk with injected faults, for the files in one folder. Thread-safe.
 
-    The content of the folder at the start is durable. Only this disk should create, rename or
-    delete files in the folder. It detects a change by another program only when it next opens the
+    The initial content of the folder is durable. Only this disk should create, rename or delete
+    files in the folder. The disk detects a change by another program only at the next open of the
     changed name.
 
     Args:
-        root: the folder.
-        observe: called with the name of each disk call before the call; it may call
-            :meth:`state`.
+        observe: called with the name of each disk call before the call; may call :meth:`state`.
 
     Attributes:
         faults: the faults, and the number of calls.
@@ -166,25 +160,23 @@ class FaultyDisk(Disk):
 
         Args:
             kind: the call's name, for example ``fdatasync``; None for any call.
-            nth: number of the call that fails, counted from 1.
+            nth: number of the failing call, from 1.
             error: the errno, or :data:`~logquarry.testing.disk_state.SHORT`.
-            for_ever: whether all later calls fail too.
         """
         self.faults.add(disk_state.Fault(kind, nth, error, for_ever))
 
     def stop_at(self, number: int) -> None:
-        """Simulate that the process dies before the call with a given number, counted from the
-        disk's first call.
+        """Simulate that the process dies before a call, counted from the disk's first call.
 
-        From then on each call has no effect and raises :class:`Stopped`. Later writes through
-        memory maps are ignored.
+        Then each call has no effect and raises :class:`Stopped`. The disk ignores later writes
+        through memory maps.
         """
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Simulate a new process with the same page cache. Faults are removed.
+        """Simulate a new process with the same page cache, and remove all faults.
 
-        Before this call, close the store of the old process, and ignore errors of the close.
+        First close the store of the old process, and ignore errors of the close.
         """
         with self._lock:
             self.faults.clear()
@@ -194,7 +186,7 @@ class FaultyDisk(Disk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """The whole disk now; after a stop (:meth:`stop_at`), the disk at the stop."""
+        """Return the whole disk now; after a stop (:meth:`stop_at`), the disk at the stop."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},
@@ -204,16 +196,11 @@ class FaultyDisk(Disk):
             )
 
     def crash(self, rng: random.Random, folder: Path) -> Path:
-        """Write a crash image of a power cut now.
-
-        Args:
-            rng: chooses the image.
-            folder: the folder to make.
-        """
-        return self.state().crash(rng).write(folder)
+        """Write a random crash image of a power cut now into a new folder."""
+        return self.image(rng).write(folder)
 
     def image(self, rng: random.Random) -> disk_state.CrashImage:
-        """Make a crash image of a power cut now, in memory."""
+        """Make a random crash image of a power cut now, in memory."""
         return self.state().crash(rng)
 
     # ----------------------------------------------------------------------------- the port
@@ -247,7 +234,7 @@ class FaultyDisk(Disk):
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and size > before:
-                # ext4 keeps the part that did fit.
+                # ext4 keeps the part that fits.
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
@@ -314,7 +301,6 @@ class FaultyDisk(Disk):
     # ------------------------------------------------------------------------------- calls
     @contextmanager
     def _call(self, kind: str) -> Iterator[bool]:
-        """Observe and count a call under the lock, and make it fail if a fault applies."""
         with self._lock:
             if self.observe is not None and not self.faults.is_stopped:
                 self.observe(kind)
@@ -341,7 +327,7 @@ class FaultyDisk(Disk):
 
     # ------------------------------------------------------------------------------- names
     def _take_in(self, folder: Path, number: int) -> None:
-        """Record the files that exist at the start, as durable."""
+        # A crash cannot lose the initial files.
         by_identity: dict[tuple[int, int], int] = {}
         below = [(folder, number)]
         while below:
@@ -369,7 +355,6 @@ class FaultyDisk(Disk):
         return path.absolute().is_relative_to(self.root)
 
     def _number(self, path: Path) -> int:
-        """The number of the file or folder at a path."""
         number = ROOT_ID
         for name in path.absolute().relative_to(self.root).parts:
             number = self._names[number][name]
@@ -384,8 +369,8 @@ class FaultyDisk(Disk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder also makes the new name of a rename durable: otherwise the
-            # file could lose both names.
+            # A sync of the old folder also makes the new name of a rename durable. Otherwise a
+            # crash could remove both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             disk_state.apply(self._durable, done)
@@ -393,7 +378,7 @@ class FaultyDisk(Disk):
         self._pending = [change for change in self._pending if change.effects]
 
     def _opened(self, path: Path, descriptor: int) -> _File:
-        """The file of a path that was just opened, and possibly created."""
+        # The open call may have created the file.
         status = os.fstat(descriptor)
         with contextlib.suppress(KeyError):
             file = self._files[self._number(path)]
@@ -405,7 +390,7 @@ class FaultyDisk(Disk):
         return file
 
     def _reachable(self) -> dict[int, _File]:
-        """The files that have a name now, or possibly after a crash. Forgets all other files."""
+        # A file is reachable if it has a name now, or can have a name after a crash.
         used = {
             n for names in (*self._names.values(), *self._durable.values()) for n in names.values()
         }
@@ -417,21 +402,18 @@ class FaultyDisk(Disk):
 
     # ------------------------------------------------------------------------------- sites
     def _is_ignored(self, kind: str, of: _File | Path) -> bool:
-        """Record the place in the code that syncs, and return whether its syncs have no effect."""
         assert kind in disk_state.SYNCS
         site = f"{kind} {self._part(of)}: {_call_chain()}"
         self.sites[site] = self.sites.get(site, 0) + 1
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        """The kind of folder that a path is in: its path in the store, without topics, numbers and
-        file names.
-        """
+        # The path in the store, without topics, numbers and file names.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
             parts = of.absolute().relative_to(self.root).parts
-        # The store may be the root folder or any folder in it.
+        # The store is the root folder or any folder in it.
         kept = [part for part in parts if part in _PARTS]
         return "/".join(kept) or ("root" if isinstance(of, Path) else "?")
 
@@ -450,7 +432,7 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    """The functions of the package that call a sync, the innermost first."""
+    # The functions of the package that call a sync, the innermost first.
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)

@@ -46,7 +46,7 @@ class Wrong(Enum):
 
 
 class Violation(NamedTuple):
-    """One difference between a store and the model: a kind, and a text with the details."""
+    """A difference between a store and the model, with details as text."""
 
     kind: Wrong
     reason: str
@@ -59,7 +59,7 @@ class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
     ``is_torn``: whether topic or properties contain zero bytes. The CRC covers only the body, so a
-    frame looks sound even if a crash lost the page with its topic or properties.
+    frame stays sound if a crash loses the page with its topic or properties.
     """
 
     topic: str
@@ -80,7 +80,7 @@ class SeenMessage(NamedTuple):
 
     @classmethod
     def of(cls, message: StoredMessage) -> Self:
-        """Make a SeenMessage from a message that a store returned."""
+        """Make a SeenMessage from a message of a store."""
         return cls(
             message.topic,
             message.queue_id,
@@ -96,13 +96,11 @@ class SeenMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The messages of a store, as read from it.
+    """The messages of a store, as read from the store.
 
     Attributes:
-        log: the messages of the log, in its order.
         queues: the messages of each queue as a consumer gets them; None if they were not read.
-        keyed: the bodies found by each (topic, key); None if they were not queried.
-        unreadable: errors of reads.
+        keyed: the bodies found by each (topic, key); None if the keys were not queried.
     """
 
     log: tuple[SeenMessage, ...]
@@ -119,14 +117,13 @@ class Seen:
         keys: bool = False,
         on_damage: OnDamage = "fail",
     ) -> Self:
-        """Read a whole store.
+        """Read a whole store. A store that is open for writing must be completely dispatched.
 
         Args:
-            store: the store. If it is open for writing, it must be completely dispatched.
-            queues: whether to read the queues too. After a crash they may be behind the log or
-                ahead of it.
+            queues: whether to read the queues. After a crash the queues may be behind the log or
+                ahead of the log.
             keys: whether to query each message by its keys.
-            on_damage: pass ``stop`` if the log may end in a torn message.
+            on_damage: pass ``stop`` if the log can end in a torn message.
         """
         unreadable: list[str] = []
         log: list[SeenMessage] = []
@@ -150,11 +147,7 @@ class Seen:
         return cls(tuple(log), found, keyed, tuple(unreadable))
 
     def before_torn(self, known: Collection[bytes] = ()) -> Self:
-        """Cut the log before the first torn message.
-
-        Args:
-            known: bodies of torn messages to accept (:attr:`ModelStore.torn`).
-        """
+        """Cut the log before the first torn message, except messages with ``known`` bodies."""
         torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
         return replace(self, log=self.log[: next(torn, len(self.log))])
 
@@ -179,16 +172,11 @@ def _read_queue(
 
 @dataclass(slots=True)
 class Put:
-    """An attempted put.
+    """An attempted put. The offsets and the time are None until the store acknowledges the put.
 
     Attributes:
-        message: the message.
-        is_acked: whether the store acknowledged it as in the log.
-        is_durable: whether the store acknowledged it as durable.
-        physical_offset: acknowledged physical offset; None if the put is not acknowledged.
-        queue_offset: acknowledged queue offset, or None.
-        store_timestamp: acknowledged store time, or None.
-        body: the message's body.
+        is_acked: whether the store acknowledged that the message is in the log.
+        is_durable: whether the store acknowledged that the message is durable.
     """
 
     message: Message
@@ -203,14 +191,14 @@ class Put:
         self.body = bytes(self.message.body)
 
     def __str__(self) -> str:
-        return _named(self)
+        message = self.message
+        return f"{message.topic} {message.queue_id} {self.body[:_MOST_SHOWN]!r}"
 
 
 class Mark(NamedTuple):
     """The model at one moment, to check a disk state of the same moment.
 
     Attributes:
-        attempted: number of attempted puts.
         durable: bodies that must survive a power cut.
         acked: bodies that must survive the death of the process.
         absent: bodies that an earlier recovery dropped.
@@ -227,7 +215,6 @@ class ModelStore:
     """The expected content of a store. Not thread-safe.
 
     Attributes:
-        puts: all attempted puts, in order.
         absent: bodies that must not appear again.
         torn: bodies of messages that a recovery kept with torn properties.
     """
@@ -240,7 +227,7 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what happened
     def attempt(self, message: Message) -> Put:
-        """Record a put before the store gets it.
+        """Record a put before the store gets the message.
 
         Raises:
             UsageError: if another message has the same body.
@@ -259,7 +246,6 @@ class ModelStore:
         """Record an acknowledgement.
 
         Args:
-            put: the put.
             result: the store's result; for a batch, the result of the whole batch.
             is_durable: whether PUT_OK means that the message is durable (SYNC_FLUSH).
             number: the message's position in the batch, from 0.
@@ -282,7 +268,7 @@ class ModelStore:
         self._mark = None
 
     def flushed(self, offset: int) -> None:
-        """Record that the store reported its log as durable up to a physical offset."""
+        """Record that the store reported the log as durable up to a physical offset."""
         for put in self.puts:
             if put.physical_offset is not None and put.physical_offset < offset:
                 put.is_durable = True
@@ -291,7 +277,7 @@ class ModelStore:
     def survived(self, seen: Seen) -> None:
         """Continue from the content of a recovered store.
 
-        From now on the store's messages count as durable, because a reader has seen them. All other
+        From now on the store's messages are durable, because a reader has seen them. All other
         messages must never appear again.
         """
         by_body = {message.body: message for message in seen.log}
@@ -311,7 +297,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """An immutable copy of the model's state, cheap enough to make one at each disk call."""
+        """Return an immutable copy of the model's state, cheap enough for each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -323,7 +309,7 @@ class ModelStore:
         return self._mark
 
     def at(self, mark: Mark) -> ModelStore:
-        """A new model with the state of an earlier moment."""
+        """Make a model with the state of an earlier moment."""
         made = ModelStore(absent=set(mark.absent), torn=set(self.torn))
         for put in self.puts[: mark.attempted]:
             then = made.attempt(put.message)
@@ -339,7 +325,7 @@ class ModelStore:
         return made
 
     def queue(self, topic: str, queue_id: int) -> list[Put]:
-        """The acknowledged puts of a queue, by queue offset."""
+        """Return the acknowledged puts of a queue, by queue offset."""
         found = [
             put
             for put in self.puts
@@ -351,14 +337,9 @@ class ModelStore:
 
     # ------------------------------------------------------------------------------- what is wrong
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
-        """Compare a store with the model.
+        """Return the differences between a store and the model.
 
-        Args:
-            seen: the store's content.
-            must: bodies that the store must have; None for all acknowledged bodies.
-
-        Returns:
-            The violations; empty if the store is correct.
+        ``must`` has the bodies that the store must have; None means all acknowledged bodies.
         """
         if must is None:
             must = self.mark().acked
@@ -366,7 +347,7 @@ class ModelStore:
         wrong += self._check_messages(seen.log)
         present = {message.body for message in seen.log}
         wrong += [
-            Violation(Wrong.LOST, f"{_named(self._by_body[body])}")
+            Violation(Wrong.LOST, str(self._by_body[body]))
             for body in sorted(must)
             if body not in present
         ]
@@ -401,14 +382,14 @@ class ModelStore:
                 wrong.append(Violation(Wrong.UNKNOWN, f"{message}"))
                 continue
             if message.body in self.absent:
-                wrong.append(Violation(Wrong.REVIVED, f"{_named(put)} appears again: {message}"))
+                wrong.append(Violation(Wrong.REVIVED, f"{put} appears again: {message}"))
             wrong += _check_put(put, message)
         return wrong
 
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        """Check that a queue has each of its messages in the log once, in order, and no other."""
+        # A queue has each of its messages in the log once, in order, and no other message.
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")
@@ -438,18 +419,18 @@ def _check_put(put: Put, message: SeenMessage) -> list[Violation]:
     wrong = []
     wanted = put.message
     if (message.topic, message.queue_id) != (wanted.topic, wanted.queue_id):
-        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{_named(put)} became {message}"))
+        wrong.append(Violation(Wrong.WRONG_TOPIC, f"{put} became {message}"))
     if (message.tags, message.keys) != (wanted.tags, wanted.keys):
-        wrong.append(Violation(Wrong.UNKNOWN, f"{_named(put)} has other properties: {message}"))
+        wrong.append(Violation(Wrong.UNKNOWN, f"{put} has other properties: {message}"))
     acked = put.physical_offset, put.queue_offset
     if put.is_acked and acked != (message.physical_offset, message.queue_offset):
-        reason = f"{_named(put)} was acknowledged at {acked}: {message}"
+        reason = f"{put} was acknowledged at {acked}: {message}"
         wrong.append(Violation(Wrong.WRONG_OFFSET, reason))
     return wrong
 
 
 def _check_offsets(key: QueueKey, offsets: list[int]) -> list[Violation]:
-    """Check queue offsets in the log's order: 0, 1, 2 and so on."""
+    # The queue offsets in the log's order must be 0, 1, 2 and so on.
     wrong = []
     for expected, offset in enumerate(offsets):
         if offset != expected:
@@ -470,13 +451,8 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """The first violations, one line each, and the number of further violations."""
+    """Format the first violations, one a line, and the number of further violations."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")
     return "\n".join(lines)
-
-
-def _named(put: Put) -> str:
-    message = put.message
-    return f"{message.topic} {message.queue_id} {put.body[:_MOST_SHOWN]!r}"

@@ -1,6 +1,6 @@
-"""Fixtures for pytest. Pytest finds them through the entry point of the package.
+"""Fixtures for pytest, found through the entry point of the package.
 
-Pytest imports this module at each start. So each fixture imports what it needs when it is used.
+Pytest imports this module at each start, so the fixtures import their modules at the first use.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def logquarry_clock() -> ShiftedClock:
 def logquarry_broker(logquarry_clock: ShiftedClock) -> Iterator[Broker]:
     """A broker for RocketMQ's clients on a temporary store, for one test.
 
-    Give ``logquarry_broker.name_server`` to a client as the address of its name server. The broker
-    listens on free ports of loopback, and creates a topic or group when a client first uses it.
+    ``logquarry_broker.name_server`` is the name server's address for a client. The broker listens
+    on free ports of loopback, and creates a topic or group at its first use.
     """
     from logquarry.broker import background
 

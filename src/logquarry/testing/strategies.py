@@ -1,8 +1,7 @@
-"""Hypothesis strategies: frames, property strings and whole commit logs, common and unusual.
+"""Hypothesis strategies: sound frames, property strings and commit logs, common and unusual.
 
-Use them to test code that reads RocketMQ's bytes. All results are sound: a reader must accept them.
-To get damaged logs, change the bytes. The module needs the package ``hypothesis``, which is not
-installed together with logquarry.
+A reader must accept all results; change the bytes for damaged logs. The module needs the package
+``hypothesis``, which is not installed together with logquarry.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ _ODD_PIECES = [
 
 # ---------------------------------------------------------------------------------- single fields
 def hosts(*, v6: bool) -> st.SearchStrategy[bytes]:
-    """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes; ports can be negative."""
+    """BORNHOST or STOREHOSTADDRESS: address and port, in 8 or 20 bytes. Ports can be negative."""
     if not v6:
         known = [bytes(8), b"\x7f\0\0\x01\0\0\x2a\x9f", b"\xff" * 8]
         return st.one_of(st.sampled_from(known), st.binary(min_size=8, max_size=8))
@@ -98,7 +97,7 @@ def topics() -> st.SearchStrategy[bytes]:
 
 
 def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
-    """Properties that a property string can contain: no separators, no empty names or values."""
+    """Properties of a property string: no separators, no empty names or values."""
     text = st.text(
         st.characters(
             exclude_categories=["Cs"],
@@ -112,10 +111,10 @@ def properties_maps(*, max_size: int = 6) -> st.SearchStrategy[dict[str, str]]:
 
 
 def property_strings() -> st.SearchStrategy[bytes]:
-    """Property strings of sound frames.
+    """Property strings of sound frames, well-formed and odd.
 
-    Some are well-formed. Others have empty names or values, missing, doubled or trailing
-    separators, duplicate names, characters beyond the BMP, or bytes that are not UTF-8.
+    Odd strings have empty names or values, missing, doubled or trailing separators, duplicate
+    names, characters beyond the BMP, or bytes that are not UTF-8.
     """
     separators = st.sampled_from([b"\x01", b"\x02", b"\x01\x01", b"\x02\x02"])
     piece = st.one_of(separators, st.sampled_from(_ODD_PIECES), st.binary(max_size=3))
@@ -144,22 +143,17 @@ def frames(
     flags: st.SearchStrategy[int] | None = None,
     numbers: st.SearchStrategy[tuple[int, ...]] | None = None,
 ) -> Frame:
-    """Frames of any form that a sound log may contain, with a correct body CRC.
+    """Frames of any form that a sound log can contain, with a correct body CRC.
 
     Args:
-        draw: passed by Hypothesis.
-        max_body: maximum bytes of a body.
-        magics: magic codes to choose from.
-        topic: the topic's bytes (default: :func:`topics`).
-        property_string: the property string (default: :func:`property_strings`).
-        flags: SYSFLAG (default: :func:`sys_flags`); its bits decide between IPv4 and IPv6 hosts.
+        flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.
         numbers: queue id, flag, queue offset, born and store timestamp, reconsume times, prepared
-            transaction offset (default: usual numbers, and any that fit their fields).
+            transaction offset (default: usual numbers, and any numbers that fit the fields).
     """
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)
     if topic is None:
-        # 5.x's second magic has two bytes for the length of a topic.
+        # The second magic of RocketMQ 5 has two bytes for the length of a topic.
         topic = topics() if magic == MAGIC_V1 else topics() | st.binary(max_size=400)
     queue_id, flag, queue_offset, born, stored, reconsume_times, prepared = draw(
         _numbers() if numbers is None else numbers
@@ -208,8 +202,6 @@ class Log:
     """A commit log in memory.
 
     Attributes:
-        start: physical offset of the first file.
-        file_size: bytes of each file.
         frames: the messages with their physical offsets.
         blanks: (physical offset, length) of the blanks that end files.
         files: the bytes of each file, ``file_size`` each.
@@ -229,12 +221,12 @@ class Log:
         return max(ends, default=self.start)
 
     def bases(self) -> range:
-        """The physical offset at which each file starts."""
+        """Return the physical offset of each file's start."""
         stop = self.start + len(self.files) * self.file_size
         return range(self.start, stop, self.file_size)
 
     def named_files(self) -> dict[str, bytes]:
-        """The bytes of each file by its path below the store's root."""
+        """Return the bytes of each file by its path below the store's root."""
         return {
             f"{COMMIT_LOG}/{base:0{NAME_DIGITS}d}": data
             for base, data in zip(self.bases(), self.files, strict=True)
@@ -251,8 +243,7 @@ def place(items: Iterable[Frame], *, file_size: int, start: int = 0, fill: bytes
     """Place frames one after the other in the files of a log, as RocketMQ does.
 
     Args:
-        items: the frames; this function sets their PHYSICALOFFSET.
-        file_size: bytes of a file.
+        items: the frames; their PHYSICALOFFSET is ignored.
         start: physical offset of the first file.
         fill: bytes for the rest of a blank, repeated.
 
@@ -290,12 +281,7 @@ def logs(
 ) -> Log:
     """Whole logs: files that end with blanks, and a last file that is not full.
 
-    Args:
-        draw: passed by Hypothesis.
-        items: strategy of the frames (default: :func:`frames`).
-        min_frames: fewest frames.
-        max_frames: maximum number of frames.
-        start: physical offset of the first file (default: 0 or a multiple of ``file_size``).
+    ``start`` is the physical offset of the first file (default: 0 or a multiple of ``file_size``).
     """
     found = draw(
         st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)
