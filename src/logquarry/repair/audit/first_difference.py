@@ -85,7 +85,6 @@ class QueueAudit:
             return
         self._take_run(offset, entries)
 
-    # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
         """Decide the queue offset of the last message, from the next message's queue offset."""
         odd, self._odd = self._odd, None

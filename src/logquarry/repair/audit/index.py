@@ -208,7 +208,6 @@ class IndexAudit:
                 return True
         return False
 
-    # ---------------------------------------------------------------------------------- chains
     def _find_chains(
         self, file: IndexFile, shape: IndexShape, entries: Entries
     ) -> tuple[_Chains, Slots, Slots]:
@@ -248,7 +247,6 @@ class IndexAudit:
                 found.wrong_slots * SLOT.size,
             )
 
-    # --------------------------------------------------------------------------------- entries
     def _entry_differences(
         self,
         file: IndexFile,

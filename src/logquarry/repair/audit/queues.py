@@ -112,7 +112,6 @@ class QueuesAudit:
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
-    # ------------------------------------------------------------------------------ run by run
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
         requests = followed.requests
@@ -213,7 +212,6 @@ class QueuesAudit:
             )
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
-    # --------------------------------------------------------------------------------- the result
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         yield from self.differences(log_end, lost, is_explained=self.is_crash(log_end))

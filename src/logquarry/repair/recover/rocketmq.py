@@ -1,15 +1,8 @@
 """Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
 
-It follows the RocketMQ version that wrote the store, if the files show the version. For older
-stores it follows 4.9.3 (:mod:`.java_dispatch`).
-
-This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
-and queues can have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
-stores on which Java fails. As in Java, the log's end changes only in memory: no byte of the log
-changes.
-
-:mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch` do the work. The same code makes the
-plan and applies it: it runs once on files in memory, and once on the real files.
+The recovery follows the version that wrote the store, else 4.9.3, bugs included. As in Java, the
+log's end changes only in memory. Files that Java destroys are moved to quarantine. A store on which
+Java fails is refused. The same code makes the plan, on files in memory, and applies it.
 """
 
 from __future__ import annotations
@@ -67,11 +60,8 @@ class RocketmqPlan(RecoveryPlan):
     """The plan of a recovery as RocketMQ does it.
 
     Attributes:
-        config: the store's settings, with all sizes.
-        rules: the rules of the version that wrote the store.
         queue_ends: one past the last queue offset of each queue, as Java counts them.
         checkpoint: the checkpoint after a shutdown.
-        offsets: the checkpoint's offsets, in a store of RocketMQ 5.
         has_log: whether the log still has a file.
     """
 
@@ -85,13 +75,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The result of a recovery.
-
-    Attributes:
-        plan: the plan that was applied.
-        written: files of queues and index that are not synced yet.
-        dispatched_timestamp: store time of the last dispatched message, 0 if there is none.
-    """
+    """The applied plan, and the files of queues and index without a sync (``written``)."""
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -99,12 +83,7 @@ class RocketmqResult:
 
 
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
-    """The plan for a store. Nothing is changed.
-
-    The plan takes 20 bytes of memory for each message that is put into a queue.
-
-    Args:
-        config: its settings; missing sizes are inferred from the files.
+    """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
 
     Raises:
         StoreUnavailable: if a file of the log has a wrong name.
@@ -114,16 +93,13 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan, and sync all changes. Call this with the lock held.
-
-    The caller creates ``abort`` before, and removes it afterwards.
+    """Apply a plan and sync all changes, with the lock held and ``abort`` in place.
 
     Args:
-        plan: the plan; the store must not have changed since it was made.
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        The plan as it was applied. It equals the given one if the store has not changed since.
+        The applied plan. It equals ``plan`` if the store has not changed since.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -131,8 +107,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. If the checkpoint did not change, readers
-    # would still trust them.
+    # Both files describe the log before the recovery. Readers would trust them if the checkpoint
+    # did not change.
     disk.remove(root / DURABLE)
     disk.remove(root / DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -143,7 +119,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # An empty log gets no times: later readers would think that its files are missing.
+            # An empty log gets no times: with times, readers would report missing files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -163,11 +139,7 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does, reading the log once. Call this with the lock held.
-
-    Args:
-        config: its settings; missing sizes are inferred from the files.
-        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
+    """Recover a store as RocketMQ does, in one pass over the log, with the lock held.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
@@ -192,8 +164,6 @@ class RocketmqRefuses(StoreUnavailable):
 
 
 class _Recovery:
-    """One recovery of a store, or its plan."""
-
     def __init__(
         self,
         root: Path,
@@ -226,7 +196,6 @@ class _Recovery:
         self._offsets = Offsets()
 
     def plan(self) -> RocketmqPlan:
-        """Run the recovery, and return its plan."""
         refused = None
         try:
             self._run()
@@ -246,7 +215,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # Find no loss if the plan was applied: the queues have already changed.
+            # The queues have already changed if the plan was applied, so find no loss.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,
@@ -260,19 +229,16 @@ class _Recovery:
 
     @property
     def dispatched_timestamp(self) -> int:
-        """Store time of the last dispatched message, 0 if there is none."""
         return self._dispatch.store_timestamp or 0
 
     def close(self) -> None:
-        """Close the index, if it is open."""
         if self._keeper is not None:
             self._keeper.close()
         if self._checkpoint_file is not None:
             self._checkpoint_file.close()
 
-    # --------------------------------------------------------------------------------- the run
     def _run(self) -> None:
-        """``load()``, and the parts of ``start()`` that change files."""
+        """Do ``load()``, and the parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None
@@ -320,7 +286,6 @@ class _Recovery:
             self._offsets = self._new_offsets()
 
     def _new_offsets(self) -> Offsets:
-        """The offsets of the checkpoint after a shutdown."""
         log, last = self._log, self._dispatch.physical_offset
         found = self._offsets.limited(log.max_offset)
         if log.files and log.last_message is not None:
@@ -371,9 +336,8 @@ class _Recovery:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
 
-    # ----------------------------------------------------------------------------------- files
     def _load(self, folder: str, size: int) -> list[JavaFile]:
-        """The files of a queue or of the log, all of full size (``MappedFileQueue.load``)."""
+        """Return the files of a queue or of the log (``MappedFileQueue.load``)."""
         try:
             with os.scandir(self.root / folder) as entries:
                 found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
@@ -437,7 +401,6 @@ class _Recovery:
                 self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
-        """The index, opened for writing; None if there is none."""
         if self._disk is None or not self.config.message_index_enable:
             return None
         shape = self.config.index_shape
@@ -449,18 +412,16 @@ class _Recovery:
         return self._keeper.writer
 
     def _after_run(self) -> None:
-        """Sync the index files that are full, as RocketMQ does in the background."""
+        """Sync full index files, as RocketMQ does in the background."""
         if self._keeper is not None:
             self._keeper.guard()
             self._keeper.flush(1)
 
     @property
     def last_index_path(self) -> str | None:
-        """The index file with changes that are not on the disk."""
         last = None if self._keeper is None else self._keeper.writer.last
         return None if last is None else f"{INDEX}/{last.file.path.name}"
 
-    # ----------------------------------------------------------------------------------- words
     def _say(self, text: str) -> None:
         self._looked_at.append(text)
 
