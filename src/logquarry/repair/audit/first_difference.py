@@ -313,8 +313,9 @@ class QueueAudits:
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
-        self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit]
-        self._audits = {key: self._audit(key, disk) for key, disk in queues.items()}
+        self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit] = {
+            key: self._audit(key, disk) for key, disk in queues.items()
+        }
 
     def __iter__(self) -> Iterator[QueueAudit | BatchQueueAudit]:
         return (audit for _, audit in sorted(self._audits.items()))

@@ -96,7 +96,7 @@ class SeenMessages:
 class QueuesAudit:
     """Compares all queues of a store with its log.
 
-    Call :meth:`add` for each run of the log, in order, then :meth:`finish`.
+    Call :meth:`add` for each run of the log, in order, then :meth:`differences`.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
@@ -212,14 +212,13 @@ class QueuesAudit:
             )
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """Yield all differences, queue by queue; call this after the whole log is read."""
-        yield from self.differences(log_end, lost, is_explained=self.is_crash(log_end))
-
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        """Yield all differences; ``is_explained``: a crash explains missing last entries."""
+        """Yield all differences, queue by queue, after the whole log is read.
+
+        ``is_explained``: a crash explains missing last entries.
+        """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
             if key[0] in self._batch_topics:

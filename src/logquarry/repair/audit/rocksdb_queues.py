@@ -73,7 +73,7 @@ class StoreQueuesAudit:
         self._files.add_sound(queues)
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """See :meth:`QueuesAudit.finish`."""
+        """Yield all differences, queue by queue; call this after the whole log is read."""
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
         yield from self._batch.differences(log_end, lost, is_explained=is_crash)
@@ -117,7 +117,7 @@ class RocksQueuesAudit(QueuesAudit):
             if (
                 seen is None
                 or not isinstance(seen.queue, RocksQueue)
-                or "queue_entry_wrong" in (seen.groups)
+                or "queue_entry_wrong" in seen.groups
             ):
                 continue
             offsets = part.offsets

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -203,7 +204,8 @@ class SoundReader:
     def read(self, start: int, stop: int) -> list[SoundRun]:
         """Return the sound runs that begin between two physical offsets of one file."""
         found: list[SoundRun] = []
-        for stretch, facts in self._reader.read_all(start, stop, self._bytes, self._facts):
+        make = partial(FrameFacts, self.layout.config)
+        for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
             sound = self._sound(stretch, facts)
             if sound is not None:
                 joined = _joined(found[-1], sound) if found else None
@@ -212,9 +214,6 @@ class SoundReader:
                 else:
                     found[-1] = joined
         return found
-
-    def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config)
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
         """Return the run, or None if queues or index differ from it."""

@@ -47,15 +47,8 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.rebuild.swap import replace_queues
+from logquarry.repair.recover import kept_files
 from logquarry.repair.recover.folder_check import REPORT
-from logquarry.repair.recover.kept_files import (
-    KEPT_ENTRIES,
-    free_path,
-    load_kept,
-    rename_files,
-    save_kept,
-    sync_files,
-)
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
@@ -147,7 +140,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            sync_files(
+            kept_files.sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -182,7 +175,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        rename_files(
+        kept_files.rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -236,7 +229,7 @@ class _Work:
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, free_path(target))
+        self._disk.copy(path, position, length, kept_files.free_path(target))
 
     def _find_mendings(self) -> None:
         """Read the entries of lost messages before their queues are cut."""
@@ -244,7 +237,7 @@ class _Work:
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have cut the queues already.
-        noted = load_kept(self._kept_path)
+        noted = kept_files.load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -265,7 +258,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        save_kept(
+        kept_files.save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -273,7 +266,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / KEPT_ENTRIES
+        return quarantine(self._root) / kept_files.KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk

@@ -20,36 +20,24 @@ from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
-from logquarry.log import codec
+from logquarry.log import codec, store_files
 from logquarry.log.codec import Window
-from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import (
-    ABORT,
-    BATCH_QUEUE,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DURABLE,
-    INDEX,
-    LOCK,
-    REDO_LOG,
-    SIDECAR,
-    STATE_TABLE,
-    TRANSACTION,
-    FileSequence,
-    StoreFile,
-    is_index_name,
-    is_offset_name,
-    quarantine,
-)
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.store_sizes import require_stated_size
 from logquarry.repair.recover.kept_files import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
-_FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)
+_FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
 _FOLDERS: Final = (
-    *(COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE_TABLE, REDO_LOG),
+    store_files.COMMIT_LOG,
+    store_files.CONSUME_QUEUE,
+    store_files.BATCH_QUEUE,
+    store_files.INDEX,
+    store_files.SIDECAR,
+    store_files.TRANSACTION,
+    store_files.STATE_TABLE,
+    store_files.REDO_LOG,
 )
 
 
@@ -69,7 +57,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
     A missing file is accepted.
     """
-    aside = quarantine(root)
+    aside = store_files.quarantine(root)
     check_places(root)
     _check(aside, is_folder=True)
     for path in (aside / REPORT, aside / KEPT_ENTRIES):
@@ -79,10 +67,13 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check(folder, is_folder=True)
         for path in _entries(folder):
             _check_numbered(path, places)
-    for name in (STATE_TABLE, REDO_LOG):
+    for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
         for path in _entries(root / name):
             _check_numbered(path, places)
-    for topic in (*_entries(root / CONSUME_QUEUE), *_entries(root / BATCH_QUEUE)):
+    for topic in (
+        *_entries(root / store_files.CONSUME_QUEUE),
+        *_entries(root / store_files.BATCH_QUEUE),
+    ):
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
@@ -91,9 +82,9 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_once(queue, found, places)
             for path in _entries(queue):
                 _check_numbered(path, places)
-    for path in _entries(root / INDEX):
+    for path in _entries(root / store_files.INDEX):
         # Readers ignore a folder here.
-        if is_index_name(path.name) and not _is_folder(path):
+        if store_files.is_index_name(path.name) and not _is_folder(path):
             _check_once(path, _check(path), places)
 
 
@@ -115,7 +106,7 @@ def check_queue_folder(folder: Path) -> None:
 
 
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
-    if is_offset_name(path.name):
+    if store_files.is_offset_name(path.name):
         _check_once(path, _check(path), places)
 
 
@@ -248,17 +239,13 @@ def check_file_size(layout: StoreLayout) -> None:
 
 def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
     view = layout.open_file(file.path)
-    return _starts_with_frame(view, file.base, min(view.size, file.size))
-
-
-def _starts_with_frame(view: FileView, base: int, size: int) -> bool:
-    """Whether a file of ``size`` bytes starts with a sound frame. Reads only that frame."""
+    size = min(view.size, file.size)
     head = view.window(0, frame.FIXED_SIZE_V1)
     if len(head) < frame.BLANK.size:
         return False
     length, _ = frame.BLANK.struct.unpack_from(head, 0)
     data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
-    window = Window.of(data, base, size)
+    window = Window.of(data, file.base, size)
     return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
 
 

@@ -160,51 +160,40 @@ class JavaLog:
         # QUIRK: 4.9 reads the delay levels only after its recovery. So the entry of a delayed
         # message gets the hash of the tags, not the delivery time.
         levels = self.levels_ms if self.rules.is_5 else ()
-        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
-            return self._find_end(start, dispatch, runs, levels, check_crc, known)
-
-    def _find_end(
-        self,
-        start: int,
-        dispatch: JavaDispatch | None,
-        runs: _Runs,
-        levels: tuple[int, ...],
-        check_crc: bool,
-        known: int,
-    ) -> int:
         index, at = start, 0
-        while True:
-            file = self.files[index]
-            data = self._view(file)
-            run, count, window = runs.at(file, data, at)
-            if run is not None:
-                self.last_message = window.base + int(run.rows[-1, POSITION])
-                if dispatch is not None and known < window.base:
-                    dispatch.run(window, run, levels)
-                    self.after_run()
-                elif dispatch is not None and known < self.last_message:
-                    for position in run.rows[:, POSITION].tolist():
-                        found = self._ask(file, data, at + position, levels, check_crc=False)
-                        # QUIRK: the message that begins exactly at ``known`` is not dispatched.
-                        if found.request is not None and window.base + position > known:
-                            dispatch.one(found.request)
-                at += count
-                continue
-            verdict = self._ask(file, data, at, levels, check_crc=check_crc)
-            if verdict.request is not None:
-                self.last_message = file.base + at
-                if dispatch is not None and verdict.request.physical_offset > known:
-                    dispatch.one(verdict.request)
-                at += verdict.size
-            elif not verdict.is_success:
-                self.stopped_by = _stop_reason(window, check_crc)
-                return file.base + at
-            else:
-                index += 1
-                if index == len(self.files):
-                    self.stopped_by = "a blank, and no file after it"
+        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
+            while True:
+                file = self.files[index]
+                data = self._view(file)
+                run, count, window = runs.at(file, data, at)
+                if run is not None:
+                    self.last_message = window.base + int(run.rows[-1, POSITION])
+                    if dispatch is not None and known < window.base:
+                        dispatch.run(window, run, levels)
+                        self.after_run()
+                    elif dispatch is not None and known < self.last_message:
+                        for position in run.rows[:, POSITION].tolist():
+                            found = self._ask(file, data, at + position, levels, check_crc=False)
+                            # QUIRK: the message that begins exactly at ``known`` is not dispatched.
+                            if found.request is not None and window.base + position > known:
+                                dispatch.one(found.request)
+                    at += count
+                    continue
+                verdict = self._ask(file, data, at, levels, check_crc=check_crc)
+                if verdict.request is not None:
+                    self.last_message = file.base + at
+                    if dispatch is not None and verdict.request.physical_offset > known:
+                        dispatch.one(verdict.request)
+                    at += verdict.size
+                elif not verdict.is_success:
+                    self.stopped_by = _stop_reason(window, check_crc)
                     return file.base + at
-                at = 0
+                else:
+                    index += 1
+                    if index == len(self.files):
+                        self.stopped_by = "a blank, and no file after it"
+                        return file.base + at
+                    at = 0
 
     def _ask(
         self,

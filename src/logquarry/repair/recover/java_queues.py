@@ -191,8 +191,6 @@ def _mapped(path: Path) -> memoryview:
     return data
 
 
-Offsets = Int64
-
 RECOVERED_FILES: Final = 3
 """Number of files at the end from which a recovery begins."""
 LARGEST_BASE: Final = java.LONG_MAX // 2
@@ -321,7 +319,7 @@ class JavaQueue:
         self.target.set_aside(file.path)
         self.set_aside.append((file.path, reason))
 
-    def put(self, offsets: Offsets, units: Units) -> None:
+    def put(self, offsets: Int64, units: Units) -> None:
         """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
         QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry

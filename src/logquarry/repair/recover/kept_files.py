@@ -63,7 +63,6 @@ def free_path(path: Path) -> Path:
 logger = logging.getLogger(__name__)
 
 KEPT_ENTRIES: Final = "kept_units.json"
-Kept = Mapping[QueueKey, Mapping[int, bytes]]
 
 
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
@@ -82,7 +81,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     return found
 
 
-def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
+def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
     """Save entries durably for the next recovery; without entries, delete an old file."""
     document = [
         {

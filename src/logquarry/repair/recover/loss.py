@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -102,11 +103,7 @@ class LossRefused(StoreUnavailable):
         self.loss = loss
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (str(self), self.loss)
-
-
-def _rebuilt(message: str, loss: Loss) -> LossRefused:
-    return LossRefused(message, loss=loss)
+        return partial(type(self), loss=self.loss), (str(self),)
 
 
 def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> None:

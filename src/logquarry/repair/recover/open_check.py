@@ -19,22 +19,11 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
+from logquarry.log import store_files
 from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONFIG,
-    CONSUME_QUEUE,
-    DAMAGE,
-    INDEX,
-    LOCK,
-    SIDECAR,
-    TRANSACTION,
-)
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
@@ -62,15 +51,15 @@ _CHECKED_FILES: Final = 3
 """Number of log files at the end that RocketMQ reads at its start (``recoverNormally``)."""
 _OURS: Final = frozenset(
     {
-        ABORT,
-        CHECKPOINT,
-        COMMIT_LOG,
-        CONFIG,
-        CONSUME_QUEUE,
-        INDEX,
-        LOCK,
-        SIDECAR,
-        TRANSACTION,
+        store_files.ABORT,
+        store_files.CHECKPOINT,
+        store_files.COMMIT_LOG,
+        store_files.CONFIG,
+        store_files.CONSUME_QUEUE,
+        store_files.INDEX,
+        store_files.LOCK,
+        store_files.SIDECAR,
+        store_files.TRANSACTION,
         "lost+found",
     }
 )
@@ -116,11 +105,11 @@ def check_folder(root: Path) -> None:
         names = {path.name for path in root.iterdir()}
     except OSError as error:
         raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
-    if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
+    if not names & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE} and names - _OURS:
         raise not_a_store(
             str(root),
             f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "
-            f"{COMMIT_LOG}/",
+            f"{store_files.COMMIT_LOG}/",
         )
 
 
@@ -153,7 +142,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     settings = with_sizes(config, layout)
     _check_stated(layout, config)
     if layout.has_abort and not is_recovered and (has_log or queued):
-        raise NeedsRecovery(f"it was not shut down cleanly: {ABORT} exists")
+        raise NeedsRecovery(f"it was not shut down cleanly: {store_files.ABORT} exists")
     _check_sizes(layout, settings)
     ends = {(queue.topic, queue.queue_id): queue.entry_end for queue in queues}
     entries = last_entries(layout, queues)
@@ -272,7 +261,7 @@ def recovered_store(
             abort.remove()
         raise
     # The record of damage describes the log before this recovery.
-    disk.remove(root / DAMAGE)
+    disk.remove(root / store_files.DAMAGE)
     plan = result.plan
     if not is_clean:
         # The durable offset will cover the log, which its writer may not have synced.
@@ -304,7 +293,9 @@ def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
 
 
 def _is_store(root: Path) -> bool:
-    return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
+    return any(
+        (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
+    )
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:

@@ -20,17 +20,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DAMAGE,
-    DURABLE,
-    INDEX,
-    is_offset_name,
-)
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
@@ -109,12 +100,12 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     root = Path(plan.root)
     # Both files describe the log before the recovery. Readers would trust them if the checkpoint
     # did not change.
-    disk.remove(root / DURABLE)
-    disk.remove(root / DAMAGE)
+    disk.remove(root / store_files.DURABLE)
+    disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
     end = result.plan.log_end
     sync_files(disk, root)
-    file = CheckpointFile(disk, root / CHECKPOINT)
+    file = CheckpointFile(disk, root / store_files.CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
@@ -125,7 +116,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         if result.plan.has_log:
             note_end(disk, root, end, result.plan.damage)
             start = result.plan.log_start
-            DurableFile(disk, root / DURABLE, end, file.times, log_start=start).close()
+            DurableFile(disk, root / store_files.DURABLE, end, file.times, log_start=start).close()
     finally:
         file.close()
     return dataclasses.replace(result.plan, loss=plan.loss)
@@ -242,10 +233,10 @@ class _Recovery:
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None
-        files = self._load(COMMIT_LOG, log_size)
+        files = self._load(store_files.COMMIT_LOG, log_size)
         queues = self._dispatch.queues
         for topic, queue_id in self._layout.queue_names:
-            found = self._load(f"{CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
+            found = self._load(f"{store_files.CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
             queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
         rules = self._rules, config.index_keys
         log = self._log = JavaLog(
@@ -255,7 +246,7 @@ class _Recovery:
         is_clean = self._is_clean
         state = "was shut down cleanly"
         if not is_clean:
-            state = f"was not shut down cleanly: {ABORT} exists"
+            state = f"was not shut down cleanly: {store_files.ABORT} exists"
         self._say(f"the store {state}")
         self._load_index(is_clean)
         for queue in queues.values():
@@ -328,7 +319,7 @@ class _Recovery:
         if log.stopped_by is not None:
             self._say(f"the log ends at {end}: {log.stopped_by}")
             path = next(file.path for file in reversed(log.files) if file.base <= end)
-            self._step(StepKind.CUT, path, f"{log.stopped_by}", offset=end)
+            self._step(StepKind.CUT, path, log.stopped_by, offset=end)
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
             self._step(StepKind.SET_ASIDE, file.path, f"it lies after the log's end at {end}")
@@ -359,7 +350,7 @@ class _Recovery:
             if length != size or not entry.is_file():
                 what = f"{length} bytes" if entry.is_file() else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
-            base = int(name) if is_offset_name(name) else -1
+            base = int(name) if store_files.is_offset_name(name) else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
                 raise JavaRefusal(f"{path}: no file of {size} bytes can have this name")
             files.append(JavaFile(base, path, size))
@@ -367,7 +358,7 @@ class _Recovery:
 
     def _read_checkpoint(self) -> Checkpoint:
         try:
-            data = self._layout.filesystem.read(CHECKPOINT)
+            data = self._layout.filesystem.read(store_files.CHECKPOINT)
         except FileNotFoundError:
             self._say("there is no checkpoint")
             return Checkpoint()
@@ -382,7 +373,7 @@ class _Recovery:
         assert shape is not None
         limit = self._times.index_timestamp
         for entry in self._layout.index_files:
-            path = f"{INDEX}/{entry.name}"
+            path = f"{store_files.INDEX}/{entry.name}"
             if int(entry.name) > java.LONG_MAX:
                 continue
             data = bytes(self._layout.open_file(path).head(index.HEADER.size))
@@ -405,7 +396,7 @@ class _Recovery:
             return None
         shape = self.config.index_shape
         assert shape is not None
-        self._checkpoint_file = CheckpointFile(self._disk, self.root / CHECKPOINT)
+        self._checkpoint_file = CheckpointFile(self._disk, self.root / store_files.CHECKPOINT)
         self._keeper = IndexKeeper(
             self._disk, self.root, shape, self._checkpoint_file, self._clock or now_ms
         )
@@ -420,7 +411,7 @@ class _Recovery:
     @property
     def last_index_path(self) -> str | None:
         last = None if self._keeper is None else self._keeper.writer.last
-        return None if last is None else f"{INDEX}/{last.file.path.name}"
+        return None if last is None else f"{store_files.INDEX}/{last.file.path.name}"
 
     def _say(self, text: str) -> None:
         self._looked_at.append(text)
@@ -451,4 +442,4 @@ class _Recovery:
                 )
         if self._dispatch.keys and self.config.message_index_enable:
             reason = f"{self._dispatch.messages} messages are dispatched again"
-            self._step(StepKind.BUILD_INDEX, INDEX, reason, offset=self._dispatch_from)
+            self._step(StepKind.BUILD_INDEX, store_files.INDEX, reason, offset=self._dispatch_from)

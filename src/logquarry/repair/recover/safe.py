@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from logquarry.config import StoreConfig
@@ -135,7 +136,7 @@ class _Planner:
         for file, reason in misnamed:
             self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
         for one in layout.log_names.renames:
-            self._step(StepKind.RENAME, one.path, one.base, None, f"{one.reason}")
+            self._step(StepKind.RENAME, one.path, one.base, None, one.reason)
         self._find_queues()
         bounds = self._bounds()
         torn = torn_end(layout, bounds)
@@ -149,10 +150,7 @@ class _Planner:
         audits = QueueAudits(self._queues, config, damage, transactions, mends=self._mends)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
-
-        def facts() -> EntryFacts:
-            return EntryFacts(config, with_transactions=is_3_1)
-
+        facts = partial(EntryFacts, config, with_transactions=is_3_1)
         with closing(runs_ahead(layout, stretch_bytes, facts)) as guesses:
             for run in log.guided_runs(guesses):
                 audits.take(run)
