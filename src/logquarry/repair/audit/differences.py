@@ -26,7 +26,7 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Messages by which a gap in the queue offsets may exceed the room in damaged bytes."""
+"""A gap in the queue offsets may exceed the room in damaged bytes by this many messages."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16

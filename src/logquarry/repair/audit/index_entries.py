@@ -252,7 +252,7 @@ class IndexEntries:
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """Return the first entry that points to ``offset`` or behind.
+        """Return the first entry that points to physical offset ``offset`` or a later one.
 
         If the entries are not in the order of the log, the place is arbitrary.
         """

@@ -51,8 +51,8 @@ from logquarry.read.queue import Queue
 class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
-    ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
-    the checkpoint's, None for a store that may be from RocketMQ 5.5.
+    ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp``
+    comes from the checkpoint, and is None for a store that may be from RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -157,7 +157,7 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield the frames in order, from the runs of threads or Spark tasks; not on a live log."""
+        """Yield the frames in order, from the runs of threads or tasks. Not for a live log."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))

@@ -234,8 +234,8 @@ class QueuesAudit:
 
         Two conditions must hold:
 
-        - Every queue has the messages before the place that the dispatcher had reached. logquarry
-          dispatches a run of messages at once, queue by queue; RocketMQ message by message.
+        - Every queue has the messages before the place that the dispatcher had reached. (RocketMQ
+          dispatches message by message, logquarry run by run, and within a run queue by queue.)
         - No missing message is older than the checkpoint, which covers only dispatched messages.
         """
         if not self.layout.has_abort:

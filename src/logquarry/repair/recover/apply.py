@@ -2,10 +2,10 @@
 
 A recovery can run again after an interruption, because it changes the store in this order:
 
-1. durable offset. Once ``abort`` exists, only the durable offset shows where the log ended.
+1. the durable offset: once ``abort`` exists, nothing else shows where the log ended
 2. ``abort``
-3. log, then queues and index, with a sync
-4. durable offset with the times of the next checkpoint, then the checkpoint
+3. the log, then queues and index, with a sync
+4. the durable offset with the times of the next checkpoint, then the checkpoint
 """
 
 from __future__ import annotations

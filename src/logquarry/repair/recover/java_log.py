@@ -122,7 +122,7 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Find the last file whose first frame matches; from 5.4 on, of the last ``most_files``."""
+        """Find the last file whose first frame matches, at most ``most_files`` before the end."""
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1

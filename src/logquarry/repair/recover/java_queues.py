@@ -216,7 +216,7 @@ class JavaQueue:
     """One queue.
 
     Attributes:
-        max_physical: physical offset after the last message (``maxPhysicOffset``), -1 without.
+        max_physical: physical offset after the last message (``maxPhysicOffset``), or -1.
         files: the files in order, all of full size at the start.
         set_aside: paths of the files that Java would destroy, each with its reason.
         cut: position in bytes from which entries after the log's end were cut, or None.

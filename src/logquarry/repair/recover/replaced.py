@@ -32,7 +32,7 @@ _MOST_PROBES: Final = 4_096
 """Approximate maximum number of entries to compare, to find the queues that differ."""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
-"""Maximum number of places in a log file whose frames decide between file and entries."""
+"""Maximum number of places to check in a log file, to decide whether the file is wrong."""
 _FRAMES: Final = 8
 """Maximum number of frames to compare at each place."""
 

@@ -322,7 +322,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """Return the folder of RocksDB to build again, and why that is impossible."""
+        """Return the RocksDB folder to build again, and the reason if a build is impossible."""
         folder = self._rocksdb
         if folder is None:
             return None, None
