@@ -1,7 +1,7 @@
-"""Audit: compares the log, the consume queues and the index of a store with each other.
+"""Compares the log, the consume queues and the index of a store with each other.
 
-The modules yield typed differences. Verify turns them into findings, recover and rebuild into
-steps, and salvage into losses. :mod:`.differences` defines each rule and each limit once.
+:mod:`.differences` defines each rule and each limit once. The table shows what verify reports for a
+difference, and what recover does.
 
 ===============================  ================================  =============================
 difference                       in verify                         in recover
@@ -30,18 +30,11 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Salvage and rebuild get damage and missing files from :mod:`.log`. Salvage itself finds gaps and
-harmed (changed) queue offsets (:mod:`logquarry.repair.salvage.losses`).
+Verify reports every harmed (changed) queue offset (:mod:`.queues`). Recover corrects harmed queue
+offsets, with the queue as evidence, and writes a queue again from its first difference
+(:mod:`.first_difference`). The two audits of queues disagree on 12 of 363 golden and harmed stores
+(November 2026): 6 whose log recover cuts, 3 without copies by multi-dispatch, 2 with harmed queue
+offsets, and 1 with other delay levels.
 
-Two audits of the queues exist, because they answer different questions. :mod:`.queues` compares
-each frame with the entry at the frame's queue offset, and checks every entry of a queue, because
-verify must report each harmed offset. :mod:`.first_difference` first corrects harmed offsets, with
-the queue as evidence. It then stops at the first difference of a queue, because the recovery writes
-the queue again from there on. Both use the same rules for entries, files and damage. Of 363 golden
-and harmed stores (November 2026), the results for queues differ in 12: in 6 a recovery cuts the log
-before messages that have entries, 3 lack copies by multi-dispatch, 2 have harmed queue offsets, and
-1 has other delay levels.
-
-The recovery mode ``rocketmq`` uses no audit: it follows RocketMQ's own code, quirks included
-(``java_*.py`` in :mod:`logquarry.repair.recover`).
+The recovery mode ``rocketmq`` uses no audit (``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

@@ -1,17 +1,8 @@
 """Audit of the batch queues of RocketMQ 5: finds all differences from the log, or only the first.
 
-:class:`BatchQueuesAudit` looks up the entry of each dispatched frame by the frame's first queue
-offset, and compares all its fields. An entry is spare if no frame of the log has its queue offset.
-The messages of a spare entry are expired or lost, or the entry is misplaced. A run is a series of
-frames without a gap.
-
-Memory does not grow with the log.
-
-A recovery needs only the first difference of each queue: :class:`BatchQueueAudit` finds it. The
-entries of a batch queue follow each other in the log's order, so this audit compares them by their
-position in the files. The class has the same methods as
-:class:`~logquarry.repair.audit.first_difference.QueueAudit`, with positions instead of queue
-offsets.
+:class:`BatchQueuesAudit` looks up the entry of each frame by the frame's first queue offset.
+:class:`BatchQueueAudit` compares entries by their position, because a batch queue has its entries
+in the order of the log.
 """
 
 from __future__ import annotations
@@ -66,7 +57,7 @@ class BatchQueuesAudit(QueuesAudit):
         self._has_rocksdb, self._batch_topics = False, frozenset()
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare the entries of the batch queues with those that the frames of a run need."""
+        """Compare the entries of the batch queues with the frames of a run."""
         for key, part in parts.items():
             if is_batch(part.units):
                 self._add(key, part.units)
@@ -138,8 +129,6 @@ class BatchQueuesAudit(QueuesAudit):
 
 
 class _Spare:
-    """The entries of a queue that belong to no frame of the log."""
-
     def __init__(
         self,
         layout: StoreLayout,
@@ -159,7 +148,6 @@ class _Spare:
         self._groups: dict[str, tuple[Difference, int]] = {}
 
     def differences(self) -> Iterator[Difference]:
-        """Yield one difference for each kind of spare entry."""
         last = 0
         for file, stored in self._queue.batches():
             written, entries = is_batch_written(stored), own_messages(stored)
@@ -212,7 +200,7 @@ class _Spare:
 
 
 def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
-    """The entries that begin at ascending queue offsets, and whether each exists."""
+    """Return the entry that begins at each ascending queue offset, and whether it exists."""
     there = np.zeros(len(starts), BATCH_DTYPE)
     found = np.zeros(len(starts), np.bool_)
     for spans in queue.spans(int(starts[0]), int(starts[-1]) + 1):
@@ -225,7 +213,7 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """The file and position where the entry of a queue offset is or should be."""
+    """Return the file and position where the entry of a queue offset is or should be."""
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():
@@ -258,10 +246,10 @@ _CHUNK: Final = 1 << 12
 
 
 class BatchQueueAudit:
-    """Compares one batch queue with the log.
+    """Compares one batch queue with the log; ``disk`` is None if the queue has no usable files.
 
-    Args:
-        disk: the queue's files, None if there are none or they cannot be used.
+    The methods match :class:`~logquarry.repair.audit.first_difference.QueueAudit`, with numbers of
+    entries instead of queue offsets.
     """
 
     def __init__(self, key: QueueKey, disk: BatchQueue | None, damage: Container[int]) -> None:
@@ -269,13 +257,13 @@ class BatchQueueAudit:
         self._disk = disk
         self._damage = damage
         self._had = 0 if disk is None else disk.entry_end
-        # The position of the next entry; None before the first message.
+        # Number of the next entry; None before the first message.
         self._at: int | None = None
         self._next = 0
         self._found: FirstDifference | None = None
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with the entries that the next frames of the log should have."""
+        """Compare the queue with the wanted entries of the next frames of the log."""
         entries = entries[entries["base"] >= 0]
         if not len(entries):
             return
@@ -311,7 +299,7 @@ class BatchQueueAudit:
     def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         assert self._at is not None
         if is_behind_gap:
-            # Between the entries of messages that the log has, there can be entries of lost ones.
+            # Entries of lost messages can lie between entries of messages in the log.
             self._pass_lost(int(wanted["physical_offset"][0]))
         there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
@@ -331,7 +319,7 @@ class BatchQueueAudit:
         self._at += len(wanted)
 
     def _continues(self) -> bool:
-        """Whether the entry at this position begins where the entry before it ends."""
+        """Whether the entry at ``self._at`` begins where the previous entry ends."""
         assert self._at is not None
         pair = self._read(max(0, self._at - 1), self._at + 1)
         return (
@@ -341,7 +329,7 @@ class BatchQueueAudit:
         )
 
     def _first_position(self, place: int) -> int:
-        """The position of the entry for the first message; entries before it must be expired."""
+        """Return the number of the first message's entry; earlier entries must be expired."""
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE
         while at < self._had:
@@ -358,8 +346,7 @@ class BatchQueueAudit:
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, the first ones cover only the lost messages of a large
-            # gap.
+            # If a frame has several entries, the first ones only fill a large gap.
             if not is_lost and entry["reserved"] != entry["count"]:
                 return
             self._at += 1
@@ -373,14 +360,13 @@ class BatchQueueAudit:
             return np.empty(0, BATCH_DTYPE)
         return self._disk.positions(start, min(stop, self._had))
 
-    # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the log, as far as the log was read; None if there is none."""
+        """The first difference in the part of the log read so far; None if there is none."""
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, after the whole log is read."""
+        """Return the result; call this after the whole log is read."""
         first = None
         if self._disk is not None and self._disk.files:
             first = self._disk.files[0].base // ENTRY_SIZE

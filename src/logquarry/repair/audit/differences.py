@@ -1,8 +1,4 @@
-"""Typed differences between log, queues and index, with the rules and limits that decide them.
-
-Every audit of a store uses these functions. So verify, recover, rebuild and salvage agree on which
-files and entries are wrong.
-"""
+"""Typed differences between log, queues and index, with the rules and limits that decide them."""
 
 from __future__ import annotations
 
@@ -26,17 +22,15 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
-"""Parts of the log that hold no readable message. Queues and index cannot be checked there."""
+"""Parts of the log without a readable message."""
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Damaged bytes of the log had room for a certain number of messages. A gap in the queue offsets
-may be larger than this number by at most ``GAP_SLACK`` messages.
-"""
+"""A gap in the queue offsets may exceed the room in damaged bytes by this many messages."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of stretches of misplaced entries that are reported separately for one queue."""
+"""Maximum number of stretches of misplaced entries to report for one queue."""
 _CLOCK_MS: Final = 1_000
 
 
@@ -47,10 +41,9 @@ class Difference:
     Attributes:
         kind: a kind of :data:`logquarry.repair.verify.findings.KINDS`.
         file: path below the store's folder.
-        offset: in the log a physical offset, elsewhere a position in the file.
-        reason: the difference in words.
-        length: number of bytes that are affected, 0 if unknown.
-        is_explained: whether a crash explains the difference, so that it is not damage.
+        offset: physical offset in the log; position in any other file.
+        length: number of affected bytes, 0 if unknown.
+        is_explained: a crash explains the difference, so it is not damage.
     """
 
     kind: str
@@ -65,11 +58,7 @@ class Difference:
 class EntryGroup:
     """Entries of a queue or of an index file that differ from the log in the same way.
 
-    Attributes:
-        kind: kind of the finding.
-        number: number of the first entry; in a queue, its queue offset.
-        reason: how the first entry differs, in words.
-        count: number of entries.
+    ``number`` and ``reason`` describe the first entry; in a queue, ``number`` is its queue offset.
     """
 
     kind: str
@@ -78,13 +67,13 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """The difference that verify reports."""
+        """Return the difference for verify."""
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
 
 
 def and_more(count: int) -> str:
-    """The words that end a text which mentions only the first of several items."""
+    """Return the end of a text that names only the first of ``count`` items."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
@@ -92,10 +81,8 @@ def and_more(count: int) -> str:
 class FirstDifference:
     """The first place where a queue differs from the log.
 
-    Attributes:
-        offset: queue offset.
-        resume_at: physical offset of the message that has this queue offset, or of the next one.
-        reason: the difference in words.
+    ``offset`` is a queue offset; in a batch queue, the number of an entry. ``resume_at`` is the
+    physical offset of the message at this place, or of the next message.
     """
 
     offset: int
@@ -105,20 +92,17 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True)
 class AuditedQueue:
-    """A queue, compared with the whole log.
+    """A queue after the comparison with the whole log.
+
+    In a batch queue, numbers of entries replace the queue offsets.
 
     Attributes:
-        key: topic and queue id.
-        first_entry: queue offset at which the queue's first file begins, None if the queue has no
-            file.
         had_until: queue offset at which the queue ends on the disk.
-        ends_empty: whether its last file has no entry.
-        end: one past the queue offset of the last message; None if the log has no message of it.
-        difference: the queue's first difference, None if the queue has all messages.
-        kept_until: if there is no difference, the queue offset before which each entry is right.
-            The message of a right entry is in the log, or was lost or deleted.
-        moved: the right queue offset of each message with a harmed one, by physical offset.
-        largest_gap: maximum number of messages that are missing at one place.
+        ends_empty: whether the last of several files has no entry.
+        end: queue offset after the last message; None if the log has no message of the queue.
+        kept_until: without a difference, each entry before this queue offset is right: its message
+            is in the log, or was lost or deleted.
+        moved: right queue offset of each message with a harmed one, by physical offset.
     """
 
     key: QueueKey
@@ -134,29 +118,20 @@ class AuditedQueue:
 
 # ------------------------------------------------------------------------------------------- files
 class FileFault(Enum):
-    """The ways in which a file's name or size can contradict its place in the sequence."""
+    """A contradiction between a file's name or size and the file's place in the sequence."""
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file is empty: the writer crashed after it created the file, and before it gave the
-    file its size.
-    """
+    """The last file is empty: the writer crashed between creating and sizing the file."""
     PLACE = "place"
-    """The offset in the file's name is not a multiple of the file size."""
+    """The offset in the file's name is no multiple of the file size."""
     GAP = "gap"
-    """Files are missing between this file and the previous one."""
+    """Files before this file are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file of the log or of a queue that does not fit its sequence.
-
-    Attributes:
-        fault: the kind of the fault.
-        file: the file.
-        before: the previous file; None for the first file.
-        size: number of bytes that each file of the sequence should have.
-    """
+    """A file that does not fit its sequence; ``size`` is the right size of each file in bytes."""
 
     fault: FileFault
     file: StoreFile
@@ -165,16 +140,12 @@ class FileDifference:
 
     @property
     def missing(self) -> range:
-        """First offsets of the missing files, for a GAP."""
+        """Offsets in the names of the missing files; only for GAP."""
         assert self.before is not None
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """The fault in words.
-
-        Args:
-            path: name of the file in the text (default: its path below the store's folder).
-        """
+        """Return the fault as text; ``path`` replaces the path below the store's folder."""
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -184,11 +155,7 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """A wrong size as verify reports it.
-
-        Args:
-            offset: in the log the file's physical offset, elsewhere 0.
-        """
+        """Return a wrong size for verify; ``offset`` is 0 for a file outside of the log."""
         # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
@@ -199,12 +166,9 @@ class FileDifference:
 def file_differences(
     files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
 ) -> Iterator[FileDifference]:
-    """The files that have a wrong size or place, in their order.
+    """Yield the files that have a wrong size or place.
 
-    Args:
-        files: a sequence, ordered by offset.
-        size: bytes that each file should have.
-        lacks_first: whether the first file represents missing files (``StoreLayout.lost_head``).
+    ``lacks_first``: the first file represents missing files (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -222,7 +186,7 @@ def file_differences(
 
 
 def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
-    """The differences of a queue's files: missing files, and files of a wrong size."""
+    """Yield a difference for each missing file, and each file of a wrong size, of a queue."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
@@ -234,9 +198,9 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Differe
 
 
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
-    """The reason why the files of a queue cannot be used, None if they can be used."""
+    """Return the reason why the files of a queue are unusable, or None."""
     for found in file_differences(files, size):
-        # An empty file after other files has not been written yet.
+        # The writer has not yet written to an empty last file.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
@@ -245,15 +209,14 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """Tags codes of an entry that are accepted in addition to the code of the message.
+    """The tags codes to accept in an entry in addition to the code of the message.
 
-    A broker can store an address into ConsumeQueueExt instead of a tags code. These addresses are
-    below ``INT_MIN``, and are always accepted.
+    An address in ConsumeQueueExt, which is below ``INT_MIN``, is always accepted.
 
     Attributes:
-        any_time: accept every positive number. Entries of the schedule topic hold a delivery time.
-            The delay levels determine this time, and a reader may not know them.
-        slack_ms: accept a delivery time that is wrong by at most this many milliseconds.
+        any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
+            which depends on the broker's delay levels.
+        slack_ms: largest accepted error of a delivery time in milliseconds.
     """
 
     any_time: bool = False
@@ -261,15 +224,15 @@ class TagsRule:
 
     @classmethod
     def of_readers(cls, topic: str) -> TagsRule:
-        """The rule for a check that does not know the broker's delay levels."""
+        """Return the rule for a check that does not know the broker's delay levels."""
         return cls(any_time=topic == SCHEDULE_TOPIC)
 
     @classmethod
     def of_writers(cls, key: QueueKey, *, is_3_1: bool) -> TagsRule:
-        """The rule for a recovery, which knows the delay levels.
+        """Return the rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
-        Queue -1 has the messages that a broker stored before it had loaded its levels.
+        Queue -1 holds messages that a broker stored before the broker loaded its delay levels.
         """
         topic, queue_id = key
         if topic != SCHEDULE_TOPIC:
@@ -278,11 +241,7 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Mark the entries that have the physical offset, the size and an accepted tags code of their
-    message.
-
-    ``wanted`` may also be the entries of another store's queue.
-    """
+    """Mark entries with the wanted physical offset and size, and an accepted tags code."""
     same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
@@ -297,10 +256,7 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Parts of an array, as (start, stop), in which each offset is the previous one plus 1.
-
-    A part ends at a gap, or if the topic was recreated and its offsets fall back.
-    """
+    """Yield (start, stop) for each part of an array whose offsets increase by 1."""
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
         if start < stop:
@@ -311,8 +267,7 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     """Return, for each physical offset, the number of the span that contains it, or -1.
 
-    Args:
-        spans: spans of the log that do not overlap, ordered by offset.
+    The spans must be ordered and must not overlap.
     """
     if not spans:
         return np.full(len(places), -1, np.int64)
@@ -324,23 +279,23 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Mark the physical offsets that lie in the given spans of the log."""
+    """Mark the physical offsets within spans of the log."""
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside
 
 
 def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether the message of an entry is lost: its first and last byte lie in damage."""
+    """Whether the message of an entry is lost: its first and last byte are in damage."""
     first, size = entry.physical_offset, entry.size
     return size > 0 and first in damage and first + size - 1 in damage
 
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether an entry may stay in a queue although the log has no message for it.
+    """Whether an entry without a message in the log may stay in a queue.
 
-    It may if it is a filler, or if its message is lost. If such an entry were removed, later
-    entries would move to other queue offsets.
+    Fillers and entries of lost messages stay. A removal would move later entries to other queue
+    offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 
@@ -351,5 +306,5 @@ def names_ends(header: IndexHeader, first: int, last: int) -> bool:
 
 
 def queue_name(key: QueueKey) -> str:
-    """The name of a queue, as it appears in reasons and findings."""
+    """Return a queue's name for reasons and findings."""
     return f"queue {key[1]} of {key[0]}"

@@ -1,14 +1,9 @@
 """Audit of the consume queues for a recovery: the first difference of each queue from the log.
 
-A recovery cuts a queue at its first difference and writes it again from there, so later differences
-do not matter. :class:`QueueAudit` compares one queue run by run; :class:`QueueAudits` compares all
-queues of a store. Memory does not grow with the log.
-
-No CRC covers the queue offset in a frame, so damage can change it unnoticed. Such an offset is
-called harmed. If an offset does not fit, the audit treats it as harmed in two cases: the queue has
-the message at another queue offset, or the offsets of the neighbouring messages show the right one.
-In all other cases, an offset that falls back means that the topic was recreated, and a gap means
-that messages are lost. A run is a series of frames without a gap.
+No CRC covers the queue offset in a frame, so damage can change the offset unnoticed ("harmed"). An
+offset that does not fit counts as harmed in two cases: the queue has the message at another queue
+offset, or the offsets of the neighbouring messages show the right one. Otherwise, an offset that
+falls back means a recreated topic, and a gap means lost messages.
 """
 
 from __future__ import annotations
@@ -44,10 +39,9 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
 class QueueAudit:
-    """Compares one queue with the log.
+    """Compares one queue with the log; ``mends``: correct harmed queue offsets.
 
-    Args:
-        disk: the queue's files, None if there are none or they cannot be used.
+    ``disk`` is None if the queue has no usable files. Memory does not grow with the log.
     """
 
     def __init__(
@@ -67,18 +61,16 @@ class QueueAudit:
         self._had = 0 if disk is None else disk.max_offset
         self._first: int | None = None
         self._first_at = 0
-        # Physical offset after the last message so far.
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit; the next message shows whether that offset
-        # is harmed.
+        # The last message, if its offset does not fit: the next message shows the right offset.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
 
     def take(self, offsets: Int64, entries: Units) -> None:
-        """Compare the next messages of the queue, in the log's order."""
+        """Compare the next messages of the queue, in the order of the log."""
         for start, stop in consecutive(offsets):
             self._take_part(int(offsets[start]), entries[start:stop])
 
@@ -93,12 +85,8 @@ class QueueAudit:
             return
         self._take_run(offset, entries)
 
-    # ------------------------------------------------------------------ harmed queue offsets
     def _settle(self, following: int | None) -> None:
-        """Decide the queue offset of the last message, whose offset did not fit.
-
-        ``following`` is the queue offset of the next message.
-        """
+        """Decide the queue offset of the last message, from the next message's queue offset."""
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -117,10 +105,6 @@ class QueueAudit:
             self._take_run(offset, entries)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
-        """Decide the queue offset of the first message.
-
-        The next message, or the queue, shows whether the offset in its frame is harmed.
-        """
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)
             return
@@ -135,9 +119,6 @@ class QueueAudit:
             self._move(entries, self._had)
 
     def _place_in_queue(self, entries: Units) -> int | None:
-        """Queue offset at which the queue has the entry of a message, None if the queue has no such
-        entry.
-        """
         if self._disk is None:
             return None
         place = entries["physical_offset"][0]
@@ -148,7 +129,6 @@ class QueueAudit:
         return None
 
     def _move(self, entries: Units, offset: int) -> None:
-        """Place a message at another queue offset than its frame states."""
         if len(self._moved) < MOST_MOVED:
             self._moved[int(entries["physical_offset"][0])] = offset
             self._take_run(offset, entries)
@@ -156,14 +136,13 @@ class QueueAudit:
     def _take_run(self, offset: int, entries: Units) -> None:
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, entries):
-            # The offsets in all these frames are wrong, and those in the queue are right.
+            # The offsets in all these frames are harmed, and the offsets in the queue are right.
             for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                 self._moved[place] = expected + at
             offset = expected
         is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
         if is_far or not 0 <= offset <= MOST_OFFSET:
-            # Several messages have offsets that no queue reaches: continue to count from the
-            # queue's last good offset.
+            # No queue reaches the offsets of these messages: count on from the last good offset.
             right = self._place_in_queue(entries[:1]) if expected is None else expected
             entries = entries[: MOST_MOVED - len(self._moved)]
             if not len(entries):
@@ -186,20 +165,18 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """Maximum number of messages that can be missing before the first of these entries."""
+        """Return the number of messages that can be missing before the first of these entries."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _begin_again(self, offset: int) -> None:
-        """Forget the messages from an offset on, because the topic was recreated."""
         assert self._first is not None
         self._first = min(self._first, offset)
         if self._found is not None and self._found.offset >= offset:
             self._found = None
 
-    # ---------------------------------------------------------------------------- comparison
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue has these entries at an offset, and no earlier difference was found."""
+        """Whether the queue has these entries at an offset, and no earlier difference exists."""
         if self._disk is None or self._found is not None:
             return False
         at, stop = offset, offset + len(entries)
@@ -210,7 +187,6 @@ class QueueAudit:
         return at == stop
 
     def _same(self, there: Units, wanted: Units) -> int:
-        """Number of right entries before the first wrong one."""
         if there.tobytes() == wanted.tobytes():
             return len(there)
         same = same_entries(there, wanted, self._tags)
@@ -250,7 +226,6 @@ class QueueAudit:
         )
 
     def _compare_gap(self, start: int, stop: int, resume_at: int) -> None:
-        """Check that the entries of lost messages are fillers, or point to damage."""
         if self._disk is None:
             return
         at = start
@@ -267,9 +242,9 @@ class QueueAudit:
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """The first entry of a range that must be removed; ``stop`` if there is none.
+        """Return the first entry of a range that must be removed; ``stop`` if there is none.
 
-        Entries that point before ``log_start`` may stay: retention has deleted their messages.
+        Entries that point before ``log_start`` may stay, because retention deleted their messages.
         """
         if self._disk is None:
             return stop
@@ -280,18 +255,16 @@ class QueueAudit:
                     return offset + at
         return stop
 
-    # -------------------------------------------------------------------------------- result
     @property
     def difference(self) -> FirstDifference | None:
-        """The first difference from the log, as far as the log was read; None if there is none."""
+        """The first difference in the part of the log read so far; None if there is none."""
         self._settle(None)
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """The result, after the whole log is read."""
+        """Return the result; call this after the whole log is read."""
         found, end = self.difference, self._next
         if self._first is not None:
-            # The entries before the first message belong to deleted or lost messages.
             stop = min(self._first, self._had)
             wrong = self._known_from(0, stop, log_start)
             if wrong < stop:
@@ -322,13 +295,7 @@ def _unknown(offset: int, resume_at: int) -> FirstDifference:
 class QueueAudits:
     """Compares all queues of a store with its log.
 
-    Args:
-        queues: the queues by key; None for a queue whose files cannot be used.
-        damage: the damage of the log up to where it is read.
-
-    Attributes:
-        has_keys: whether any message so far has keys for the index.
-        transactions: the argument of this name.
+    A queue with unusable files is None in ``queues``. ``damage`` grows while the log is read.
     """
 
     def __init__(
@@ -346,8 +313,9 @@ class QueueAudits:
         self._config = config
         self._damage = damage
         self._follower = Follower(config.delay_levels_ms, keys=config.index_keys)
-        self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit]
-        self._audits = {key: self._audit(key, disk) for key, disk in queues.items()}
+        self._audits: dict[QueueKey, QueueAudit | BatchQueueAudit] = {
+            key: self._audit(key, disk) for key, disk in queues.items()
+        }
 
     def __iter__(self) -> Iterator[QueueAudit | BatchQueueAudit]:
         return (audit for _, audit in sorted(self._audits.items()))
@@ -373,7 +341,6 @@ class QueueAudits:
                 audit = self._audits.get(key)
                 if audit is None:
                     if queue_name_fault(key[0]) is not None:
-                        # A queue cannot have this name.
                         continue
                     audit = self._audits[key] = self._audit(key, None)
                 audit.take(part.offsets, part.units)

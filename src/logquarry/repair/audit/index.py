@@ -1,8 +1,7 @@
 """Audit of the index: compares headers, chains and entries of its files with the log.
 
 :class:`IndexAudit` finds every difference, for verify. :func:`index_fault` and :func:`file_fault`
-find the first fault of a file, to open or recover a store. An index file is quick to build, so a
-recovery replaces a wrong file and never repairs it.
+find the first fault, for open and recover.
 """
 
 from __future__ import annotations
@@ -46,11 +45,7 @@ Slots = Int32
 class IndexAudit:
     """Compares the index of a store with its log.
 
-    Args:
-        known_chains: paths of files in which a Spark task found all chains right.
-
-    Attributes:
-        entries: number of entries in files with a sound header.
+    A Spark task found all chains right in the files of ``known_chains``.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -85,11 +80,11 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether an entry is the next to compare, or entries are no longer compared in order."""
+        """Whether ``start`` is the next entry to compare, or the comparison in order has ended."""
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
-        """Accept the next entries, up to ``stop``: a Spark task has compared them."""
+        """Accept the next entries, up to ``stop``, because a Spark task has compared them."""
         self._has_keys = True
         self._stream.skip_to(stop)
 
@@ -104,14 +99,13 @@ class IndexAudit:
         return self._stream.is_through and not self._all.has_odd_header
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run, to find out how many the index lacks."""
+        """Count the keys of a run, so that :meth:`finish` can count the missing ones."""
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
-        """Yield all differences, file by file. Call this after the whole log is read.
+        """Yield all differences after the whole log is read.
 
-        Args:
-            last_keyed: physical offset of the log's last message with keys.
+        ``last_keyed`` is the physical offset of the log's last message with keys.
         """
         files = self._index.files
         if not files:
@@ -172,7 +166,6 @@ class IndexAudit:
 
     @staticmethod
     def _may_fit(header: IndexHeader, size: int) -> bool:
-        """Whether a file of an unknown shape can have this header."""
         count = header.entry_count - 1
         fits = count * ENTRY.size + HEADER.size <= size
         return fits and header.begin_offset <= header.end_offset
@@ -193,7 +186,7 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether a file is complete, and all its chains are right."""
+        """Whether an index file is complete, and all its chains are right."""
         file = next((file for file in self._index.files if file.path == path), None)
         if file is None or file.header.entry_count <= 1 or file.shape is None:
             return False
@@ -209,14 +202,12 @@ class IndexAudit:
         return np.frombuffer(data, ENTRY_DTYPE, len(data) // ENTRY.size)
 
     def _has_bytes(self, file: IndexFile, size: int) -> bool:
-        """Whether a nonzero byte follows the header."""
         for start in range(HEADER.size, size, _CHUNK):
             data = self._files.read(file.path, start, min(_CHUNK, size - start))
             if np.frombuffer(data, np.uint8).any():
                 return True
         return False
 
-    # ---------------------------------------------------------------------------------- chains
     def _find_chains(
         self, file: IndexFile, shape: IndexShape, entries: Entries
     ) -> tuple[_Chains, Slots, Slots]:
@@ -234,8 +225,6 @@ class IndexAudit:
     def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
     ) -> Iterator[Difference]:
-        """Entries that do not lead to the previous entry of their slot, and slots that do not lead
-        to their last entry."""
         found, slots, newest = self._find_chains(file, shape, entries)
         if found.wrong:
             number = found.first + 1
@@ -258,7 +247,6 @@ class IndexAudit:
                 found.wrong_slots * SLOT.size,
             )
 
-    # --------------------------------------------------------------------------------- entries
     def _entry_differences(
         self,
         file: IndexFile,
@@ -273,7 +261,7 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # A wrong entry is reported only once: not as a missing key too.
+        # A wrong entry does not count as a missing key too.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
@@ -282,9 +270,7 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """The ranges of the log before the first index file and between index files; empty if a header
-    is invalid.
-    """
+    """Return the ranges before and between index files; empty if a header is invalid."""
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -293,14 +279,9 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """Wrong chains of an index file.
+    """Counts of wrong entries and slots of an index file, and the first one of each.
 
-    Attributes:
-        wrong: number of entries that do not lead to the previous entry of their slot.
-        first: position of the first such entry, from 0.
-        expected: number of the entry to which that entry should lead.
-        wrong_slots: number of slots that do not lead to their newest entry.
-        first_slot: the first such slot.
+    The entry at position ``first`` should lead to the entry with number ``expected``.
     """
 
     wrong: int
@@ -311,7 +292,6 @@ class _Chains(NamedTuple):
 
 
 def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
-    """The readable twin of the kernel: the newest entry of each slot, and the wrong chains."""
     newest = np.zeros(len(slots), np.int32)
     wrong: list[tuple[int, int]] = []
     for number, entry in enumerate(entries):
@@ -327,7 +307,7 @@ def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
 
 # ----------------------------------------------------------------------- the first fault of a file
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """The first wrong header of an index, None if all are right. Reads only the headers."""
+    """Return the first wrong header of an index as text, or None. Reads only the headers."""
     log = CommitLog(layout)
     last: IndexHeader | None = None
     for entry in layout.index_files:
@@ -344,7 +324,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """The fault of an index file, None if it has none. Reads its header and its entries."""
+    """Return the fault of an index file's header or entries as text, or None."""
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault
@@ -377,7 +357,7 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """The fault of a file that belongs to another log or does not follow the previous file."""
+    """Return the fault of a file of another log, or of a file that overlaps the previous file."""
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"
     if before is not None and header.end_offset < before.end_offset:
@@ -386,11 +366,7 @@ def sequence_fault(
 
 
 def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
-    """Whether the log has the message of an index file's last key, or retention has deleted that
-    message.
-
-    The entries of another store's index point into the middle of messages.
-    """
+    """Whether the log has, or retention has deleted, the message of an index file's last key."""
     if header.end_offset < log_start:
         return True
     outcome = log.outcome_at(header.end_offset, check_crc=False)
@@ -398,7 +374,7 @@ def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
-    """Number of entries at a file's end that belong to its last message.
+    """Return the number of entries at a file's end that belong to its last message.
 
     The next file can have further keys of that message.
     """

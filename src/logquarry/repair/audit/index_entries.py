@@ -1,9 +1,8 @@
 """Audit of index entries against the keys of the messages to which they point.
 
-While the log is read, :class:`EntryStream` compares the entries with the keys of the messages, both
-in order. If they differ, :class:`EntryAudit` checks each entry of a file against its message. The
-chains alone do not show a wrong hash: a hash that is off by a multiple of the slot count is in the
-right chain. But a query never finds an entry with a wrong hash, or finds it for another key.
+:class:`EntryStream` compares entries and keys in order while the log is read. If an entry differs,
+:class:`EntryAudit` checks each entry of a file. The chains alone do not show a wrong hash: a hash
+that is off by a multiple of the slot count is in the right chain.
 """
 
 from __future__ import annotations
@@ -32,20 +31,16 @@ ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = Records
 
 _CHUNK: Final = 1 << 18
-"""Entries that are checked together, so that memory does not grow with the file."""
+"""Number of entries to check together, so that memory does not grow with the file."""
 _LOW: Final = 0xFFFFFFFF
 
 
 class EntryAudit:
     """Compares the entries of one index file with their messages.
 
-    Args:
-        between: physical offsets between which keys are counted, both exclusive.
-
     Attributes:
-        wrong: wrong entries by kind.
-        keys: number of distinct keys with an entry, of messages between the two offsets. Keys of
-            COMMIT messages do not count.
+        keys: number of distinct keys with an entry, of messages between two physical offsets (both
+            exclusive), without COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -80,7 +75,6 @@ class EntryAudit:
         known = ~within(offsets, self._lost)
         ahead = known & (offsets >= self._log_end)
         inside = np.flatnonzero(known & ~ahead & (offsets >= self._layout.commit_log.start))
-        # The frames are in the order of the log.
         inside = inside[np.argsort(offsets[inside], kind="stable")]
         ordered = offsets[inside]
         places = _distinct(ordered)
@@ -110,11 +104,8 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Mark the entries whose hash belongs to a key of their frame; ``numbers`` has the number
-        of each entry's frame.
-        """
-        # If the index has tags, entries of tags are accepted. A missing tag is not a fault, because
-        # an older version of the broker indexed no tags.
+        """Mark the entries whose hash belongs to a key of the frame in row ``numbers``."""
+        # An entry of a tag is accepted, but not required: an older broker indexed no tags.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
             known = np.sort(_pairs(owners, positive(raw)))
@@ -124,7 +115,7 @@ class EntryAudit:
         raw, owners = index_keys(run.window, run.rows, raw=True)
         known = _pairs(owners, positive(raw))
         if (hashes < 0).any():
-            # 3.x stored the hash with its sign; a hash of 4.9.3 is never negative.
+            # 3.x stored the hash with its sign; 4.9.3 stores no negative hash.
             known = np.append(known, _pairs(owners, raw))
         right = _among(_pairs(numbers, hashes), np.sort(known))
         counted = right & ~_is_commit(run)[numbers]
@@ -136,15 +127,9 @@ class EntryAudit:
 class KeyCounter:
     """Counts the keys that index files should have, run by run.
 
-    An index file has the keys of every message between its first and its last message. Keys of
-    these two messages can be in the previous or the next file.
-
-    Args:
-        ranges: physical offsets of the first and the last message of each index file.
-
-    Attributes:
-        keys: for each file, the number of distinct keys of the messages between its first and last
-            message, without the keys of COMMIT messages, which 3.x did not index.
+    Only keys of the messages between a file's first and last message count, because the keys of
+    those two messages can be in the neighbouring files. COMMIT messages do not count, because 3.x
+    did not index their keys.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
@@ -165,29 +150,24 @@ class KeyCounter:
 
 
 def positive(hashes: Int64) -> Int64:
-    """Hashes as 4.9.3 stores them (:func:`logquarry.format.java.positive_hash_code`)."""
+    """Return hashes as 4.9.3 stores them (:func:`logquarry.format.java.positive_hash_code`)."""
     values = np.abs(hashes)
     return np.where(values > java.INT_MAX, 0, values)
 
 
 def _pairs(numbers: Int64, hashes: Int64) -> Int64:
-    """One number for each pair of frame and hash."""
     pairs: Int64 = numbers << 32 | hashes & _LOW
     return pairs
 
 
 def _distinct(values: Int64) -> Int64:
-    """The sorted distinct values.
-
-    ``numpy.unique`` uses a hash table: ten times slower if the numbers differ in their high bits.
-    """
+    # numpy.unique uses a hash table: ten times slower if the numbers differ in their high bits.
     ordered = np.sort(values)
     distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return distinct
 
 
 def _among(values: Int64, known: Int64) -> Bools:
-    """Mark the values that occur in a sorted array."""
     if not len(known):
         return np.zeros(len(values), np.bool_)
     at = np.minimum(np.searchsorted(known, values), len(known) - 1)
@@ -203,15 +183,12 @@ def _is_commit(run: Run) -> Bools:
 
 # ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""The place of an entry: the number of its file, and its number in the file, both from 0. Only
-files with entries are counted. The place after the last entry is (number of files, 0).
-"""
+"""The place of an entry: (number of the file, number in the file), from 0. Files without entries do
+not count. The place after the last entry is (number of files, 0)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The entries of one file: position of the first entry, and number of entries."""
-
     path: str
     position: int
     count: int
@@ -219,12 +196,9 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of all index files with a sound header.
+    """The entries of all index files with a sound header, oldest file first.
 
-    Args:
-        index_files: the files, oldest first.
-        log_start: physical offset of the log's first byte. Entries at the start of a file that
-            point before it are skipped: retention deleted their messages.
+    Entries at a file's start that point before ``log_start`` are skipped.
     """
 
     def __init__(self, index_files: Sequence[IndexFile], files: OpenFiles, log_start: int) -> None:
@@ -256,7 +230,7 @@ class IndexEntries:
         return False
 
     def start(self, number: int) -> int:
-        """The first entry of a file whose message may still be in the log."""
+        """Return the first entry of a file whose message may still be in the log."""
         known = self._starts[number]
         if known is None:
             known = 0
@@ -267,7 +241,7 @@ class IndexEntries:
         return known
 
     def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Entries of a file, up to ``stop`` or the last."""
+        """Return the entries of a file from ``first`` to ``stop``, or to the last."""
         part = self._parts[number]
         stop = part.count if stop is None else min(stop, part.count)
         place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
@@ -278,9 +252,9 @@ class IndexEntries:
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """The first entry that points to a physical offset or to a later one.
+        """Return the first entry that points to physical offset ``offset`` or a later one.
 
-        If the entries are not in the log's order, this is an arbitrary place.
+        If the entries are not in the order of the log, the place is arbitrary.
         """
         for number, part in enumerate(self._parts):
             if self._offset(number, part.count - 1) < offset:
@@ -296,7 +270,7 @@ class IndexEntries:
         return len(self._parts), 0
 
     def normal(self, place: Place) -> Place:
-        """The next place that has an entry, or the place after the last entry."""
+        """Return the next place that has an entry, or the place after the last entry."""
         number, at = place
         while number < len(self._parts):
             at = max(at, self.start(number))
@@ -307,11 +281,7 @@ class IndexEntries:
 
 
 class EntryStream:
-    """Compares the entries in order with the keys of the log.
-
-    Attributes:
-        is_broken: whether an entry did not belong to the next key.
-    """
+    """Compares the entries in order with the keys of the log, up to the first difference."""
 
     def __init__(self, entries: IndexEntries, place: Place = (0, 0)) -> None:
         self.is_broken = False
@@ -320,7 +290,7 @@ class EntryStream:
 
     @property
     def place(self) -> Place:
-        """The next entry."""
+        """The next entry to compare."""
         return self._place
 
     def skip_to(self, place: Place) -> None:
@@ -348,5 +318,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether each key had exactly one entry, in the keys' order, and no entry is left."""
+        """Whether each key had exactly one entry, in order, and no entry is left."""
         return not self.is_broken and self.is_at_end

@@ -1,20 +1,15 @@
-"""Audit of the log for a repair: decides whether a break is its end (torn by a crash) or damage.
+"""Audit of the log for a repair: decides whether a break is the log's end or damage.
 
-Recover, rebuild and salvage read a log with :class:`LogAudit`. A break in the chain of frames is
-either the end of the log (a torn tail, or stale frames after it) or damage within the log (changed
-bytes, a lost page). A break is the end if one of these rules applies:
+A break ends the log (torn tail or stale frames) if one of these rules applies:
 
-1. It lies at or after the durable offset, if there is one. (Up to this offset, the log was on the
-   disk without a break.)
-2. The store was shut down cleanly, and the break lies after the last message that a queue has.
-3. The frame after the break is older than the frame before it: an earlier recovery left it. If the
-   store was shut down cleanly, a frame newer than the checkpoint is such a leftover too, except in
-   a store of RocketMQ 5.5, which leaves an old time in the checkpoint.
+1. The break is at or after the durable offset.
+2. The store was shut down cleanly, and the break is after the last message in a queue.
+3. The frame after the break is older than the frame before the break. Or the store was shut down
+   cleanly and is not of RocketMQ 5.5, and the frame is newer than the checkpoint.
 4. No frame follows.
 
-Any other break is damage, and the frames after it stay. Verify reads the log without these rules,
-as readers do (:func:`logquarry.read.log_end.log_bound`). For frames after that end, it applies the
-rules too (:func:`audit_around`), to report which of them a recovery keeps.
+Any other break is damage, and the log continues. Verify reads the log without these rules
+(:func:`logquarry.read.log_end.log_bound`), except in :func:`audit_around`.
 """
 
 from __future__ import annotations
@@ -56,12 +51,8 @@ from logquarry.read.queue import Queue
 class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
-    Attributes:
-        durable: the durable offset, None if it is unknown.
-        queued: physical offset after the last message in a queue, None if there is none.
-        is_closed: whether the store was shut down cleanly.
-        dispatched_timestamp: store time of the last dispatched message, from the checkpoint; None
-            if unknown, or if the store may be from RocketMQ 5.5.
+    ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp``
+    comes from the checkpoint, and is None for a store that may be from RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -76,7 +67,7 @@ class KnownBounds:
 
     @property
     def least(self) -> int | None:
-        """Physical offset that the log has certainly reached, None if unknown."""
+        """Least physical offset that the log has reached for certain, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -84,13 +75,9 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """The known bounds of a log.
-
-    Args:
-        ignores_cut: whether to count also the messages that a recovery has cut off.
-    """
+    """Return the known bounds; ``ignores_cut``: count also messages that a recovery cut off."""
     entries = last_entries(layout, queues)
-    # RocketMQ 5.5 notes the time of a message when it syncs the queues, and not at the shutdown.
+    # RocketMQ 5.5 writes the time when it syncs the queues, and not at the shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].end if entries else None
     cut = None if ignores_cut else layout.cut_end
@@ -103,11 +90,7 @@ def find_bounds(
 
 
 def audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the start of the file with a sound frame; return the finished audit.
-
-    Args:
-        place: physical offset after the sound frame.
-    """
+    """Audit the log from the start of the file with the byte before physical offset ``place``."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)
@@ -117,7 +100,7 @@ def audit_around(layout: StoreLayout, place: int) -> LogAudit:
 
 
 class TimedRun(Guess, Protocol):
-    """Sound frames without a gap, read by a thread or a Spark task (:class:`AuditedRun`)."""
+    """Sound frames without a gap, from a thread or a Spark task (:class:`AuditedRun`)."""
 
     @property
     def count(self) -> int:
@@ -138,20 +121,13 @@ F = TypeVar("F", bound=TimedRun)
 class LogAudit:
     """Reads a log once, from its start to its end.
 
-    The attributes have their final values when :meth:`runs` or :meth:`guided_runs` has ended.
-
-    Args:
-        start: physical offset at which to begin: the first byte of a file (default: of the log).
-        stop: physical offset at which to stop reading (default: the log's end).
+    The attributes are final after :meth:`runs` or :meth:`guided_runs` has ended.
 
     Attributes:
-        start: physical offset of the first byte.
-        end: physical offset of the log's end.
-        damage: damage within the log.
-        last_timestamp: store time of the last message, 0 if there is none.
-        latest_timestamp: the latest store time, which differs if a clock was set back.
-        count: number of sound messages.
-        words: how the end of the log was found, in words.
+        start: physical offset of the first byte of a file.
+        last_timestamp: store time of the last message in milliseconds, 0 if there is none.
+        latest_timestamp: latest store time; later than the last one if a clock was set back.
+        words: reasons for the log's end, as text.
     """
 
     def __init__(
@@ -177,17 +153,11 @@ class LogAudit:
         self._log = CommitLog(layout)
 
     def runs(self) -> Iterator[Run]:
-        """The frames of the log in order.
-
-        They include frames with damage only in the body, which keep their queue offsets.
-        """
+        """Yield the frames in order, with frames whose only damage is in the body."""
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """The frames of the log in order; uses the runs that threads or Spark tasks have read.
-
-        Not allowed while a writer has the store open.
-        """
+        """Yield the frames in order, from the runs of threads or tasks. Not for a live log."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -211,28 +181,26 @@ class LogAudit:
                 broken.append(event)
                 continue
             if broken and isinstance(event, BlankSpan):
-                # The next frame decides whether the log ends before the blank.
                 broken.append(self._lost_file(event))
                 continue
             if broken:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut off these frames. Queue entries that still point to
-                    # them do not prove that the log continues.
+                    # An earlier recovery cut off these frames. A queue entry that points to such a
+                    # frame does not prove that the log continues.
                     self.words.append(stale)
                     return
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                # A blank at a file's start replaces a lost file: a writer never leaves a file
-                # without a message.
+                # A writer puts a message into each file. So a blank at a file's start replaces a
+                # lost file.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Do not use the latest time: if a clock was set back, later frames would seem
-                # stale.
+                # Not the latest time: after a clock was set back, later frames would seem stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -251,7 +219,6 @@ class LogAudit:
         return never_written(self._layout)
 
     def _why_stale(self, event: Run | TimedRun) -> str | None:
-        """The reason why the frames after a break are stale, None if they belong to the log."""
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
@@ -270,7 +237,6 @@ class LogAudit:
         return None
 
     def _times(self, event: Run | TimedRun) -> tuple[int, int]:
-        """Store times of the first and the last message."""
         if isinstance(event, Run):
             return self._time_of(event, 0), self._time_of(event, -1)
         return event.first_time, event.last_time
@@ -286,7 +252,6 @@ class LogAudit:
             self.end = max(self.end, span.offset + span.length)
 
     def _rest(self, broken: list[DamagedSpan]) -> Iterator[Run]:
-        """The damage after the last sound frame, up to the offset that the log has reached."""
         least = self._bounds.least
         if least is None or least <= self.end:
             if broken:
@@ -307,7 +272,7 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """The damaged spans, extended by the zeros between and after them that replaced frames.
+        """Add zeros between and after damaged spans.
 
         Without a durable offset, only zeros in files with damage count.
         """
@@ -346,11 +311,11 @@ NEVER_WRITTEN: Final = (
 
 
 def never_written(layout: StoreLayout) -> set[int]:
-    """Find the blanks that RocketMQ 3 wrote for messages larger than a file; return their offsets.
+    """Return the physical offsets of the blanks that RocketMQ 3 wrote in place of huge messages.
 
-    QUIRK: For such a message, RocketMQ 3 fills two files with blanks and answers PUT_OK. It writes
-    a queue entry that points to the second file and has the size of a file. No sound message has
-    this size, because a file always has room for a blank of 8 bytes after its last message.
+    QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
+    PUT_OK. RocketMQ writes a queue entry that points to the second file and has the size of a file.
+    A sound message never has this size, because a frame leaves room for a blank of 8 bytes.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -362,7 +327,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """The frames at the start of a damaged span whose only damage is in the body."""
+    """Yield the frames with damage only in the body, at the start of a damaged span."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -380,14 +345,10 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 
 
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
-    """The last message of the log, if its properties or its topic end in zeros.
+    """Return the physical offset of the log's last message if its properties or topic end in zeros.
 
-    No CRC covers topic and properties. A replica that crashed while it received a message may have
-    lost their end, and the zeros of the file make the frame look whole. A message before the
-    durable offset, or with an entry in a queue, was received whole; it is never returned.
-
-    Returns:
-        Physical offset of that message, None if there is none.
+    No CRC covers topic and properties. If a replica crashes while it receives a message, the zeros
+    of the file make the incomplete frame look whole.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -408,17 +369,10 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Find the message that a too short log file cuts off, if zeros after its bytes make it look
-    whole.
+    """Return the physical offset of the message that the end of a too short log file cuts off.
 
-    No CRC covers properties, so readers would return the message with incomplete properties.
-
-    Args:
-        file: a file that is too short.
-        log: an audit that is finished.
-
-    Returns:
-        Physical offset of that message, None if there is none.
+    The result is None unless zeros after the file's bytes make this message look whole. No CRC
+    covers properties, so readers would return the message with incomplete properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]
@@ -440,7 +394,7 @@ def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | Non
 
 
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
-    """The damage as JSON objects, in the form that docs/json.md describes."""
+    """Return the damage as JSON objects (docs/json.md)."""
     return [
         {
             "kind": span.kind,

@@ -1,11 +1,7 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-:class:`QueuesAudit` compares each dispatched frame with its entry, run by run (a run is a series of
-frames without a gap). It reports the differences of a queue only after the whole log is read: if
-the topic was recreated, the queue has only the newest messages. Then it checks the spare entries
-(:mod:`logquarry.repair.audit.spare_entries`).
-
-Memory does not grow with the log.
+Differences are reported after the whole log is read, because a queue of a recreated topic has only
+the newest messages. Memory does not grow with the log.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps of one queue that are recorded separately; later gaps are joined."""
+"""Maximum number of gaps to record separately for one queue; later gaps are joined."""
 
 
 @dataclass(slots=True)
@@ -50,15 +46,11 @@ class SeenMessages:
     """The messages of one queue in the log so far, since its topic was last recreated.
 
     Attributes:
-        queue: the queue; None if it has no files.
-        first_offset: queue offset of the first message.
         next_offset: queue offset after the last message.
-        messages: number of messages.
         epoch_start: physical offset at which the topic was recreated; None if it was not.
         missing_from: physical offset of the first message after the queue's end.
-        missing_since: store time of that message.
-        groups: the entries that differ, by kind.
-        gaps: missing queue offsets between those of the first and the last message.
+        missing_since: store time of that message in milliseconds.
+        gaps: (start, stop) of missing queue offsets between the first and the last message.
     """
 
     queue: Queue | None
@@ -72,19 +64,14 @@ class SeenMessages:
     gaps: list[tuple[int, int]] = field(default_factory=list)
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
-        """Note the entries that differ in one way; ``reason`` is that of the first such entry."""
+        """Record the entries that differ in one way; ``reason`` describes the first such entry."""
         if which.any():
             first = int(offsets[int(which.argmax())])
             group = self.groups.setdefault(kind, EntryGroup(kind, first, reason))
             group.count += int(which.sum())
 
     def add_gaps(self, ends: Int64, starts: Int64) -> None:
-        """Note the queue offsets without a message before each of some messages.
-
-        Args:
-            ends: queue offset after the message before each one.
-            starts: queue offset of each one.
-        """
+        """Record the gap before each message; ``ends`` are the ends of the previous messages."""
         for at in np.flatnonzero(starts > ends).tolist():
             start, stop = int(ends[at]), int(starts[at])
             if len(self.gaps) < MOST_GAPS:
@@ -94,14 +81,14 @@ class SeenMessages:
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
-        """Forget the earlier messages: the topic was recreated with the message at ``place``."""
+        """Forget the earlier messages: the topic was recreated at physical offset ``place``."""
         self.groups.clear()
         self.gaps.clear()
         self.messages = 0
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
     def advance(self, count: int) -> None:
-        """Count messages that have the right entries."""
+        """Count messages with right entries."""
         self.next_offset += count
         self.messages += count
 
@@ -109,10 +96,7 @@ class SeenMessages:
 class QueuesAudit:
     """Compares all queues of a store with its log.
 
-    Call :meth:`add` for each run of the log, in order, then :meth:`finish`.
-
-    Attributes:
-        entries: number of entries compared.
+    Call :meth:`add` for each run of the log, in order, then :meth:`differences`.
     """
 
     def __init__(self, layout: StoreLayout) -> None:
@@ -123,12 +107,11 @@ class QueuesAudit:
         self._names = self._find_names()
         others = other_queues(layout)
         self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
-        # Retention can delete the log's first file during the audit, and with the file the entries
-        # of its messages.
+        # During the audit, retention can delete the log's first file and the entries of its
+        # messages.
         files = layout.commit_log.files
         self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
-    # ------------------------------------------------------------------------------ run by run
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
         requests = followed.requests
@@ -138,7 +121,7 @@ class QueuesAudit:
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # In a further queue, a message has another queue offset than in its own queue.
+                # A multi-dispatch copy has another queue offset than the message itself.
                 values["queue_offset"] = part.offsets
                 self._compare(key, values)
 
@@ -150,9 +133,7 @@ class QueuesAudit:
         )
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
-        """Accept entries that a Spark task has compared; ``queues`` has their range in each
-        queue.
-        """
+        """Accept the entries in these queue offsets, because a Spark task has compared them."""
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
@@ -174,7 +155,6 @@ class QueuesAudit:
         return self.layout.queue(*key)
 
     def _is_next_part(self, seen: SeenMessages, part: QueuePart) -> bool:
-        """Whether a queue continues with exactly the entries of these messages."""
         if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
             return False
         if not has_entries(seen.queue, part):
@@ -232,15 +212,13 @@ class QueuesAudit:
             )
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
-    # --------------------------------------------------------------------------------- the result
-    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """All differences, queue by queue, after the whole log is read."""
-        yield from self.differences(log_end, lost, is_explained=self.is_crash(log_end))
-
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        """See :meth:`finish`; ``is_explained``: whether a crash explains missing last entries."""
+        """Yield all differences, queue by queue, after the whole log is read.
+
+        ``is_explained``: a crash explains missing last entries.
+        """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
             if key[0] in self._batch_topics:
@@ -254,11 +232,11 @@ class QueuesAudit:
     def is_crash(self, log_end: int) -> bool:
         """Whether a crash explains the messages that the queues lack at their ends.
 
-        A crash explains them if both conditions hold: every queue has the messages before the place
-        that the dispatcher had reached, and no missing message is older than the checkpoint. (The
-        checkpoint covers only messages that were in the queues once.) RocketMQ dispatches message
-        by message. logquarry dispatches a run of messages at once, and writes their entries queue
-        by queue. So after a crash some queues can lack a run that other queues have.
+        Two conditions must hold:
+
+        - Every queue has the messages before the place that the dispatcher had reached. (RocketMQ
+          dispatches message by message, logquarry run by run, and within a run queue by queue.)
+        - No missing message is older than the checkpoint, which covers only dispatched messages.
         """
         if not self.layout.has_abort:
             return False
@@ -275,7 +253,6 @@ class QueuesAudit:
         return self._is_dispatched(dispatched, known)
 
     def _is_dispatched(self, dispatched: int, known: int) -> bool:
-        """Whether the queues have all messages before a physical offset, or up to a store time."""
         behind = [seen for seen in self._seen.values() if seen.missing_from is not None]
         return all(
             seen.missing_since > known and (seen.missing_from or 0) >= dispatched for seen in behind
@@ -313,7 +290,6 @@ class QueuesAudit:
     def _spare(
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
     ) -> Iterator[Difference]:
-        """The differences of entries that belong to no message of the log in this queue."""
         first, stop = queue.min_offset, queue.max_offset
         ranges = [(first, stop)]
         if seen.messages:
@@ -325,7 +301,6 @@ class QueuesAudit:
         self.entries += spare.entries
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
-        """The difference of a queue that has messages in the log, but no files."""
         reason = f"the log has {messages} messages of it"
         # The dispatcher makes no queue for a topic that cannot be a folder name.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
@@ -337,7 +312,6 @@ class QueuesAudit:
         return f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
-        """The file of an entry, and its position there."""
         room = self.layout.queue(queue.topic, queue.queue_id).file_size
         base = offset * UNIT_SIZE // room * room
         folder = self._folder((queue.topic, queue.queue_id))
@@ -365,7 +339,7 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
 
 
 def _entries_at(queue: Queue, offsets: Int64) -> Units:
-    """The entries at ascending queue offsets; zeros beyond the queue's ends."""
+    """Return the entries at ascending queue offsets; zeros outside of the queue."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
     for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):

@@ -1,7 +1,6 @@
-"""Audit of all queues of a store: those in files, and those in RocksDB (RocketMQ 5).
+"""Audit of all queues of a store: queues in files, and queues in RocksDB (RocketMQ 5).
 
-:class:`StoreQueuesAudit` compares both kinds with the log. A store can have the same queue in files
-and in RocksDB (``rocksdbCQDoubleWriteEnable``).
+A store can have the same queue in files and in RocksDB (``rocksdbCQDoubleWriteEnable``).
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ Parts = Mapping[QueueKey, QueuePart]
 
 
 class StoreQueuesAudit:
-    """Compares all queues of a store with its log; the calls are those of :class:`QueuesAudit`."""
+    """Compares all queues of a store with its log; has the methods of :class:`QueuesAudit`."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
@@ -74,7 +73,7 @@ class StoreQueuesAudit:
         self._files.add_sound(queues)
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """See :meth:`QueuesAudit.finish`."""
+        """Yield all differences, queue by queue; call this after the whole log is read."""
         is_crash = self._files.is_crash(log_end)
         yield from self._files.differences(log_end, lost, is_explained=is_crash)
         yield from self._batch.differences(log_end, lost, is_explained=is_crash)
@@ -95,12 +94,7 @@ class StoreQueuesAudit:
 
 
 class RocksQueuesAudit(QueuesAudit):
-    """Compares the queues in one RocksDB with the log.
-
-    Attributes:
-        folder: the folder of RocksDB.
-        names: (topic, queue id) of the queues in it.
-    """
+    """Compares the queues in one RocksDB with the log."""
 
     def __init__(self, layout: StoreLayout, database: QueueDb) -> None:
         self.folder = database.folder
@@ -116,14 +110,14 @@ class RocksQueuesAudit(QueuesAudit):
         return RocksQueue(self._db, key, self.layout.commit_log.start, None)
 
     def add(self, followed: Followed, parts: Parts) -> None:
-        """Compare the frames of a run with their entries, including the entries' store times."""
+        """Compare the frames of a run with their entries and the entries' store times."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
         for key, part in parts.items():
             seen = self._seen.get(key)
             if (
                 seen is None
                 or not isinstance(seen.queue, RocksQueue)
-                or "queue_entry_wrong" in (seen.groups)
+                or "queue_entry_wrong" in seen.groups
             ):
                 continue
             offsets = part.offsets
@@ -136,10 +130,10 @@ class RocksQueuesAudit(QueuesAudit):
                 seen.note("queue_entry_wrong", offsets, differs, "has another store time")
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
-        """Yield all differences, queue by queue. Call this after the whole log is read."""
+        """Yield all differences, queue by queue; call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
-        # The broker holds its newest entries only in memory; after a crash it makes them again from
-        # the log.
+        # A broker holds its newest entries in memory. After a crash, the broker makes these entries
+        # again from the log.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"

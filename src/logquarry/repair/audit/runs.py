@@ -1,8 +1,7 @@
 """Runs (sound frames without a gap between them), with the facts that an audit needs.
 
-A long log is cut into stretches that threads read ahead (:func:`runs_ahead`). The audit goes
-through the log in order. If a thread's run begins where the audit is, the audit uses this run; it
-reads all other parts itself (:func:`logquarry.log.places.guided`).
+An audit uses a run of a thread or task only if the run begins where the audit is
+(:func:`logquarry.log.places.guided`).
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -52,14 +52,7 @@ F = TypeVar("F", bound=Facts)
 
 @dataclass(frozen=True, slots=True)
 class AuditedRun(Generic[F]):
-    """Sound frames without a gap between them.
-
-    Attributes:
-        start: physical offset of the first frame.
-        end: physical offset after the last frame.
-        count: number of frames.
-        facts: what a collector (:class:`FrameFacts`, for example) found in them.
-    """
+    """Sound frames between two physical offsets, without a gap."""
 
     start: int
     end: int
@@ -80,33 +73,27 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """The sound stretches of a log, read by threads; see :func:`stretches_ahead`."""
+    """Yield the sound stretches of a log, read by threads (:func:`stretches_ahead`)."""
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
 
 
 def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
-    """A run that the audit read itself, with its facts."""
+    """Return a run that the audit read itself, with its facts."""
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return AuditedRun(run.start, run.end, len(run.rows), facts)
 
 
 class FrameFacts:
-    """Collects the faults of frames for verify, and the facts to compare with queues and index.
-
-    Args:
-        config: settings of the store; frames above its maxMessageSize are reported.
+    """Collects the faults of frames, and the facts to compare with queues and index, for verify.
 
     Attributes:
-        parts: dispatch requests and keys, and the entries by queue, in the log's order.
-        faults: physical offset and size of each frame that is too large, whose topic or properties
-            are not valid text, or whose property CRC is wrong, by kind of the finding.
+        faults: (physical offset, size) of each faulty frame, by kind of finding: above
+            maxMessageSize, invalid text in topic or properties, wrong property CRC.
         last_keyed: physical offset of the last frame with keys, None if there is none.
         latest_time: latest store time in milliseconds.
-        first_time: store time of the first frame in milliseconds.
-        last_time: store time of the last frame in milliseconds.
     """
 
     def __init__(self, config: StoreConfig) -> None:
@@ -137,7 +124,7 @@ class FrameFacts:
             self.first_time = int(times[0])
         self.last_time = int(times[-1])
         self.latest_time = max(self.latest_time, int(times.max()))
-        # Copy these arrays, because the follower reuses them.
+        # Copy the arrays, because the follower reuses them.
         kept = replace(
             followed,
             rows=rows[:0],
@@ -148,15 +135,7 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """Collects the queue entries of frames, with the copies by multi-dispatch.
-
-    Attributes:
-        parts: entries by queue, in the log's order.
-        transactions: frames of transactions, if they are collected.
-        has_keys: whether any frame has keys for the index.
-        first_time: store time of the first frame in milliseconds.
-        last_time: store time of the last frame in milliseconds.
-    """
+    """Collects queue entries of frames with multi-dispatch copies, and frames of transactions."""
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         self.parts: list[Parts] = []
@@ -179,22 +158,16 @@ class EntryFacts:
 
 
 # ---------------------------------------------------------------- sound parts, found by Spark tasks
-# A task compares a part of the log with queues and index. It reports each run without any
-# difference, in a few numbers, and nothing else. Verify reads all other parts itself, so that its
-# findings do not depend on the number of tasks.
+# A Spark task compares a part of the log with queues and index, and reports only runs without any
+# difference. Verify reads all other parts, so its findings do not depend on the number of tasks.
 @dataclass(frozen=True, slots=True)
 class SoundRun:
     """Frames without a gap between them whose queue entries and index entries are right.
 
     Attributes:
-        start: physical offset of the first frame.
-        end: physical offset after the last frame.
-        count: number of frames.
-        faults: see :class:`FrameFacts`.
-        queues: for each queue the run's first queue offset, and one past its last; without a gap.
+        queues: the run's first queue offset and one past its last, without a gap, for each queue.
         entries: the first index entry of the run's keys, and the place after the last one.
         last_keyed: physical offset of the last frame with keys, None if there is none.
-        latest_time: latest store time in milliseconds.
     """
 
     start: int
@@ -209,12 +182,7 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """Sound parts of one store.
-
-    Attributes:
-        runs: in the log's order.
-        chains: paths of index files whose chains are right.
-    """
+    """Sound runs of one store in order, and paths of the index files with right chains."""
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()
@@ -234,9 +202,10 @@ class SoundReader:
         self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
 
     def read(self, start: int, stop: int) -> list[SoundRun]:
-        """The sound runs that begin between two physical offsets of one file."""
+        """Return the sound runs that begin between two physical offsets of one file."""
         found: list[SoundRun] = []
-        for stretch, facts in self._reader.read_all(start, stop, self._bytes, self._facts):
+        make = partial(FrameFacts, self.layout.config)
+        for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
             sound = self._sound(stretch, facts)
             if sound is not None:
                 joined = _joined(found[-1], sound) if found else None
@@ -246,11 +215,8 @@ class SoundReader:
                     found[-1] = joined
         return found
 
-    def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config)
-
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """The run, None if queues or index differ from it."""
+        """Return the run, or None if queues or index differ from it."""
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)
@@ -290,7 +256,7 @@ class SoundReader:
 
 
 def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Two runs joined; None if they or their entries are apart."""
+    """Join two runs; return None if the runs or their entries have a gap between them."""
     if before.end != after.start or before.entries[1] != after.entries[0]:
         return None
     queues = dict(before.queues)

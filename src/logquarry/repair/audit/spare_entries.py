@@ -1,4 +1,4 @@
-"""Audit of spare entries: entries whose queue offset no message of the log has in their queue.
+"""Audit of spare entries: no message of the log has their queue offset in their queue.
 
 The message of a spare entry is expired or lost, or the entry is misplaced or a copy by
 multi-dispatch. All entries of a queue file with a wrong name are misplaced.
@@ -38,15 +38,11 @@ _COPIES: Final = re.compile(
 _OWN, _COPY, _FOREIGN = range(3)
 """Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
 _FITS, _MOVED, _STRANGE = range(3)
-"""Result for an entry: it is right, has another queue offset, or points into another queue."""
+"""Result for an entry: right, at another queue offset, or of another queue."""
 
 
 class SpareEntries:
-    """Checks entries of one queue against the frames that they point to.
-
-    Attributes:
-        entries: number of entries that were compared with frames.
-    """
+    """Checks entries of one queue against the frames to which they point."""
 
     def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
         self.entries = 0
@@ -62,7 +58,7 @@ class SpareEntries:
         self._last = (_FITS, 0)
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """The wrong entries in some ascending ranges of queue offsets.
+        """Return the wrong entries in ascending ranges of queue offsets.
 
         Fillers before ``begin`` are right: they pad the queue's first file.
         """
@@ -111,7 +107,6 @@ class SpareEntries:
         self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
 
     def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
-        """Physical offset, queue offset and owner of each frame of a run."""
         rows = run.rows
         fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
         ids, topics = columns.topic_ids(run.window, rows)
@@ -131,13 +126,10 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        """Compare the ascending queue offsets of entries with those of their messages.
-
-        The frame of a copy holds the queue offset in the message's own topic, not in this queue.
-        """
+        # The frame of a copy has the queue offset of the message's own topic, not of this queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A stretch ends where entries are misplaced in another way, or by another distance.
+        # A stretch ends if the kind or the distance of the misplacement changes.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
         self._last = int(ways[-1]), int(shifts[-1])
@@ -145,7 +137,6 @@ class SpareEntries:
         for number, (at, stop) in enumerate(pairwise(bounds)):
             if at == stop or ways[at] == _FITS:
                 continue
-            # Part 0 continues the stretch of the previous entries.
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"
                 if ways[at] == _STRANGE:

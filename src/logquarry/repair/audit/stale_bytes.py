@@ -1,16 +1,14 @@
 """Recognizes stale bytes: bytes of earlier messages that a broker wrote after the log's end.
 
-With ``writeWithoutMmap``, RocketMQ 5.5.0 does not map its files. It copies an append into one of 16
-buffers that all appends share, and writes the buffer up to the next page of the file
-(``DefaultMappedFile``). Nothing clears the buffer. So the rest of the page receives bytes of
-earlier, longer appends::
+With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 shared buffers, and writes
+the buffer up to the next page of the file (``DefaultMappedFile``). The broker never clears a
+buffer. So the rest of the page receives bytes of earlier, longer appends::
 
     buffer   | last append | older append | append before that, longer | zeros
     file     | last frame  | stale bytes up to the end of the page     | next page
 
-Byte k of the buffer is byte k of the latest append that had more than k bytes. The next append
-overwrites the stale bytes. Stale bytes are never a valid frame, because their PHYSICALOFFSET is
-that of the earlier message.
+Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes are never a
+valid frame, because their PHYSICALOFFSET is that of the earlier message.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
-"""Page sizes of the systems that RocketMQ runs on."""
+"""Page sizes of the systems that run RocketMQ."""
 _BACK: Final = 16 << 20
-"""Number of bytes before the log's end that are searched for the earlier messages."""
+"""Number of bytes before the log's end to search for the earlier messages."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Maximum number of messages in the last append, which can be a batch."""
@@ -39,11 +37,8 @@ _CERTAIN: Final = 32
 def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     """Whether the bytes after the log's end come from earlier messages in a reused buffer.
 
-    Args:
-        end: physical offset of the log's end; the last frame must end there.
-        is_closed: whether the store was shut down cleanly, and its queues have all messages before
-            ``end``. Then it suffices if the first bytes match: the messages from which the other
-            bytes come may have expired.
+    The last frame must end at physical offset ``end``. If the store was shut down cleanly with
+    complete queues, a match of the first bytes suffices, because earlier messages may have expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -68,12 +63,6 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
 
 
 class _Appends:
-    """The last frames of a log.
-
-    Args:
-        starts: where each frame starts in them.
-    """
-
     def __init__(self, data: Bytes, starts: Int64) -> None:
         self._data = data
         self._starts = starts
@@ -84,7 +73,6 @@ class _Appends:
 
     @classmethod
     def before(cls, reader: LogReader, end: int) -> _Appends | None:
-        """The frames before an offset; None if no frame ends there."""
         pieces: list[Bytes] = []
         starts: list[Int64] = []
         length, reached = 0, 0
@@ -103,16 +91,13 @@ class _Appends:
         return cls(np.concatenate(pieces), np.concatenate(starts)[-_MOST_FRAMES:])
 
     def last_appends(self) -> range:
-        """The frames with which the last append can begin."""
         count = len(self._starts)
         return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
 
     def explained(self, tail: Bytes, number: int) -> int:
-        """Return the number of bytes after the last append that come from earlier appends.
+        """Return how many bytes of ``tail`` come from appends before the last append.
 
-        Args:
-            tail: the bytes after the last append, up to the end of its page.
-            number: the frame with which the last append begins.
+        The last append begins with frame ``number``. ``tail`` ends with a page.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])
@@ -124,9 +109,8 @@ class _Appends:
         while due:
             begin = heapq.heappop(due)
             if begin >= zeros_from:
-                # No append was longer: the buffer is still zero.
+                # No append was longer, so the rest of the buffer is zero.
                 return most
-            # These bytes of an older append were not overwritten, because it was longer.
             numbers = np.arange(reached[begin])
             for place in range(begin, most):
                 sources = self._starts[numbers] + (from_buffer + place)

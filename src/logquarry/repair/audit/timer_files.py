@@ -1,9 +1,7 @@
 """Compares the timer wheel of RocketMQ 5 with the log and the queue of ``rmq_sys_wheel_timer``.
 
-The check uses the wheel in the state that it will have after the broker's start
-(``TimerMessageStore.recover``). The broker reads the end of the timer log again, and continues in
-the queue after the message of the last entry. After a crash, the wheel is older than the timer log;
-such a wheel is sound.
+The check uses the wheel as a broker will have it after its start (``TimerMessageStore.recover``).
+So a wheel that is older than the timer log, as after a crash, is sound.
 """
 
 from __future__ import annotations
@@ -38,11 +36,11 @@ from logquarry.write.timer_files import timer_log_file_size, write_timer_files
 
 _ENTRY: Final = timer.ENTRY.dtype()
 _MOST: Final = 100
-"""Maximum number of faults of each kind that are reported."""
+"""Maximum number of faults to report for each kind."""
 
 
 def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
-    """The faults of wheel, timer log and ``timercheck``."""
+    """Yield the faults of wheel, timer log and ``timercheck``."""
     names = {entry.name for entry in layout.filesystem.list("")}
     try:
         check = read_check(layout)
@@ -86,7 +84,6 @@ class _Wheel:
         self._read_end()
 
     def _timer_log(self) -> dict[int, Records]:
-        """The entries of the timer log, by the offset of their file."""
         found = {}
         for entry in self._layout.filesystem.list(timer.LOG):
             if entry.is_dir or not is_offset_name(entry.name):
@@ -94,8 +91,7 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker deleted the file, or this is not a file: slots that need it are
-                # reported later.
+                # The broker deleted the file: _chain reports the slots that need it.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -119,7 +115,6 @@ class _Wheel:
 
     @property
     def enqueued(self) -> int:
-        """The queue offset at which the broker continues."""
         last = None if self._end is None else self._message(*self._end)
         if last is None:
             return self._check.enqueued
@@ -132,7 +127,6 @@ class _Wheel:
         return found if found.size == size else None
 
     def faults(self, timers: Timers) -> Iterator[Difference]:
-        """Wrong slots that are not delivered yet, and waiting messages that are in no slot."""
         faults: list[Difference] = []
         reached: set[int] = set()
         for time, place in sorted(self._last.items()):
@@ -153,7 +147,6 @@ class _Wheel:
             yield Difference("timer_missing", timer.WHEEL, 0, reason)
 
     def _chain(self, time: int, place: int, reached: set[int]) -> Iterator[Difference]:
-        """Follow the entries of a slot from its last one back."""
         while place != timer.NONE:
             base = place - place % self._size
             path = f"{timer.LOG}/{base:020d}"
@@ -186,11 +179,9 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer's files of a store have faults, write new ones; returns whether it did.
+    """If the timer's files of a store have faults, write new ones; return whether it did.
 
-    Args:
-        layout: the store's files; the queue of ``rmq_sys_wheel_timer`` is complete.
-        now: the time in milliseconds.
+    The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """
     if all(fault.is_explained for fault in timer_faults(layout)):
         return False

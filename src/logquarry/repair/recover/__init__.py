@@ -1,4 +1,1 @@
-"""Recovers a store after a crash: checks it, makes a plan, and applies the plan.
-
-The recovery mode decides whether this follows logquarry's safe rules or RocketMQ's own rules.
-"""
+"""Recovers a store after a crash, by logquarry's safe rules or by RocketMQ's own rules."""

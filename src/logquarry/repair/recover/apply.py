@@ -1,14 +1,11 @@
 """Applies the plan of a safe recovery, with the store's lock held.
 
-You can run a recovery again after an interruption, with the same result. To make this possible, the
-recovery changes the store in this order:
+A recovery can run again after an interruption, because it changes the store in this order:
 
-1. It writes the durable offset. A store with the file ``abort`` no longer shows where its log ended
-   at a clean shutdown, so this comes first.
-2. It creates ``abort``.
-3. It repairs the log, then the queues and the index, and syncs them.
-4. It writes the durable offset again, with the times of the next checkpoint, and then the
-   checkpoint itself.
+1. the durable offset: once ``abort`` exists, nothing else shows where the log ended
+2. ``abort``
+3. the log, then queues and index, with a sync
+4. the durable offset with the times of the next checkpoint, then the checkpoint
 """
 
 from __future__ import annotations
@@ -50,15 +47,8 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.rebuild.swap import replace_queues
+from logquarry.repair.recover import kept_files
 from logquarry.repair.recover.folder_check import REPORT
-from logquarry.repair.recover.kept_files import (
-    KEPT_ENTRIES,
-    free_path,
-    load_kept,
-    rename_files,
-    save_kept,
-    sync_files,
-)
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.units import Progress
@@ -69,32 +59,26 @@ from logquarry.write.queue_writer import MOST_GAP, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""If a log has no durable offset, this many bytes at its end are written again.
+"""Number of bytes at the end of a log without a durable offset that the recovery writes again.
 
-Any earlier sync by another program may have failed, but to write terabytes again takes too long.
+An earlier sync by another program may have failed. To write terabytes again takes too long.
 """
 
 
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. ``abort`` exists afterwards; the caller removes it.
-
-    Args:
-        plan: the plan, made while this process held the lock.
+    """Apply a plan that was made with the lock held. The caller removes ``abort`` afterwards.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if the disk no longer delivers bytes that it delivered before; the store can
-            be recovered again.
+        UnreadableFile: if bytes have become unreadable; the store can be recovered again.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
 
 
 class _Work:
-    """Applies one plan."""
-
     def __init__(
         self,
         plan: SafePlan,
@@ -119,7 +103,6 @@ class _Work:
             if durable_until is not None:
                 self._mark(checkpoint, durable_until)
             elif is_closed:
-                # Once `abort` exists, only the durable offset shows where the log ends.
                 self._mark(checkpoint, self._plan.log_end)
             AbortFile(self._disk, self._root).make()
             unsure = max(0, self._plan.log_end - _UNSURE_BYTES)
@@ -130,7 +113,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset so that it is valid with the next checkpoint too."""
+        """Write a durable offset that stays valid with the next checkpoint."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -157,7 +140,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            sync_files(
+            kept_files.sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -169,14 +152,13 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # An empty log gets no times: later readers would think that its files are missing.
+                # An empty log gets no times: with times, readers would report missing files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             # A broker of 5.5 dispatches from this offset after a crash.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # Entries of the old timer wheel can point to messages that were lost. The broker would
-            # take the next message at such a physical offset for the lost one.
+            # A broker would take a new message for the lost message of an old timer wheel's entry.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -184,7 +166,6 @@ class _Work:
         finally:
             log.close()
 
-    # -------------------------------------------------------------------------------------- log
     def _mend_log(self) -> MappedFileQueue:
         plan, root = self._plan, self._root
         size = self._config.mapped_file_size_commit_log
@@ -194,7 +175,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        rename_files(
+        kept_files.rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -236,11 +217,9 @@ class _Work:
             self._disk.allocate(descriptor, size)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a shorter copy; the bytes after that are copied to
-        quarantine.
+        """Replace a file that is too long by a copy of the right size.
 
-        A complete file exists at every moment: if the file were missing, the log would end before
-        it.
+        A complete file exists at every moment. Without a file, the log would end before this place.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -249,18 +228,16 @@ class _Work:
         self._disk.move(made, path)
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
-        """Copy bytes that will become zeros to quarantine."""
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, free_path(target))
+        self._disk.copy(path, position, length, kept_files.free_path(target))
 
-    # ------------------------------------------------------------------------- queues and index
     def _find_mendings(self) -> None:
         """Read the entries of lost messages before their queues are cut."""
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have cut the queues already.
-        noted = load_kept(self._kept_path)
+        noted = kept_files.load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -281,7 +258,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        save_kept(
+        kept_files.save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -289,7 +266,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / KEPT_ENTRIES
+        return quarantine(self._root) / kept_files.KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
@@ -307,7 +284,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Files of the log and logquarry's own files were moved in earlier steps.
+                # Earlier steps moved files of the log and logquarry's own files.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
@@ -324,8 +301,7 @@ class _Work:
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
             if checkpoint.index_timestamp > plan.index.kept_timestamp:
-                # The checkpoint covers files that were moved away. It must not cover new files
-                # before they are on the disk.
+                # The checkpoint must not cover new files before their sync.
                 checkpoint.index_timestamp = plan.index.kept_timestamp
                 checkpoint.flush()
             index = IndexKeeper(
@@ -360,7 +336,6 @@ class _Work:
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
     ) -> None:
-        """Dispatch messages to the queues that lack them, and to the index."""
         plan = self._plan
         first = min((found.resume_at for found in self._mendings.values()), default=None)
         built_from, rest = None, None
@@ -404,31 +379,27 @@ class _Work:
 
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:
-    """Replace a JSON file, and sync it."""
+    """Replace a JSON file, and sync the file."""
     text = json.dumps(document, ensure_ascii=False, indent=1)
-    # The name of a folder may not be valid UTF-8: surrogates are escaped.
+    # The name of a folder may be no valid UTF-8: escape surrogates.
     disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Record for later readers where the log ends, and which parts of it are damaged."""
+    """Record for later readers the log's end and damage."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
 
 
 class _IndexRest(KeyThread):
-    """Puts the missing keys into the index during the dispatch to queues.
-
-    Args:
-        plan: shows which keys of the first message the index has.
-    """
+    """Puts the keys that the index lacks, in a thread beside the dispatch to queues."""
 
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
         super().__init__(writer)
         self._plan = plan
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """See :meth:`IndexWriter.put`."""
+        """Put keys, without the keys of the first message that the index has."""
         there = self._plan.keys_there
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]

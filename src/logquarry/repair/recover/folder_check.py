@@ -1,7 +1,7 @@
 """Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A folder or a link at the path of a file would stop a recovery half way. If one file had two names,
-the recovery could overwrite its bytes under one name although they are needed under the other.
+A folder or a link at the path of a file would stop a recovery half way. If a file had two names, a
+recovery could overwrite bytes through one name, and need them through the other.
 """
 
 from __future__ import annotations
@@ -20,47 +20,29 @@ from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, java
 from logquarry.format.rows import REACHED_STOP
-from logquarry.log import codec
+from logquarry.log import codec, store_files
 from logquarry.log.codec import Window
-from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import (
-    ABORT,
-    BATCH_QUEUE,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DURABLE,
-    INDEX,
-    LOCK,
-    REDO_LOG,
-    SIDECAR,
-    STATE_TABLE,
-    TRANSACTION,
-    FileSequence,
-    StoreFile,
-    is_index_name,
-    is_offset_name,
-    quarantine,
-)
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.store_sizes import require_stated_size
 from logquarry.repair.recover.kept_files import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
-_FILES: Final = (ABORT, LOCK, CHECKPOINT, DURABLE)
+_FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
 _FOLDERS: Final = (
-    *(COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, SIDECAR, TRANSACTION, STATE_TABLE, REDO_LOG),
+    store_files.COMMIT_LOG,
+    store_files.CONSUME_QUEUE,
+    store_files.BATCH_QUEUE,
+    store_files.INDEX,
+    store_files.SIDECAR,
+    store_files.TRANSACTION,
+    store_files.STATE_TABLE,
+    store_files.REDO_LOG,
 )
 
 
 class WrongEntry(StoreUnavailable):
-    """A path where a file of the store belongs has a folder, a pipe, a broken link, or a link to
-    another file.
-
-    Attributes:
-        path: the wrong entry.
-        reason: what it is, and what to do.
-    """
+    """The path of a store file has a folder, a pipe, a broken link, or a second name of a file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -71,15 +53,11 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Check that there is a file at each path where one belongs, and that no file has two paths.
+    """Raise WrongEntry if the path of a store file has no plain file, or if a file has two paths.
 
-    Args:
-        config: its settings, which can give the log further folders.
-
-    Raises:
-        WrongEntry: if a check fails.
+    A missing file is accepted.
     """
-    aside = quarantine(root)
+    aside = store_files.quarantine(root)
     check_places(root)
     _check(aside, is_folder=True)
     for path in (aside / REPORT, aside / KEPT_ENTRIES):
@@ -89,10 +67,13 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check(folder, is_folder=True)
         for path in _entries(folder):
             _check_numbered(path, places)
-    for name in (STATE_TABLE, REDO_LOG):
+    for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
         for path in _entries(root / name):
             _check_numbered(path, places)
-    for topic in (*_entries(root / CONSUME_QUEUE), *_entries(root / BATCH_QUEUE)):
+    for topic in (
+        *_entries(root / store_files.CONSUME_QUEUE),
+        *_entries(root / store_files.BATCH_QUEUE),
+    ):
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
@@ -101,18 +82,14 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_once(queue, found, places)
             for path in _entries(queue):
                 _check_numbered(path, places)
-    for path in _entries(root / INDEX):
-        # Readers ignore a folder there.
-        if is_index_name(path.name) and not _is_folder(path):
+    for path in _entries(root / store_files.INDEX):
+        # Readers ignore a folder here.
+        if store_files.is_index_name(path.name) and not _is_folder(path):
             _check_once(path, _check(path), places)
 
 
 def check_places(root: Path) -> None:
-    """Check the store's folders, and its files that are not in a sequence of files.
-
-    Raises:
-        WrongEntry: if one of these paths has something else, such as a broken link or a pipe.
-    """
+    """Raise WrongEntry for a wrong folder, or a wrong file outside of the sequences of files."""
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for name in _FILES:
@@ -120,25 +97,20 @@ def check_places(root: Path) -> None:
 
 
 def check_queue_folder(folder: Path) -> None:
-    """Check that the files of a queue can be created.
+    """Raise WrongEntry if a file has the path of a queue's or topic's folder.
 
-    Readers ignore a file at the path of its folder.
-
-    Raises:
-        StoreUnavailable: if there is a file at the path of the topic's folder or of the queue's
-            folder.
+    Readers ignore such a file.
     """
     for path in (folder.parent, folder):
         _check(path, is_folder=True)
 
 
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
-    if is_offset_name(path.name):
+    if store_files.is_offset_name(path.name):
         _check_once(path, _check(path), places)
 
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
-    """The status of a file or folder, None if it is missing."""
     found = _found(path)
     if found is None:
         return None
@@ -188,7 +160,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The paths in a folder, by name; none if it is unreadable, which later steps report."""
+    """Yield the paths in a folder, by name; none if unreadable, because later steps report that."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -197,24 +169,21 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------------- wrong names of log files
-# :mod:`logquarry.log.log_names` identifies the files by their frames, and a recovery renames them.
-# If the frames do not show the place of a file, the file does not belong to the log; it is moved to
-# quarantine.
+# A recovery renames a log file by its frames (:mod:`logquarry.log.log_names`). A file whose frames
+# do not show its place is moved to quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
 """Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """The files that do not belong to the log, each with its reason.
+    """Return the files that do not belong to the log, each with its reason.
 
-    Args:
-        layout: the store's files, from :meth:`StoreLayout.by_content`: the offset of each log file
-            comes from its frames, not from its name.
+    ``layout`` must come from :meth:`StoreLayout.by_content`: frames give the offset of each file.
 
     Raises:
-        StoreUnavailable: if a file belongs to a log with files of another size, or its frames do
-            not show where it belongs.
+        StoreUnavailable: if a file belongs to a log with another file size, or its frames do not
+            show its place.
     """
     files = layout.commit_log
     for path, reason in layout.log_names.doubts:
@@ -230,8 +199,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # In RocketMQ's logs, all names are multiples of the file size. In other logs, the remainder
-    # that most names have is the right one.
+    # RocketMQ names log files by multiples of the file size. In other logs, the most frequent
+    # remainder is the right one.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -249,13 +218,11 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
 
 
 def check_file_size(layout: StoreLayout) -> None:
-    """Check that the log's files can have the size that the settings give. Reads few bytes.
+    """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
         StoreUnavailable: if a file has a message after that size, or where another file begins.
-            Then the settings belong to another store, and with them most of the log would seem
-            damaged.
-        UsageError: if the configuration gives a size, but the files have another size.
+        UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)
     files = layout.commit_log
@@ -272,17 +239,13 @@ def check_file_size(layout: StoreLayout) -> None:
 
 def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
     view = layout.open_file(file.path)
-    return _starts_with_frame(view, file.base, min(view.size, file.size))
-
-
-def _starts_with_frame(view: FileView, base: int, size: int) -> bool:
-    """Whether a file of ``size`` bytes starts with a sound frame. Reads that frame alone."""
+    size = min(view.size, file.size)
     head = view.window(0, frame.FIXED_SIZE_V1)
     if len(head) < frame.BLANK.size:
         return False
     length, _ = frame.BLANK.struct.unpack_from(head, 0)
     data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
-    window = Window.of(data, base, size)
+    window = Window.of(data, file.base, size)
     return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
 
 
@@ -295,11 +258,7 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Check that a file that is too long has no messages after its size.
-
-    Raises:
-        StoreUnavailable: if it has such messages; then the settings belong to another store.
-    """
+    """Refuse the settings of another store: a file has a message after the file size."""
     size = layout.commit_log.file_size
     if file.size <= size:
         return
@@ -320,11 +279,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
 
 
 def refuse_wrong_names(layout: StoreLayout) -> None:
-    """Refuse a log whose files have wrong names, because RocketMQ's recovery trusts the names.
-
-    Raises:
-        StoreUnavailable: if a file has a wrong name.
-    """
+    """Raise StoreUnavailable if a log file has a wrong name, because RocketMQ trusts the names."""
     names = layout.by_content().log_names
     if names.are_right:
         return
@@ -339,7 +294,7 @@ def refuse_wrong_names(layout: StoreLayout) -> None:
 
 
 def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
-    """Remove some files from the log of a layout."""
+    """Remove misnamed files from the log of a layout."""
     gone = {file for file, _ in misnamed}
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)

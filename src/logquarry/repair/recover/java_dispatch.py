@@ -1,11 +1,9 @@
 """Dispatches messages as RocketMQ does (``doDispatch``), by rules that depend on its version.
 
-The rules are for stores with queue files. The source of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0 has
-these rules in ``CommitLog.recoverNormally``, ``recoverAbnormally`` and
-``DefaultMessageStore.load``. All versions of 5.x read V2 frames, know the delay levels during the
-recovery, and dispatch afterwards from the log's end on, not from the end of the queues. No file
-distinguishes 5.1 from 5.3: both get the rules of 5.3, which dispatches more. (After a clean
-shutdown, 5.1 dispatches no message that is in the log already.)
+The rules are for stores with queue files. They come from ``CommitLog.recoverNormally``,
+``recoverAbnormally`` and ``DefaultMessageStore.load`` of 4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. No
+file distinguishes 5.1 from 5.3, so 5.1 gets the rules of 5.3, which dispatches more: after a clean
+shutdown, 5.1 dispatches no message of the log.
 """
 
 from __future__ import annotations
@@ -38,17 +36,16 @@ _MOST_FILES: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class JavaRules:
-    """The rules of one version.
+    """The rules of one RocketMQ version.
 
     Attributes:
-        name: the version, in words.
-        is_5: whether the rules apply that all versions of 5.x share.
-        most_files: a recovery begins at most this many files before the end; None for no limit.
-        starts_by_frame: the first frame of the file where a recovery begins must be sound, and a
-            normal recovery compares its PHYSICALOFFSET with the end of the queues. Before 5.4, a
-            normal recovery compares the file's name.
-        starts_by_offset: the checkpoint can have a physical offset for the queues. A recovery after
-            a crash begins at the file with this offset. Without an offset, it compares store times.
+        is_5: read V2 frames, know the delay levels during the recovery, and dispatch afterwards
+            from the log's end on, not from the end of the queues.
+        most_files: maximum number of files at the end to recover; None for no limit.
+        starts_by_frame: the first frame of the first recovered file must be sound. A normal
+            recovery compares its PHYSICALOFFSET, not the file's name, with the end of the queues.
+        starts_by_offset: after a crash, begin at the file with the checkpoint's physical offset for
+            the queues. Without this offset, compare store times.
     """
 
     name: str
@@ -65,7 +62,7 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """The rules of the version that wrote a store, as far as the store's files show the version."""
+    """Return the rules of the version that wrote a store, as far as the files show the version."""
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
@@ -77,22 +74,15 @@ logger = logging.getLogger(__name__)
 _QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
 _LONGEST_NUMBER: Final = 40
 _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
-"""Topics whose messages 5.x dispatches to their own queue alone."""
+"""Topics whose messages 5.x dispatches only to their own queue."""
 
 
 class JavaDispatch:
-    """Dispatches messages in the log's order.
+    """Dispatches messages in the order of the log.
 
-    Args:
-        queues: the queues; the dispatch adds new queues.
-        open_index: returns the index, None if there is none; called for the first message.
-
-    Attributes:
-        queues: the queues (``consumeQueueTable``).
-        messages: number of messages that were dispatched.
-        keys: number of their keys.
-        store_timestamp: store time of the last message that a queue got, None if there is none.
-        physical_offset: physical offset of that message.
+    ``open_index`` is called for the first message. ``messages`` and ``keys`` count dispatched
+    messages and keys. ``store_timestamp`` and ``physical_offset`` are those of the last message in
+    a queue.
     """
 
     def __init__(
@@ -121,8 +111,7 @@ class JavaDispatch:
         """Dispatch a run of frames."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # Copies are added to queues that get other messages of the run too: keep the log's
-            # order.
+            # A queue can get copies and other messages of the run: keep the order of the log.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(
@@ -150,11 +139,7 @@ class JavaDispatch:
             )
 
     def one(self, request: JavaRequest) -> None:
-        """Dispatch one message.
-
-        Raises:
-            JavaRefusal: if RocketMQ would fail.
-        """
+        """Dispatch one message; raise JavaRefusal if RocketMQ would fail."""
         self.messages += 1
         kind = request.sys_flag & sys_flag.TRANSACTION_MASK
         if kind in _QUEUED:
@@ -185,7 +170,7 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """A queue, created if missing; None if a folder cannot have the topic's name."""
+        """Return a queue, created if missing; None if a folder cannot have the topic's name."""
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -201,7 +186,7 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """The further queues that a message's properties name (``multiDispatchLmqQueue``)."""
+        """Yield further queues of a message (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
@@ -224,7 +209,7 @@ class JavaDispatch:
 
 
 def _split(text: str) -> list[str]:
-    """``String.split``: without the empty words at the end."""
+    """Split as Java's ``String.split``: without the empty words at the end."""
     words = text.split(MULTI_SEPARATOR)
     while len(words) > 1 and not words[-1]:
         words.pop()
@@ -243,7 +228,6 @@ def _parse_long(text: str, request: JavaRequest) -> int:
 
 
 def _keys(request: JavaRequest) -> list[str]:
-    """The keys in the order of the index."""
     if request.properties is None:
         return []
     unique = request.properties.get(props.UNIQ_KEY)

@@ -1,11 +1,8 @@
 """Reads the log as RocketMQ does when it starts, quirks included.
 
-Java's recovery reads the log from one file on. The log ends at the first place without a message.
-Then ``ReputMessageService`` dispatches the messages that are in no queue. This service has other
-rules: it checks no CRC, and skips bytes that it cannot read.
-
-Java accepts every frame that logquarry's kernels accept. For a frame that the kernels reject, the
-reference codec (:mod:`logquarry.format.java_frame`) decides whether Java accepts the frame.
+Java's recovery ends the log at the first place without a message. Then ``ReputMessageService``
+dispatches the messages that are in no queue; it checks no CRC, and skips unreadable bytes. Java
+also accepts some frames that logquarry's kernels reject (:mod:`logquarry.format.java_frame`).
 """
 
 from __future__ import annotations
@@ -39,12 +36,8 @@ _Found = tuple[Followed | None, int, Window]
 class JavaLog:
     """The files of a log.
 
-    Attributes:
-        after_run: called after each run of frames that was dispatched.
-        files: the log's files.
-        last_message: physical offset of the last message that :meth:`find_end` read; None if there
-            is none.
-        stopped_by: the bytes at which the log ends, in words; None if there are only zeros.
+    ``last_message`` is the physical offset of the last message that :meth:`find_end` read.
+    ``stopped_by`` describes the bytes at which the log ends, and is None for zeros.
     """
 
     root: Path
@@ -78,13 +71,11 @@ class JavaLog:
             self._open = file.path, view.window(0, view.size)
         return self._open[1]
 
-    # --------------------------------------------------------------------------------- recover
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
-        """Index of the file at which a normal recovery begins.
+        """Return the number of the file at which a normal recovery begins.
 
-        Args:
-            known: physical offset up to which the queues point to messages.
-            index_limit: latest store time of the file's first frame, in ms; None for no limit.
+        The queues point to messages up to ``known``. ``index_limit`` is the latest store time of
+        the file's first frame in milliseconds, None for no limit.
         """
         if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
@@ -97,7 +88,7 @@ class JavaLog:
     def recent(
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
-        """Index of the file where an abnormal recovery begins (``isMappedFileMatchedRecover``)."""
+        """Return an abnormal recovery's first file by number (``isMappedFileMatchedRecover``)."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         index_limit = checkpoint.index_timestamp if index_safe else None
@@ -131,7 +122,7 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """The last file whose first frame matches; from 5.4 on, of the last ``most_files``."""
+        """Find the last file whose first frame matches, at most ``most_files`` before the end."""
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
@@ -163,61 +154,46 @@ class JavaLog:
     ) -> int:
         """Find the log's end (``recoverNormally``, ``recoverAbnormally``).
 
-        Args:
-            dispatch: dispatches each message; None for a normal recovery of 4.9.
-            known: only messages after this physical offset are dispatched.
-
-        Raises:
-            JavaRefusal: if RocketMQ would fail.
+        ``dispatch`` is None for a normal recovery of 4.9, and gets only messages after ``known``.
+        JavaRefusal is raised if RocketMQ would fail.
         """
-        # QUIRK: 4.9 reads the delay levels only after its recovery. So a delayed message that is
-        # dispatched here gets the hash of its tags, not its delivery time.
+        # QUIRK: 4.9 reads the delay levels only after its recovery. So the entry of a delayed
+        # message gets the hash of the tags, not the delivery time.
         levels = self.levels_ms if self.rules.is_5 else ()
-        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
-            return self._find_end(start, dispatch, runs, levels, check_crc, known)
-
-    def _find_end(
-        self,
-        start: int,
-        dispatch: JavaDispatch | None,
-        runs: _Runs,
-        levels: tuple[int, ...],
-        check_crc: bool,
-        known: int,
-    ) -> int:
         index, at = start, 0
-        while True:
-            file = self.files[index]
-            data = self._view(file)
-            run, count, window = runs.at(file, data, at)
-            if run is not None:
-                self.last_message = window.base + int(run.rows[-1, POSITION])
-                if dispatch is not None and known < window.base:
-                    dispatch.run(window, run, levels)
-                    self.after_run()
-                elif dispatch is not None and known < self.last_message:
-                    for position in run.rows[:, POSITION].tolist():
-                        found = self._ask(file, data, at + position, levels, check_crc=False)
-                        # QUIRK: the message that begins exactly at ``known`` is not dispatched.
-                        if found.request is not None and window.base + position > known:
-                            dispatch.one(found.request)
-                at += count
-                continue
-            verdict = self._ask(file, data, at, levels, check_crc=check_crc)
-            if verdict.request is not None:
-                self.last_message = file.base + at
-                if dispatch is not None and verdict.request.physical_offset > known:
-                    dispatch.one(verdict.request)
-                at += verdict.size
-            elif not verdict.is_success:
-                self.stopped_by = _stop_reason(window, check_crc)
-                return file.base + at
-            else:
-                index += 1
-                if index == len(self.files):
-                    self.stopped_by = "a blank, and no file after it"
+        with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
+            while True:
+                file = self.files[index]
+                data = self._view(file)
+                run, count, window = runs.at(file, data, at)
+                if run is not None:
+                    self.last_message = window.base + int(run.rows[-1, POSITION])
+                    if dispatch is not None and known < window.base:
+                        dispatch.run(window, run, levels)
+                        self.after_run()
+                    elif dispatch is not None and known < self.last_message:
+                        for position in run.rows[:, POSITION].tolist():
+                            found = self._ask(file, data, at + position, levels, check_crc=False)
+                            # QUIRK: the message that begins exactly at ``known`` is not dispatched.
+                            if found.request is not None and window.base + position > known:
+                                dispatch.one(found.request)
+                    at += count
+                    continue
+                verdict = self._ask(file, data, at, levels, check_crc=check_crc)
+                if verdict.request is not None:
+                    self.last_message = file.base + at
+                    if dispatch is not None and verdict.request.physical_offset > known:
+                        dispatch.one(verdict.request)
+                    at += verdict.size
+                elif not verdict.is_success:
+                    self.stopped_by = _stop_reason(window, check_crc)
                     return file.base + at
-                at = 0
+                else:
+                    index += 1
+                    if index == len(self.files):
+                        self.stopped_by = "a blank, and no file after it"
+                        return file.base + at
+                    at = 0
 
     def _ask(
         self,
@@ -256,12 +232,10 @@ class JavaLog:
         self.files = kept
         return dropped
 
-    # ----------------------------------------------------------------------------------- reput
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch the messages from an offset to the log's end (``ReputMessageService.doReput``).
+        """Dispatch from an offset to the log's end (``ReputMessageService.doReput``).
 
-        Raises:
-            JavaRefusal: if RocketMQ would fail, or wait for ever.
+        JavaRefusal is raised if RocketMQ would fail, or wait for ever.
         """
         offset = start
         with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
@@ -271,9 +245,9 @@ class JavaLog:
     def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
         """Dispatch the messages of a file from an offset on; return the next offset.
 
-        QUIRK: after a frame whose lengths do not add up, Java's buffer moves by the sum of the
-        lengths, but its offset by TOTALSIZE. From there on buffer and offset differ, and the next
-        error moves the offset after the file's end. Unreadable bytes end the file.
+        QUIRK: if the lengths in a frame do not add up, Java moves its buffer by their sum, but its
+        offset by TOTALSIZE. The next error then moves the offset after the file's end. Unreadable
+        bytes end the file.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self.file_size), None)
         if file is None or offset - file.base >= file.wrote:
@@ -307,10 +281,10 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of frames of a log; a thread reads the next run while one is dispatched."""
+    """Reads the runs of frames of a log; a thread reads the next run during a dispatch."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
-        # Two followers: the result of one stays valid while the other reads.
+        # Two followers, so that one result stays valid during the next read.
         self._followers = [
             Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
         ]
@@ -324,18 +298,16 @@ class _Runs:
         self._pool.shutdown()
 
     def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
-        """The run that begins at a position of a file. It is valid until the next call.
+        """Return the run that begins at a position, its length in bytes, and its window.
 
-        Returns:
-            Three values: the run of frames (None if no frame begins at the position), its length in
-            bytes, and the window that begins at the position.
+        The run is None if no frame begins at the position. The result is valid until the next call.
         """
         asked = file.path, at, len(data)
         if self._ahead is not None and self._ahead[0] == asked:
             found = self._ahead[1].result()
         else:
             if self._ahead is not None:
-                # Wait for the thread: it uses the same followers.
+                # Wait for the thread, because it uses the same followers.
                 self._ahead[1].result()
             found = self._follow(file.base, data, at)
         self._ahead = None
@@ -354,7 +326,6 @@ class _Runs:
 
 
 def _stop_reason(window: Window, check_crc: bool) -> str | None:
-    """The reason why no message begins at a position; None if only zeros follow."""
     outcome = window.decode(0, check_crc=check_crc)
     if isinstance(outcome, frame.Damage):
         return None if outcome.kind is frame.DamageKind.ZEROED else outcome.reason

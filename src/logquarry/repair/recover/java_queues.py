@@ -1,8 +1,7 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
-The same code makes a plan and applies it: with :class:`Noted` it writes to memory, with
-:class:`Applied` to the files. A queue's end is only a number in memory: the bytes after it stay in
-the files. Like Java, this code leaves gaps in a queue; logquarry's queue writer would refuse them.
+:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Bytes after a
+queue's end stay in the files, and gaps stay in a queue, as in Java.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Noted:
         self._changed: dict[str, mmap.mmap] = {}
 
     def view(self, path: str) -> memoryview:
-        """The bytes of a file."""
+        """Return the bytes of a file."""
         changed = self._changed.get(path)
         return _mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
 
@@ -54,12 +53,12 @@ class Noted:
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
-        """Create a file of zeros; refuse a file in place of one of its folders."""
+        """Create a file of zeros; refuse a file in place of a folder above it."""
         check_queue_folder((self._root / path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size."""
+        """Append zeros to a file, up to a size; no effect on a plan."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -67,11 +66,7 @@ class Noted:
 
 
 class Applied:
-    """Changes the files, and moves files that Java would destroy to quarantine.
-
-    Attributes:
-        written: paths of the files that are not synced yet.
-    """
+    """Changes the files; moves a file to quarantine if Java would destroy it."""
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self._root = root
@@ -112,12 +107,11 @@ class Applied:
 
     def extend(self, path: str, size: int) -> None:
         """See :meth:`Noted.extend`."""
-        # Opening the file extends it.
         MappedFile(self._disk, self._root / path, 0, size).close()
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Noted.set_aside`. A file that holds only zeros is deleted."""
+        """See :meth:`Noted.set_aside`. A file of zeros is deleted."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -151,15 +145,11 @@ class WrittenFiles:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
-        # Users can call flush at the same time as the flush thread.
+        # A user can call flush at the same time as the flush thread.
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync all files if ``least_pages`` is 0.
-
-        Raises:
-            StoreUnavailable: if a sync failed, now or before.
-        """
+        """Sync all files if ``least_pages`` is 0. Raise StoreUnavailable after a failed sync."""
         if least_pages:
             return
         with self._flushing:
@@ -201,12 +191,8 @@ def _mapped(path: Path) -> memoryview:
     return data
 
 
-# -------------------------------------------------------------------------------------- the queues
-
-Offsets = Int64
-
 RECOVERED_FILES: Final = 3
-"""Recovery begins with the third-last file."""
+"""Number of files at the end from which a recovery begins."""
 LARGEST_BASE: Final = java.LONG_MAX // 2
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _CHUNK: Final = 1 << 12
@@ -218,13 +204,7 @@ class JavaRefusal(Exception):
 
 @dataclass(slots=True)
 class JavaFile:
-    """A file of a queue or of the log.
-
-    Attributes:
-        base: offset of its first byte (its name).
-        path: path below the store's folder.
-        wrote: position at which the file ends for Java.
-    """
+    """A file of a queue or of the log; for Java, the file ends at position ``wrote``."""
 
     base: int
     path: str
@@ -236,13 +216,11 @@ class JavaQueue:
     """One queue.
 
     Attributes:
-        max_physical: physical offset after the last message, by the entries (``maxPhysicOffset``);
-            -1 without messages.
-        files: its files in order, all of full size at the start.
+        max_physical: physical offset after the last message (``maxPhysicOffset``), or -1.
+        files: the files in order, all of full size at the start.
         set_aside: paths of the files that Java would destroy, each with its reason.
-        cut: position from which entries after the log's end were cut, in bytes; None if none were.
+        cut: position in bytes from which entries after the log's end were cut, or None.
         put_from: position of the first new entry, in bytes.
-        put_units: number of new entries.
     """
 
     key: QueueKey
@@ -257,15 +235,14 @@ class JavaQueue:
 
     @property
     def folder(self) -> str:
-        """Path of its folder."""
+        """Path below the store's folder."""
         return f"{CONSUME_QUEUE}/{self.key[0]}/{self.key[1]}"
 
     @property
     def wrote_offset(self) -> int:
-        """Position of its end in bytes, 0 without files."""
+        """Position of the queue's end in bytes, 0 without files."""
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
-    # --------------------------------------------------------------------------------- recover
     def recover(self) -> None:
         """Find the end (``recover``): the first invalid entry from the third-last file on."""
         if not self.files:
@@ -282,10 +259,9 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Number of sound entries from number ``start`` on, and the last of them.
+        """Count entries with positive size and a physical offset from 0 to below ``limit``.
 
-        An entry is sound if its size is positive, and its physical offset is at least 0 and below
-        ``limit``.
+        Counting begins at number ``start``. The last such entry is returned too.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
@@ -343,21 +319,15 @@ class JavaQueue:
         self.target.set_aside(file.path)
         self.set_aside.append((file.path, reason))
 
-    # ------------------------------------------------------------------------------------ put
-    def put(self, offsets: Offsets, units: Units) -> None:
+    def put(self, offsets: Int64, units: Units) -> None:
         """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
 
-        QUIRK: the dispatcher skips a message that ends before ``max_physical``. It also skips an
-        entry if the queue has its queue offset already, unless that offset is 0: it appends such an
-        entry to any queue. If the queue offset of an entry is too large, it appends the entry at
-        the queue's end, which is the wrong position.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry
+        whose queue offset (other than 0) the queue has already. If a queue offset is too large, the
+        dispatcher appends the entry at the queue's end, which is the wrong position.
 
-        Args:
-            offsets: queue offset of each entry.
-            units: the entries, in the order of their physical offsets.
-
-        Raises:
-            JavaRefusal: if a new file would begin at an offset that no file name can express.
+        ``units`` are in the order of their physical offsets. JavaRefusal is raised if no file name
+        can express the first offset of a new file.
         """
         if not len(units):
             return
@@ -365,7 +335,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # Split into parts of consecutive queue offsets; an offset of 0 is a separate part.
+        # An offset of 0 is a separate part.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
@@ -397,7 +367,7 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """The last file, or a new one if that is full (``getLastMappedFile``)."""
+        """Return the last file, or a new file if the last is full (``getLastMappedFile``)."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

@@ -1,13 +1,10 @@
 """Renames log files by their content, and syncs the files that a recovery keeps.
 
-A rename never replaces a file, so no bytes can be lost. After an interruption at any point, the
-frames of each file still show its place, so the next plan can continue
-(:mod:`logquarry.log.log_names`).
+A rename never replaces a file. After an interruption at any point, frames still show the place of
+each file (:mod:`logquarry.log.log_names`).
 
-A recovery syncs the data on which it relies: entries of lost messages, and files that it does not
-change. The entry of a lost message exists only in its queue, so a recovery saves these entries in a
-file before it cuts the queue. Otherwise, after an interruption, the queue would have fillers in
-their place.
+The entry of a lost message exists only in its queue. So a recovery saves these entries in a file
+before the cut of the queue. Otherwise, an interrupted recovery would leave fillers instead.
 """
 
 from __future__ import annotations
@@ -32,16 +29,12 @@ from logquarry.systems import folders_below, read_file
 
 
 def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
-    """Rename files, and sync their folders.
+    """Carry out the RENAME steps of a plan, and sync the folders.
 
-    If another file still has a file's new name, that other file is renamed first. In a circle, one
-    file gets a temporary name, which contains its new name.
-
-    Args:
-        steps: the RENAME steps of a plan.
+    If files swap names, one file gets a temporary name that contains its new name.
 
     Raises:
-        StoreUnavailable: if a rename failed, or if a file without a step has one of the new names.
+        StoreUnavailable: if a rename fails, or if a file without a step has one of the new names.
     """
     left: dict[Path, Path] = {}
     for step in steps:
@@ -62,7 +55,7 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """A path that no file has: the given one, or the first one with a number after its name."""
+    """Return a path without a file: ``path``, or the first free one with a number appended."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(one for one in chain([path], numbered) if not one.exists())
 
@@ -70,13 +63,10 @@ def free_path(path: Path) -> Path:
 logger = logging.getLogger(__name__)
 
 KEPT_ENTRIES: Final = "kept_units.json"
-Kept = Mapping[QueueKey, Mapping[int, bytes]]
 
 
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """The entries that an interrupted recovery saved; empty if there is no such file, or if it is
-    unreadable.
-    """
+    """Return the entries that an interrupted recovery saved; empty if missing or unreadable."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(read_file(path)):
@@ -91,8 +81,8 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     return found
 
 
-def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
-    """Note entries for the next recovery, durably; if there are none, delete an old note."""
+def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
+    """Save entries durably for the next recovery; without entries, delete an old file."""
     document = [
         {
             "topic": topic,
@@ -109,9 +99,8 @@ def save_kept(disk: Disk, path: Path, kept: Kept) -> None:
 
 
 # -------------------------------------------------------------------------------- files of a store
-# The process that wrote a file may have crashed before its sync, or ended after a failed sync.
-# After a failed sync the system treats the pages as written, so the recovery writes the doubtful
-# bytes of the log again.
+# A writer may have crashed before its sync, or ended after a failed sync. After a failed sync, the
+# system treats the pages as written, so the recovery writes doubtful bytes of the log again.
 _PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
@@ -126,8 +115,7 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    Args:
-        rewrite: physical offsets; the bytes of the log between them are written again first.
+    The bytes of the log between the physical offsets in ``rewrite`` are written again first.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
@@ -165,5 +153,5 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
             break
         disk.write_all(descriptor, data, position)
         position += len(data)
-        # After an unreadable block, each block is read alone.
+        # Read each block after an unreadable block alone.
         most = most if most == _COPY_BYTES else BLOCK

@@ -1,29 +1,27 @@
-"""Finds the messages that a recovery would lose, and whether the user must accept the loss.
+"""Finds the messages that a recovery would lose, and decides whether the loss needs consent.
 
-A message is lost if a queue, the index, the durable offset or the checkpoint shows that it existed,
-and the recovered log does not have it, or has other messages in its place
-(:mod:`logquarry.repair.recover.replaced`). Messages before the log's first offset are expired, not
-lost. Damage that an earlier recovery recorded does not count: its loss was accepted then.
+A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
+existed, and the recovered log does not have the message. Expired messages and damage that an
+earlier recovery recorded do not count.
 
-A crash normally loses the newest messages. This is a fault only if they were on the disk already. A
-message was certainly on the disk (the code calls it vouched for) in these cases:
+After a crash, the newest messages are normally lost. Only messages that were certainly on the disk
+("vouched for") matter:
 
-- There is a durable offset, and the message lies before it. With a durable offset, no other message
-  is vouched for.
-- There is no durable offset, the store was shut down cleanly, and a queue points to the message.
-- There is no durable offset, the store crashed, and one of these is true: sound frames follow the
-  message, a whole file of zeros is in its place, or the checkpoint is later than the log's last
-  message.
+- With a durable offset: the messages before this offset.
+- Without a durable offset, after a clean shutdown: the messages to which a queue points.
+- Without a durable offset, after a crash: the messages before the new end of the log, in later log
+  files, or in missing files. If sound frames follow the new end, or if the checkpoint is later than
+  the log's last message: all messages.
 
-The loss of such messages needs the user's consent (``accept_loss``) if it exceeds the limits of
-:func:`_is_small`, or if the log files with these messages are missing. docs/recovery.md has a table
-of all cases.
+The loss needs consent (``accept_loss``) if log files are missing, or if the loss has several of
+these messages and is not a small share of the log. docs/recovery.md has a table of all cases.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -51,12 +49,11 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries that are compared, to count each message only once."""
+"""Maximum number of lost entries to compare, so that each message counts only once."""
 _MOST_NAMED: Final = 2
-"""Maximum number of missing parts of the log that a reason lists."""
+"""Maximum number of missing parts of the log in a reason."""
 _LEAST_APART: Final = 2
-"""Minimum number of entries far after the log's end that prove a loss: a single one may be damaged.
-"""
+"""Minimum number of entries far after the log's end that prove a loss: one may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +61,10 @@ class Loss:
     """The messages that a recovery would lose.
 
     Attributes:
-        messages: number of lost messages in the queues. A message that multi-dispatch put into
-            several queues counts once, unless more than 20 million are lost.
-        bytes: number of bytes of these messages; if there is a durable offset, at least the number
-            of bytes that are missing before it.
-        known_bytes: the bytes of the log that are known in total, lost ones included.
-        reason: where the messages were, in words.
-        needs_consent: whether the recovery needs ``accept_loss``.
+        messages: number of lost messages in the queues. Copies by multi-dispatch count once, unless
+            more than 20 million messages are lost.
+        bytes: size of these messages, or of missing files and bytes before the durable offset.
+        known_bytes: known bytes of the log in total, lost bytes included.
     """
 
     messages: int
@@ -83,7 +77,7 @@ class Loss:
         return self.words()
 
     def words(self, *, is_applied: bool = False) -> str:
-        """The loss in words, before or after the recovery."""
+        """Return the loss as text."""
         verb = "lost" if is_applied else "would be lost"
         if not self.bytes:
             return f"messages {verb}, and their number is unknown: {self.reason}"
@@ -91,11 +85,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """The reason to refuse the recovery; None if it may continue.
-
-        Args:
-            accept_loss: the bytes whose loss the user accepts, None without consent.
-        """
+        """Return the reason to refuse the recovery, None if the user accepts this many bytes."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -106,34 +96,18 @@ class Loss:
 
 
 class LossRefused(StoreUnavailable):
-    """A recovery would lose messages, and the caller has not accepted this loss. Nothing was
-    changed.
-
-    Attributes:
-        loss: the messages that would be lost.
-    """
+    """The caller has not accepted the loss of a recovery. Nothing was changed."""
 
     def __init__(self, message: str, *, loss: Loss) -> None:
         super().__init__(message)
         self.loss = loss
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (str(self), self.loss)
-
-
-def _rebuilt(message: str, loss: Loss) -> LossRefused:
-    return LossRefused(message, loss=loss)
+        return partial(type(self), loss=self.loss), (str(self),)
 
 
 def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> None:
-    """Refuse a recovery that would lose more than the user accepts.
-
-    Args:
-        accept_loss: the bytes whose loss the user accepts, None without consent.
-
-    Raises:
-        LossRefused: if the loss needs consent.
-    """
+    """Raise LossRefused if a recovery would lose more bytes than the user accepts."""
     reason = None if loss is None else loss.refusal(accept_loss)
     if loss is not None and reason is not None:
         raise LossRefused(f"{root}: {reason}", loss=loss)
@@ -147,18 +121,17 @@ def find_loss(
     last_timestamp: int | None = None,
     dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
-    """Find the messages that existed according to the store, but that the recovered log lacks.
+    """Return the messages that existed and that the recovered log lacks, or None.
 
-    Returns None if there are none. Reads each queue backwards, from its end to the first entry
-    whose message is not lost, and the frames of the entries that the recovery drops.
+    The search reads each queue backwards, up to the first entry whose message is not lost, and the
+    frames of the entries that the recovery drops.
 
     Args:
-        layout: the store's files before the recovery; its log without misnamed files.
+        layout: the store's files before the recovery, without misnamed log files.
         end: physical offset at which the log will end.
         last_timestamp: store time of the last message before ``end``, None if unknown.
-        dropped: the queues that differ from the log, each with the queue offset of the first entry
-            that the recovery drops. None if nothing has compared the queues: then a few entries of
-            each queue show which queues differ.
+        dropped: the queue offset of the first entry to drop, for each queue that differs from the
+            log. With None, a few entries of each queue show which queues differ.
     """
     return _Search(layout, end, damage, last_timestamp, dropped).loss()
 
@@ -166,27 +139,21 @@ def find_loss(
 def vouched_end(
     layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
 ) -> int:
-    """Physical offset up to which the store certainly had messages; at least ``end``.
-
-    The arguments are those of :func:`find_loss`.
-    """
+    """Return the physical offset up to which the store certainly had messages; at least ``end``."""
     return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
 
 
 def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
-    """The frames of log files that were replaced, for example by files of another store.
+    """Return the frames of log files that were replaced, for example by files of another store.
 
-    Queues point to these frames, but the log has other, sound frames at their offsets. If no file
-    was replaced, only a few entries of each queue are checked.
-
-    Args:
-        layout: the store's files; its log without misnamed files.
+    Usually, the search checks only a few entries of each queue. ``layout`` must have no misnamed
+    log files.
     """
     return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
 
 
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """For each replaced log file: its path, where its frames were, and what happened in words."""
+    """Yield path, physical offsets of the lost frames, and reason for each replaced log file."""
     bases = frames[:, 0] // layout.commit_log.file_size
     for base in np.unique(bases).tolist():
         inside = frames[bases == base]
@@ -253,7 +220,7 @@ class _Search:
         )
 
     def replaced(self, queues: Sequence[Queue]) -> Frames:
-        """The frames of replaced files, in the order of the log."""
+        """Return the frames of replaced files, in the order of the log."""
         files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
@@ -273,9 +240,7 @@ class _Search:
         durable = self._durable or 0
         return durable > self._end and self._log.at(durable - 1) is None
 
-    # ---------------------------------------------------------------------------------- entries
     def _lost(self) -> Frames:
-        """The lost frames, in the order of the log."""
         lowest = min([self._end, *(span.offset for span in self._damage)])
         queues = all_queues(self._layout)
         replaced = self.replaced(queues)
@@ -283,7 +248,7 @@ class _Search:
         found = [replaced]
         for queue in queues:
             found += self._lost_of(queue, lowest)
-        # Add the index after the queues: only entries of queues have the sizes of the messages.
+        # The index comes after the queues, because only queue entries have message sizes.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -309,7 +274,6 @@ class _Search:
                 after = int(frames[0, 0])
 
     def _is_expected(self, frames: Frames) -> Bools:
-        """Mark the frames that lie in sound parts of the recovered log."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         inside: Bools = (starts >= self._log.start) & (ends <= self._end)
         for span in self._all_damage:
@@ -326,7 +290,6 @@ class _Search:
         return frames[self._lacks(frames)]
 
     def _lacks(self, frames: Frames) -> Bools:
-        """Mark the messages that the recovered log lacks."""
         starts, ends = frames[:, 0], frames[:, 0] + frames[:, 1]
         lacking: Bools = ends > self._end
         for span in self._damage:
@@ -337,9 +300,7 @@ class _Search:
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
 
-    # ------------------------------------------------------------------------------- which count
     def _is_vouched(self, lost: Frames) -> Bools:
-        """Mark the lost messages that were certainly on the disk."""
         starts = lost[:, 0]
         if self._durable is not None:
             return starts < self._durable
@@ -357,7 +318,6 @@ class _Search:
         return vouched | self._is_missing(lost)
 
     def _is_missing(self, lost: Frames) -> Bools:
-        """Mark the messages that were in missing files."""
         missing = np.ones(len(lost), np.bool_)
         for file in self._log.files:
             missing &= (lost[:, 0] < file.base) | (lost[:, 0] >= file.base + self._log.file_size)
@@ -389,7 +349,6 @@ class _Search:
         return words
 
     def _missing_parts(self, missing: Frames) -> Iterator[str]:
-        """The parts of the log that have no file, or a file without a message."""
         path_at = self._layout.log_file
         for span in self._damage:
             file = self._log.at(span.offset)
@@ -401,8 +360,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no message was put after the deletion, RocketMQ leaves no trace of the
-                    # deletion.
+                    # RocketMQ leaves no trace of the deletion if no put followed.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )
@@ -419,7 +377,7 @@ class _Search:
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
-    """The parts of a log without a file, between two files."""
+    """Yield the parts of a log without a file, between two files."""
     for file, following in pairwise(layout.commit_log.files):
         start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:
@@ -427,7 +385,7 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
 
 
 def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
-    """A part of the log without a file."""
+    """Return a part of the log without a file."""
     path = layout.filesystem.full_path(layout.log_file(start))
     reason = "there is no file for this part of the log"
     return DamagedSpan(start, stop - start, MISSING_FILE, reason, path)

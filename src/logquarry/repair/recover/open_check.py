@@ -1,11 +1,7 @@
-"""Checks, without changing anything, whether a store can be opened for writing without a recovery.
+"""Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-A store that was shut down cleanly and whose log and queues agree is opened without changes. Any
-other store needs a recovery first (:mod:`logquarry.repair.recover.safe`).
-
-To find the log's end, the check starts at the last message to which a queue points. The log ends
-after this message and the frames that follow it without a break. Any later frames are stale: an
-earlier recovery cut them off (docs/reliability.md, "Where the log ends").
+The log ends after the last message to which a queue points, and the frames that follow without a
+break. Later frames are stale (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -23,22 +19,11 @@ from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
+from logquarry.log import store_files
 from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONFIG,
-    CONSUME_QUEUE,
-    DAMAGE,
-    INDEX,
-    LOCK,
-    SIDECAR,
-    TRANSACTION,
-)
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
@@ -63,22 +48,22 @@ from logquarry.repair.recover.rocketmq import (
 from logquarry.repair.recover.safe import SafePlan, plan_safe
 
 _CHECKED_FILES: Final = 3
-"""The last files of the log, which RocketMQ reads when it opens a store (``recoverNormally``)."""
+"""Number of log files at the end that RocketMQ reads at its start (``recoverNormally``)."""
 _OURS: Final = frozenset(
     {
-        ABORT,
-        CHECKPOINT,
-        COMMIT_LOG,
-        CONFIG,
-        CONSUME_QUEUE,
-        INDEX,
-        LOCK,
-        SIDECAR,
-        TRANSACTION,
+        store_files.ABORT,
+        store_files.CHECKPOINT,
+        store_files.COMMIT_LOG,
+        store_files.CONFIG,
+        store_files.CONSUME_QUEUE,
+        store_files.INDEX,
+        store_files.LOCK,
+        store_files.SIDECAR,
+        store_files.TRANSACTION,
         "lost+found",
     }
 )
-"""Names that are allowed in the folder of a new store."""
+"""Names that the folder of a new store may have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +71,12 @@ class StoreFound:
     """A store that can be opened for writing.
 
     Attributes:
-        config: its settings, with all sizes.
+        config: settings with all sizes.
         log_end: physical offset of the log's end.
-        pieces: the undamaged stretches of the log that are not dispatched yet. Queues and index
-            have the entries of all messages before the first stretch.
-        queue_ends: for each queue the position after its last entry, counted in entries.
-        recovered: result of RocketMQ's recovery, if that mode is set.
+        pieces: the undamaged stretches of the log that are not dispatched yet.
+        queue_ends: end of each queue, counted in entries.
+        recovered: result of RocketMQ's recovery, in that mode.
         transactions: state table and redo log, in dialect 3.1.
-        log_folders: the folders of the log.
     """
 
     config: StoreConfig
@@ -106,18 +89,12 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether files keep their bytes after the log's end and after the queues' ends, as in
-        RocketMQ.
-        """
+        """Whether bytes stay after the log's end and the queues' ends, as in RocketMQ."""
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Check the names in a folder, to see whether a store may be opened or created there.
-
-    Raises:
-        StoreNotFound: if the folder is not a store and has other files.
-    """
+    """Raise StoreNotFound if a folder is no store and has other files."""
     try:
         if not root.exists():
             if any(part.startswith("~") for part in root.parts):
@@ -128,11 +105,11 @@ def check_folder(root: Path) -> None:
         names = {path.name for path in root.iterdir()}
     except OSError as error:
         raise StoreNotFound(f"{root}: cannot be read: {error.strerror}") from error
-    if not names & {COMMIT_LOG, CONSUME_QUEUE} and names - _OURS:
+    if not names & {store_files.COMMIT_LOG, store_files.CONSUME_QUEUE} and names - _OURS:
         raise not_a_store(
             str(root),
             f"{root}: not a store, and not empty: it holds {min(names - _OURS)}, and no "
-            f"{COMMIT_LOG}/",
+            f"{store_files.COMMIT_LOG}/",
         )
 
 
@@ -144,11 +121,10 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     """Check a store before it is opened for writing. Call this with the lock held.
 
     Args:
-        is_recovered: whether the store was recovered just now, so that an ``abort`` file is
-            allowed.
+        is_recovered: accept an ``abort`` file, because the store was just recovered.
 
     Raises:
-        NeedsRecovery: if it was not shut down cleanly, or its parts do not agree.
+        NeedsRecovery: if the store was not shut down cleanly, or its parts do not agree.
         CorruptFile: if the files have other sizes than the settings.
     """
     if not _is_store(root):
@@ -166,7 +142,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     settings = with_sizes(config, layout)
     _check_stated(layout, config)
     if layout.has_abort and not is_recovered and (has_log or queued):
-        raise NeedsRecovery(f"it was not shut down cleanly: {ABORT} exists")
+        raise NeedsRecovery(f"it was not shut down cleanly: {store_files.ABORT} exists")
     _check_sizes(layout, settings)
     ends = {(queue.topic, queue.queue_id): queue.entry_end for queue in queues}
     entries = last_entries(layout, queues)
@@ -205,7 +181,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # New messages go into further queues only if the existing messages did.
+        # Put copies into further queues only if the existing messages have such copies.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -216,12 +192,9 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """The undamaged stretches of a part of the log, and whether a message is in several queues.
+    """Return undamaged stretches of the log, and whether any message has multi-dispatch copies.
 
-    A message with damage only in its body keeps its queue offset.
-
-    Raises:
-        NeedsRecovery: if there is damage that no recovery has recorded.
+    Damage without a record raises NeedsRecovery.
     """
     if start >= end:
         return (), False
@@ -245,11 +218,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """Refuse settings of another store.
-
-    Raises:
-        CorruptFile: if no file has the size that the settings give.
-    """
+    """Raise CorruptFile if no file has the size in the settings: they are of another store."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
@@ -270,10 +239,9 @@ def recovered_store(
     abort: AbortFile,
     accept_loss: int | None,
 ) -> StoreFound:
-    """Recover a store as RocketMQ does, and open it.
+    """Recover a store as RocketMQ does, and open the store.
 
-    ``abort`` is created before anything is changed. The file is removed again if the store was shut
-    down cleanly and RocketMQ would not start on it.
+    If RocketMQ would not start on a store that was shut down cleanly, ``abort`` is removed again.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -292,8 +260,8 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # The record of damage is about the log before this recovery; it does not fit the log after it.
-    disk.remove(root / DAMAGE)
+    # The record of damage describes the log before this recovery.
+    disk.remove(root / store_files.DAMAGE)
     plan = result.plan
     if not is_clean:
         # The durable offset will cover the log, which its writer may not have synced.
@@ -302,12 +270,7 @@ def recovered_store(
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Before the lock is taken, refuse a store that opening would refuse. Changes nothing.
-
-    Raises:
-        CorruptFile: if the files have other sizes than the settings.
-        StoreUnavailable: if the store cannot be recovered.
-    """
+    """Before the lock is taken, refuse a store that cannot be opened or recovered."""
     if not _is_store(root):
         return
     plan: RecoveryPlan
@@ -325,23 +288,18 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
 
 
 def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
-    """The safe plan of a store that needs a recovery before it is opened.
-
-    Raises:
-        StoreUnavailable: if it cannot be recovered.
-    """
+    """Return the safe plan of a store that needs a recovery before it is opened."""
     return plan_safe(root, with_sizes(config, StoreLayout.open(root, config).by_content()))
 
 
 def _is_store(root: Path) -> bool:
-    return any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
+    return any(
+        (root / name).is_dir() for name in (store_files.COMMIT_LOG, store_files.CONSUME_QUEUE)
+    )
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does.
-
-    An empty last file is not a fault: a crash leaves such a file.
-    """
+    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
     batch = layout.batch_queue_files()
@@ -365,12 +323,8 @@ def _check_queues(
 ) -> None:
     """Check that a part of the log is sound, and that the queues have its messages.
 
-    Java dispatches only from the end of the last message that any queue has. If another queue lacks
-    an earlier message, that queue never gets it (`noabort-cq-behind`, `noabort-one-topic-gone`).
-
-    Raises:
-        NeedsRecovery: if there is damage that no recovery has recorded, or if a queue lacks
-            messages. The queue of a deleted topic lacks its messages too: it is rebuilt.
+    Java dispatches only from the end of the last message in any queue. A queue that lacks an
+    earlier message never gets this message (`noabort-cq-behind`, `noabort-one-topic-gone`).
     """
     if start >= stop:
         return
@@ -389,11 +343,7 @@ def _check_queues(
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
-    """Physical offset up to which the index has the messages, 0 if unknown.
-
-    The queues have them as well: dispatch puts a message into its queue first. The headers of the
-    index are checked before.
-    """
+    """Return the physical offset up to which the index has the messages, 0 if unknown."""
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
         return 0
@@ -405,8 +355,7 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Check that only zeros follow the log's end: readers could take other bytes for later frames.
 
-    A broker without maps leaves stale bytes in a sound store. Opening makes them zeros
-    (:meth:`MappedFileQueue.truncate_to`).
+    A broker without maps leaves stale bytes in a sound store. Opening the store zeroes these bytes.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

@@ -1,8 +1,4 @@
-"""Plans of a recovery: the steps, and the changes to each queue and to the index.
-
-To make a plan, logquarry only reads the store. You can print a plan, compare it with another one,
-and apply it. If you apply it twice, or again after an interruption, the result is the same.
-"""
+"""Plans of a recovery: the steps, and the changes to each queue and to the index."""
 
 from __future__ import annotations
 
@@ -33,9 +29,7 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RENAME = "rename"
-    """Rename a file of the log to the name that its frames show; ``offset`` of the step is the new
-    name.
-    """
+    """Rename a log file to the name that its frames show; ``offset`` of the step is this name."""
     CUT = "cut"
     """Shorten the log or a queue."""
     ZERO = "zero"
@@ -64,13 +58,9 @@ class StepKind(Enum):
 class Step:
     """One step of a plan.
 
-    Attributes:
-        kind: the kind of the step.
-        file: path below the store's folder: a file, or the folder of a queue or of the index.
-        offset: in the log a physical offset, elsewhere a position in the file; None if the step is
-            about the whole file.
-        length: number of bytes, None if unknown.
-        reason: why the step is needed, in words.
+    ``file`` is a path below the store's folder: a file, or the folder of a queue or of the index.
+    ``offset`` is a physical offset in the log, and a position in any other file; None for the whole
+    file. ``length`` is in bytes, None if unknown.
     """
 
     kind: StepKind
@@ -80,7 +70,7 @@ class Step:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The step as a JSON object, in the form that docs/json.md describes."""
+        """Return the step as a JSON object (docs/json.md)."""
         return asdict(self) | {"kind": self.kind.value}
 
     def __str__(self) -> str:
@@ -91,19 +81,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a recovery.
+    """The plan of a recovery, made without a change to the store.
+
+    If a plan is applied twice, or again after an interruption, the result is the same.
 
     Attributes:
-        root: the store's folder.
-        mode: ``safe``, or ``rocketmq`` for the result that RocketMQ's own recovery would have.
-        looked_at: the facts that the plan is based on, in words.
+        looked_at: the facts behind the plan, as text.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
-        dispatch_from: physical offset of the first message that is dispatched again.
+        dispatch_from: physical offset of the first message to dispatch again.
         damage: damage within the log, which stays.
-        steps: the steps in their order.
-        refused: the reason why the store cannot be recovered in this mode, None if it can.
-        loss: what the recovery would lose, None if nothing.
+        refused: the reason why this mode cannot recover the store, or None.
+        loss: the messages that the recovery would lose, or None.
         applied: whether the steps were done.
     """
 
@@ -121,11 +110,11 @@ class RecoveryPlan:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is any step."""
+        """Whether the plan has any step."""
         return bool(self.steps)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that docs/json.md describes."""
+        """Return the document that docs/json.md describes."""
         return {
             "store": self.root,
             **document(self, ("mode", "looked_at", "log_start", "log_end", "dispatch_from")),
@@ -136,7 +125,7 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """The plan in lines of text: the first ``most`` steps, and counts of the others."""
+        """Yield lines of text with the first ``most`` steps, and counts of the other steps."""
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
@@ -154,7 +143,7 @@ class RecoveryPlan:
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
 
     def lines(self) -> Iterator[str]:
-        """The plan in lines of text; the first line is the loss, if there is any."""
+        """Yield the plan as lines of text, the loss first."""
         yield from self._facts()
         for span in self.damage:
             yield f"damage stays: {span.path} at {span.offset}, {span.length} bytes: {span.reason}"
@@ -178,18 +167,14 @@ class QueueAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """The plan for one queue.
+    """The plan for one queue, in queue offsets; in a batch queue, in numbers of entries.
 
     Attributes:
-        key: topic and queue id.
-        action: the change to its entries.
-        keep_until: queue offset of the first entry that is removed.
-        had_until: queue offset at which the queue ended.
-        end: queue offset at which it will end.
-        resume_at: physical offset of the first message that the queue lacks; None if it has all.
-        reason: why, in words.
-        moved: the right queue offset of each message with a harmed one, by physical offset.
-        largest_gap: maximum number of messages that are missing at one place.
+        keep_until: the first entry to remove.
+        had_until: old end of the queue.
+        end: new end of the queue.
+        resume_at: physical offset of the first message that the queue lacks, or None.
+        moved: right queue offset of each message with a harmed one, by physical offset.
     """
 
     key: QueueKey
@@ -209,7 +194,7 @@ class QueuePlan:
 
 
 def plan_queue(found: AuditedQueue) -> QueuePlan:
-    """The plan for a queue that was compared with the log."""
+    """Return the plan for a queue that was compared with the log."""
     had, difference = found.had_until, found.difference
     if found.end is None or difference is None:
         end, resume_at = found.kept_until, None
@@ -238,7 +223,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 def kept_entries(
     queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """The entries of lost messages in a range of queue offsets, with their queue offsets."""
+    """Yield queue offset and entry of each lost message in a range of queue offsets."""
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
@@ -247,12 +232,11 @@ def kept_entries(
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The plan for the index.
+    """The plan for the index; ``set_aside`` has names of files, each with its reason.
 
     Attributes:
-        set_aside: names of the files that go to quarantine, each with its reason.
         built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys of that message that the index has.
+        keys_there: number of keys of that message in the index.
         kept_timestamp: store time of the last key that stays, 0 if none stays.
     """
 
@@ -271,10 +255,10 @@ def plan_index(
     is_closed: bool,
     synced_timestamp: int,
 ) -> IndexPlan:
-    """The plan for the index of a store.
+    """Return the plan for the index of a store.
 
-    After a crash only the files that the checkpoint covers stay. RocketMQ destroys the other files
-    too, but then indexes only a part of their messages again (#8007).
+    After a crash, only files that the checkpoint covers stay. RocketMQ destroys the other files
+    too, but indexes only some of their messages again (#8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -1,8 +1,7 @@
 """Recover: makes the plan for a store that is not open, and applies it.
 
-Opening a store for writing does the same if the store needs it
-(:mod:`logquarry.store.store_engine`). Call :func:`recover` to see the plan first, or before you
-give the store to a broker.
+Opening a store for writing recovers the store too, if necessary
+(:mod:`logquarry.store.store_engine`).
 """
 
 from __future__ import annotations
@@ -60,27 +59,25 @@ def recover(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> RecoveryPlan:
-    """Plan the recovery of a store, and with ``apply`` recover it.
+    """Plan the recovery of a store, and with ``apply`` recover the store.
 
-    Without ``apply`` nothing is changed. With ``apply``, the call takes the store's lock, makes the
-    plan and applies it. The store counts as shut down cleanly afterwards. You can run a recovery
-    again after an interruption, with the same result.
+    Without ``apply``, nothing changes. With ``apply``, the call takes the store's lock, makes the
+    plan and applies it. Afterwards the store counts as shut down cleanly. After an interruption, a
+    second call gives the same result.
 
     Args:
         path: the store's folder.
         mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
             own outcome.
-        apply: whether to apply the plan.
-        accept_loss: the bytes of messages whose loss you accept. Without it, a recovery is refused
-            if it would lose more than a small share of the messages that were on the disk
+        accept_loss: number of bytes of messages whose loss you accept. Without consent, a recovery
+            loses only a small share of the messages that were on the disk
             (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of new index files.
-        disk: disk of the store.
-        progress: called with the bytes of the log processed so far, and their total.
+        progress: called with the number of processed bytes of the log, and their total.
 
     Returns:
-        The plan; :attr:`RecoveryPlan.is_needed` shows whether it has any step.
+        The plan; :attr:`RecoveryPlan.is_needed` shows whether the store needs a recovery.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -118,14 +115,14 @@ def recover(
         raise unsupported
     disk = disk or Disk()
     if not is_lockable(root):
-        # Check this before the lock creates a file: a refused recovery must change nothing.
+        # Check before StoreLock creates a file: a refused recovery must change nothing.
         check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # A crash can leave only the spare hard link of a file: give the file its name back.
+        # A crash can leave only the spare hard link of a file: restore the file's name.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
@@ -140,12 +137,6 @@ def recover(
 
 
 def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
-    """Refuse a plan that cannot be applied, or that loses more than the user accepts.
-
-    Raises:
-        StoreUnavailable: if the plan cannot be applied.
-        LossRefused: if it loses more than the user accepts.
-    """
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     require_consent(plan.root, plan.loss, accept_loss)
@@ -162,14 +153,12 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ truncates in memory only, and an earlier recovery has recorded the same end:
-            # nothing is left to do.
+            # RocketMQ truncates in memory only, and an earlier recovery recorded the same end.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # These bytes need no step: the broker that wrote them overwrites them, and opening for
-            # writing makes them zeros.
+            # The broker overwrites its stale bytes, and opening for writing zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:
@@ -201,7 +190,7 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only removes bytes that a sound store can have after its log's end."""
+    """Whether a plan only zeroes bytes that a sound store can have after its log's end."""
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]
@@ -219,12 +208,12 @@ def _carry_out(
         if step.kind is StepKind.SET_ASIDE and step.file in _OWN_FILES:
             disk.set_aside(root / step.file, quarantine(root))
     if isinstance(plan, RocketmqPlan):
-        # A recovery as RocketMQ has other rules if there was an `abort`.
+        # RocketMQ recovers by other rules if `abort` exists.
         is_clean = not abort.exists
         abort.make()
         apply_rocketmq(plan, disk, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)
-    # If this raises, `abort` stays.
+    # If find_store raises an error, `abort` stays.
     find_store(root, plan.config, is_recovered=True)

@@ -1,11 +1,8 @@
-"""Finds messages that have an entry in a queue, but whose place in the log now has other messages.
+"""Finds messages with an entry in a queue, whose place in the log now has other messages.
 
-That happens if a file of the log was replaced, for example by the file of another store. The log is
-sound then, and only the queues show the loss.
-
-If an entry points to no frame, the entry can also be damaged, or its queue file can be from another
-store. To decide, the code checks the frames that follow in the log: if queues have entries for
-these frames, the entry is wrong, not the log.
+That happens if a log file was replaced, for example by a file of another store. The log is sound
+then, and only the queues show the loss. An entry that points to no frame can also be damaged or of
+another store. The log is right if queues have entries for the frames that follow in the log.
 """
 
 from __future__ import annotations
@@ -32,22 +29,16 @@ Frames = Int64
 """Physical offset, size and number of messages of each frame."""
 _NONE: Final[Frames] = np.empty((0, 3), np.int64)
 _MOST_PROBES: Final = 4_096
-"""Approximate maximum number of entries that are compared to find the queues that differ."""
+"""Approximate maximum number of entries to compare, to find the queues that differ."""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
-"""Maximum number of places in a log file at which frames are checked, to decide whether the file or
-the entries are wrong.
-"""
+"""Maximum number of places to check in a log file, to decide whether the file is wrong."""
 _FRAMES: Final = 8
-"""Maximum number of frames that are compared at each place."""
+"""Maximum number of frames to compare at each place."""
 
 
 class ReplacedFiles:
-    """Finds frames that queues point to, and that were in log files which have been replaced.
-
-    Args:
-        is_expected: which frames the recovered log should have.
-    """
+    """Finds frames of log files that were replaced; ``is_expected`` marks the frames to find."""
 
     def __init__(
         self,
@@ -68,15 +59,15 @@ class ReplacedFiles:
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """The frames of entries whose places hold other messages now."""
+        """Return the frames of entries whose places hold other messages now."""
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A replaced file is rare. Only then check all entries, to count all of the file's messages.
+        # A replaced file is rare. Only then check all entries, to count all of its messages.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
-        """See :meth:`frames`; checks some queues, each from a queue offset on."""
+        """Check some queues, each from a queue offset on."""
         found = [_NONE]
         for queue in self._all:
             key = queue.topic, queue.queue_id
@@ -92,7 +83,7 @@ class ReplacedFiles:
         return frames[self._are_replaced(frames[:, 0])]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """The queues with an entry that points to no frame; checks only a few entries."""
+        """Return the queues with an entry that points to no frame; checks only a few entries."""
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():
@@ -104,7 +95,6 @@ class ReplacedFiles:
         return {keys[number]: 0 for number in differing}
 
     def _probes(self) -> Iterator[tuple[QueueKey, Units]]:
-        """A few entries of each queue, spread from its first to its last."""
         most = max(2, min(_QUEUE_PROBES, _MOST_PROBES // max(1, len(self._all))))
         for queue in self._all:
             first, last = queue.min_offset, queue.max_offset - 1
@@ -115,7 +105,7 @@ class ReplacedFiles:
                     yield (queue.topic, queue.queue_id), units
 
     def _without_frame(self, frames: Frames) -> Frames:
-        """The expected frames that the log does not have. Reads no bodies."""
+        """Return the expected frames that the log does not have. Reads no bodies."""
         frames = frames[self._is_expected(frames)]
         ordered = frames[np.argsort(frames[:, 0], kind="stable")]
         places, sizes = ordered[:, 0], ordered[:, 1].astype(np.int32)
@@ -127,11 +117,7 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: Int64) -> Bools:
-        """Mark the places that lie among frames for which the store's queues have no entries.
-
-        Args:
-            places: physical offsets to which entries point, but at which no frame starts.
-        """
+        """Mark the places among frames for which the store's queues have no entries."""
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
         for base in np.unique(bases).tolist():
@@ -147,12 +133,12 @@ class ReplacedFiles:
         for place in places:
             for key, is_queued in self._judged(place, stop):
                 counts[key in self._doubtful][is_queued] += 1
-        # The frames of a doubtful queue decide only if there are no others.
+        # Frames of a doubtful queue count only if there are no other frames.
         found = counts[False] or counts[True]
         return found[False] > 0 and found[False] >= found[True]
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
-        """The queues of some frames from a place on, and whether they have these frames."""
+        """Yield the queue of each frame from a place on, and whether the queue has the frame."""
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
@@ -176,7 +162,7 @@ class ReplacedFiles:
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:
-    """The frames of some entries, without entries that cannot be valid."""
+    """Return the frames of entries, without entries that cannot be valid."""
     units = units[has_message(units)]
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)
@@ -188,8 +174,8 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 def in_order(frames: Frames, after: int | None) -> Frames:
     """Remove the frames of damaged entries.
 
-    A queue's entries are in the order of the log. So if an entry points to a higher offset than a
-    later entry, the first one is damaged.
+    A queue has its entries in the order of the log. So an entry that points to a higher offset than
+    a later entry is damaged.
     """
     if not len(frames):
         return frames

@@ -1,15 +1,8 @@
 """Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
 
-It follows the RocketMQ version that wrote the store, if the files show the version. For older
-stores it follows 4.9.3 (:mod:`.java_dispatch`).
-
-This mode follows RocketMQ's own code, bugs included: it cuts off the messages after a bad message,
-and queues can have gaps. Files that Java destroys are moved to quarantine. The recovery refuses
-stores on which Java fails. As in Java, the log's end changes only in memory: no byte of the log
-changes.
-
-:mod:`.java_log`, :mod:`.java_queues` and :mod:`.java_dispatch` do the work. The same code makes the
-plan and applies it: it runs once on files in memory, and once on the real files.
+The recovery follows the version that wrote the store, bugs included, or 4.9.3 if the files do not
+show the version. As in Java, the log's end changes only in memory. Files that Java destroys are
+moved to quarantine. If Java fails on a store, the recovery refuses the store.
 """
 
 from __future__ import annotations
@@ -27,17 +20,8 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint, index, java
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
+from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DAMAGE,
-    DURABLE,
-    INDEX,
-    is_offset_name,
-)
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
@@ -67,11 +51,8 @@ class RocketmqPlan(RecoveryPlan):
     """The plan of a recovery as RocketMQ does it.
 
     Attributes:
-        config: the store's settings, with all sizes.
-        rules: the rules of the version that wrote the store.
         queue_ends: one past the last queue offset of each queue, as Java counts them.
         checkpoint: the checkpoint after a shutdown.
-        offsets: the checkpoint's offsets, in a store of RocketMQ 5.
         has_log: whether the log still has a file.
     """
 
@@ -85,13 +66,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The result of a recovery.
-
-    Attributes:
-        plan: the plan that was applied.
-        written: files of queues and index that are not synced yet.
-        dispatched_timestamp: store time of the last dispatched message, 0 if there is none.
-    """
+    """The applied plan, and the files of queues and index without a sync (``written``)."""
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -99,12 +74,7 @@ class RocketmqResult:
 
 
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
-    """The plan for a store. Nothing is changed.
-
-    The plan takes 20 bytes of memory for each message that is put into a queue.
-
-    Args:
-        config: its settings; missing sizes are inferred from the files.
+    """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
 
     Raises:
         StoreUnavailable: if a file of the log has a wrong name.
@@ -114,16 +84,13 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan, and sync all changes. Call this with the lock held.
-
-    The caller creates ``abort`` before, and removes it afterwards.
+    """Apply a plan and sync all changes, with the lock held and ``abort`` in place.
 
     Args:
-        plan: the plan; the store must not have changed since it was made.
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        The plan as it was applied. It equals the given one if the store has not changed since.
+        The applied plan. It equals ``plan`` if the store has not changed since.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -131,25 +98,25 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. If the checkpoint did not change, readers
-    # would still trust them.
-    disk.remove(root / DURABLE)
-    disk.remove(root / DAMAGE)
+    # Both files describe the log before the recovery. Readers would trust them if the checkpoint
+    # did not change.
+    disk.remove(root / store_files.DURABLE)
+    disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
     end = result.plan.log_end
     sync_files(disk, root)
-    file = CheckpointFile(disk, root / CHECKPOINT)
+    file = CheckpointFile(disk, root / store_files.CHECKPOINT)
     try:
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # An empty log gets no times: later readers would think that its files are missing.
+            # An empty log gets no times: with times, readers would report missing files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
             note_end(disk, root, end, result.plan.damage)
             start = result.plan.log_start
-            DurableFile(disk, root / DURABLE, end, file.times, log_start=start).close()
+            DurableFile(disk, root / store_files.DURABLE, end, file.times, log_start=start).close()
     finally:
         file.close()
     return dataclasses.replace(result.plan, loss=plan.loss)
@@ -163,11 +130,7 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does, reading the log once. Call this with the lock held.
-
-    Args:
-        config: its settings; missing sizes are inferred from the files.
-        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
+    """Recover a store as RocketMQ does, in one pass over the log, with the lock held.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
@@ -192,8 +155,6 @@ class RocketmqRefuses(StoreUnavailable):
 
 
 class _Recovery:
-    """One recovery of a store, or its plan."""
-
     def __init__(
         self,
         root: Path,
@@ -226,7 +187,6 @@ class _Recovery:
         self._offsets = Offsets()
 
     def plan(self) -> RocketmqPlan:
-        """Run the recovery, and return its plan."""
         refused = None
         try:
             self._run()
@@ -246,7 +206,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # Find no loss if the plan was applied: the queues have already changed.
+            # The queues have already changed if the plan was applied, so find no loss.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,
@@ -260,26 +220,23 @@ class _Recovery:
 
     @property
     def dispatched_timestamp(self) -> int:
-        """Store time of the last dispatched message, 0 if there is none."""
         return self._dispatch.store_timestamp or 0
 
     def close(self) -> None:
-        """Close the index, if it is open."""
         if self._keeper is not None:
             self._keeper.close()
         if self._checkpoint_file is not None:
             self._checkpoint_file.close()
 
-    # --------------------------------------------------------------------------------- the run
     def _run(self) -> None:
-        """``load()``, and the parts of ``start()`` that change files."""
+        """Do ``load()``, and the parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None
-        files = self._load(COMMIT_LOG, log_size)
+        files = self._load(store_files.COMMIT_LOG, log_size)
         queues = self._dispatch.queues
         for topic, queue_id in self._layout.queue_names:
-            found = self._load(f"{CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
+            found = self._load(f"{store_files.CONSUME_QUEUE}/{topic}/{queue_id}", queue_size)
             queues[topic, queue_id] = JavaQueue((topic, queue_id), found, queue_size, target)
         rules = self._rules, config.index_keys
         log = self._log = JavaLog(
@@ -289,7 +246,7 @@ class _Recovery:
         is_clean = self._is_clean
         state = "was shut down cleanly"
         if not is_clean:
-            state = f"was not shut down cleanly: {ABORT} exists"
+            state = f"was not shut down cleanly: {store_files.ABORT} exists"
         self._say(f"the store {state}")
         self._load_index(is_clean)
         for queue in queues.values():
@@ -320,7 +277,6 @@ class _Recovery:
             self._offsets = self._new_offsets()
 
     def _new_offsets(self) -> Offsets:
-        """The offsets of the checkpoint after a shutdown."""
         log, last = self._log, self._dispatch.physical_offset
         found = self._offsets.limited(log.max_offset)
         if log.files and log.last_message is not None:
@@ -363,7 +319,7 @@ class _Recovery:
         if log.stopped_by is not None:
             self._say(f"the log ends at {end}: {log.stopped_by}")
             path = next(file.path for file in reversed(log.files) if file.base <= end)
-            self._step(StepKind.CUT, path, f"{log.stopped_by}", offset=end)
+            self._step(StepKind.CUT, path, log.stopped_by, offset=end)
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
             self._step(StepKind.SET_ASIDE, file.path, f"it lies after the log's end at {end}")
@@ -371,9 +327,8 @@ class _Recovery:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
 
-    # ----------------------------------------------------------------------------------- files
     def _load(self, folder: str, size: int) -> list[JavaFile]:
-        """The files of a queue or of the log, all of full size (``MappedFileQueue.load``)."""
+        """Return the files of a queue or of the log (``MappedFileQueue.load``)."""
         try:
             with os.scandir(self.root / folder) as entries:
                 found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
@@ -395,7 +350,7 @@ class _Recovery:
             if length != size or not entry.is_file():
                 what = f"{length} bytes" if entry.is_file() else "not a file"
                 raise JavaRefusal(f"{path}: {what}, instead of a file of {size} bytes")
-            base = int(name) if is_offset_name(name) else -1
+            base = int(name) if store_files.is_offset_name(name) else -1
             if base % size or not 0 <= base <= LARGEST_BASE:
                 raise JavaRefusal(f"{path}: no file of {size} bytes can have this name")
             files.append(JavaFile(base, path, size))
@@ -403,7 +358,7 @@ class _Recovery:
 
     def _read_checkpoint(self) -> Checkpoint:
         try:
-            data = self._layout.filesystem.read(CHECKPOINT)
+            data = self._layout.filesystem.read(store_files.CHECKPOINT)
         except FileNotFoundError:
             self._say("there is no checkpoint")
             return Checkpoint()
@@ -418,7 +373,7 @@ class _Recovery:
         assert shape is not None
         limit = self._times.index_timestamp
         for entry in self._layout.index_files:
-            path = f"{INDEX}/{entry.name}"
+            path = f"{store_files.INDEX}/{entry.name}"
             if int(entry.name) > java.LONG_MAX:
                 continue
             data = bytes(self._layout.open_file(path).head(index.HEADER.size))
@@ -437,30 +392,27 @@ class _Recovery:
                 self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
-        """The index, opened for writing; None if there is none."""
         if self._disk is None or not self.config.message_index_enable:
             return None
         shape = self.config.index_shape
         assert shape is not None
-        self._checkpoint_file = CheckpointFile(self._disk, self.root / CHECKPOINT)
+        self._checkpoint_file = CheckpointFile(self._disk, self.root / store_files.CHECKPOINT)
         self._keeper = IndexKeeper(
             self._disk, self.root, shape, self._checkpoint_file, self._clock or now_ms
         )
         return self._keeper.writer
 
     def _after_run(self) -> None:
-        """Sync the index files that are full, as RocketMQ does in the background."""
+        """Sync full index files, as RocketMQ does in the background."""
         if self._keeper is not None:
             self._keeper.guard()
             self._keeper.flush(1)
 
     @property
     def last_index_path(self) -> str | None:
-        """The index file with changes that are not on the disk."""
         last = None if self._keeper is None else self._keeper.writer.last
-        return None if last is None else f"{INDEX}/{last.file.path.name}"
+        return None if last is None else f"{store_files.INDEX}/{last.file.path.name}"
 
-    # ----------------------------------------------------------------------------------- words
     def _say(self, text: str) -> None:
         self._looked_at.append(text)
 
@@ -490,4 +442,4 @@ class _Recovery:
                 )
         if self._dispatch.keys and self.config.message_index_enable:
             reason = f"{self._dispatch.messages} messages are dispatched again"
-            self._step(StepKind.BUILD_INDEX, INDEX, reason, offset=self._dispatch_from)
+            self._step(StepKind.BUILD_INDEX, store_files.INDEX, reason, offset=self._dispatch_from)

@@ -1,9 +1,8 @@
 """Plans a safe recovery: every message that is whole in the log stays.
 
-The planner reads the log once. It finds the log's end and damage
-(:mod:`logquarry.repair.audit.log`), and the first difference of each queue
-(:mod:`logquarry.repair.audit.first_difference`). Then it turns these differences into steps. The
-only file that a recovery deletes is ``abort``; it moves all others to quarantine.
+The planner reads the log once (:mod:`logquarry.repair.audit.log`,
+:mod:`logquarry.repair.audit.first_difference`). A recovery deletes only ``abort``, and moves other
+files to quarantine.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from logquarry.config import StoreConfig
@@ -72,15 +72,12 @@ class SafePlan(RecoveryPlan):
 
     Attributes:
         config: settings of the store, with all sizes.
-        queues: the plan of each queue.
-        index: the plan of the index, None if the store has none.
         transactions: the plans for state table and redo log of a store of 3.x.
-        last_timestamp: store time of the last message.
+        last_timestamp: store time of the last message in milliseconds.
         message_count: number of sound messages.
-        log_folders: the folders of the log.
         pieces: the stretches of the log without damage: physical offsets of start and end.
         misnamed: paths of files in the log's folder that do not belong to the log.
-        rocksdb: folder of the queues in RocksDB, if they are built again; else None.
+        rocksdb: folder of the queues in RocksDB, if a recovery builds these queues again.
     """
 
     config: StoreConfig
@@ -104,16 +101,16 @@ def plan_safe(
     stretch_bytes: int = STRETCH_BYTES,
     mends: bool = True,
 ) -> SafePlan:
-    """The plan for a store. Nothing is changed.
+    """Return the plan for a store, without a change to the store.
 
     Args:
-        config: its settings, with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        mends: whether to correct harmed queue offsets. False for a log that a salvage has made: it
-            has corrected them, and that log no longer shows how much is missing before a message.
+        config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
+        mends: correct harmed queue offsets. False for the log of a salvage: salvage has corrected
+            the offsets, and its log does not show how much is missing before a message.
 
     Raises:
-        StoreUnavailable: if frames and names do not show the place of a log file, if a folder or
-            a link has the name of a file, or if the settings have the sizes of another store.
+        StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
+            of a file, or if the settings have the sizes of another store.
     """
     check_entries(root, config)
     layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
@@ -121,8 +118,6 @@ def plan_safe(
 
 
 class _Planner:
-    """Makes one plan."""
-
     def __init__(self, layout: StoreLayout, config: StoreConfig, *, mends: bool) -> None:
         self._layout = layout
         self._mends = mends
@@ -141,14 +136,13 @@ class _Planner:
         for file, reason in misnamed:
             self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
         for one in layout.log_names.renames:
-            self._step(StepKind.RENAME, one.path, one.base, None, f"{one.reason}")
+            self._step(StepKind.RENAME, one.path, one.base, None, one.reason)
         self._find_queues()
         bounds = self._bounds()
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # If no writer has changed the store since an earlier recovery, that recovery's end of the
-        # log still holds.
+        # The end that an earlier recovery recorded holds until a writer changes the store.
         log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
@@ -156,10 +150,7 @@ class _Planner:
         audits = QueueAudits(self._queues, config, damage, transactions, mends=self._mends)
         pieces: list[tuple[int, int]] = []
         likely_end = bounds.likely_end or layout.commit_log.end
-
-        def facts() -> EntryFacts:
-            return EntryFacts(config, with_transactions=is_3_1)
-
+        facts = partial(EntryFacts, config, with_transactions=is_3_1)
         with closing(runs_ahead(layout, stretch_bytes, facts)) as guesses:
             for run in log.guided_runs(guesses):
                 audits.take(run)
@@ -232,9 +223,7 @@ class _Planner:
             )
         return bounds
 
-    # -------------------------------------------------------------------------------------- log
     def _check_log_files(self, log: LogAudit) -> None:
-        """Plan the steps for files of a wrong size, and for missing files."""
         size = self._layout.commit_log.file_size
         found = list(file_differences(self._layout.commit_log.files, size))
         for one in found:
@@ -259,7 +248,6 @@ class _Planner:
                     self._step(StepKind.PUT_BLANK, path, base, size, reason)
 
     def _plan_log(self, log: LogAudit) -> None:
-        """Plan the steps for the bytes after the log's end."""
         reader = LogReader(self._layout)
         if reader.data_end(log.end) <= log.end:
             return
@@ -280,7 +268,7 @@ class _Planner:
                 self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        """Refuse to overwrite unreadable bytes, because quarantine cannot get a copy first."""
+        # Quarantine cannot get a copy of unreadable bytes first.
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
@@ -289,9 +277,8 @@ class _Planner:
                 "sound disk, or save its messages with `logquarry salvage STORE --into DIR`"
             )
 
-    # ----------------------------------------------------------------------------------- queues
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """For each queue that differs from the log, the first entry that the recovery drops."""
+        """Return the first entry that the recovery drops, for each queue that differs."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
@@ -302,7 +289,6 @@ class _Planner:
         return found
 
     def _find_queues(self) -> None:
-        """Find the queues whose files can be used; all other queues are rebuilt."""
         self._queues: dict[QueueKey, Queue | None] = {}
         for queue in all_queues(self._layout, self._files, with_stale=True):
             key = queue.topic, queue.queue_id
@@ -317,7 +303,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._step(StepKind.SET_ASIDE, folder, None, None, why)
                 continue
-            # A queue ignores files whose names are not a multiple of an entry's size.
+            # A queue ignores a file whose name is no multiple of the entry size.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
@@ -326,7 +312,6 @@ class _Planner:
             self._queues[key] = queue if reason is None else None
 
     def _unreadable(self, files: tuple[StoreFile, ...]) -> str | None:
-        """The unreadable bytes of some files, which the recovery cannot change."""
         for file in files:
             self._files.read(file.path, 0, file.size)
             fault = self._files.fault(file.path, 0, file.size)
@@ -337,7 +322,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """The folder of RocksDB to build again (None: no folder), and why that is impossible."""
+        """Return the RocksDB folder to build again, and the reason if a build is impossible."""
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -387,7 +372,6 @@ class _Planner:
                 self._step(kind, plan.folder, plan.start, length, plan.reason)
         return plans
 
-    # ------------------------------------------------------------------------------------ index
     def _plan_index(self, log: LogAudit, has_keys: bool) -> IndexPlan | None:
         config = self._config
         shape = config.index_shape
@@ -401,9 +385,8 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
-        # Move the last file first. After an interruption the wrong file is then still there.
-        # Otherwise the next recovery would treat the files after the wrong file as a complete
-        # index.
+        # Move the last file first. After an interruption, the wrong file is then still there.
+        # Without that file, the next recovery would accept the files after it.
         for name, reason in reversed(found.set_aside):
             self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
         left = len(self._layout.index_files) - len(found.set_aside)
