@@ -1,8 +1,7 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-Entries are collected in memory and written many at a time, so that thousands of queues need neither
-maps nor open files. The dispatcher would write the same files
-(:mod:`logquarry.write.queue_writer`): an entry is either at its queue offset, or left out.
+The entries are collected in memory and written in large pieces. So thousands of queues need neither
+memory maps nor open files. :mod:`logquarry.write.queue_writer` would write the same files.
 """
 
 from __future__ import annotations
@@ -39,10 +38,6 @@ class LeftOut:
     """A message that has no place in a queue.
 
     Attributes:
-        topic: its topic.
-        queue_id: its queue.
-        queue_offset: its queue offset.
-        physical_offset: its physical offset.
         reason: why the message has no place, in words.
     """
 
@@ -55,7 +50,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class BuiltQueue:
-    """One queue during the build. Offsets are queue offsets.
+    """One queue during the build. All offsets are queue offsets.
 
     Attributes:
         first: offset of the first message.
@@ -63,7 +58,7 @@ class BuiltQueue:
         written: one past the last entry in the files; ``begin`` if there are no entries.
         restarts: number of times that the topic was recreated.
         gaps: start and stop of each gap; fillers replace messages that the log has lost.
-        parts: entries that are not written yet: (offset, entries) in order.
+        parts: entries in memory: (offset, entries) in order.
     """
 
     first: int
@@ -79,7 +74,7 @@ class BuiltQueue:
         return sum(stop - start for start, stop in self.gaps)
 
     def begin(self, units_per_file: int) -> int:
-        """Queue offset at which its first file begins."""
+        """Return the queue offset at which the queue's first file begins."""
         return self.first - self.first % units_per_file
 
 
@@ -103,7 +98,6 @@ class EntryFiles:
         self._touched: dict[Path, None] = {}
 
     def _write_bytes(self, key: QueueKey, position: int, data: bytes | bytearray) -> None:
-        """Write entries of a queue from a position on, into as many files as needed."""
         rest = memoryview(data)
         while rest:
             count = min(len(rest), self._file_size - position % self._file_size)
@@ -125,11 +119,7 @@ class EntryFiles:
 
 
 class QueueFiles(EntryFiles):
-    """Builds the consume queues of one store.
-
-    Attributes:
-        queues: the queues so far.
-    """
+    """Builds the consume queues of one store."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         super().__init__(disk, folder, file_size)
@@ -200,7 +190,7 @@ class QueueFiles(EntryFiles):
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room after the queue's entries so far, for entries that tasks write."""
+        """Leave room at the end of a queue for entries that tasks write; fill the gap before it."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
@@ -213,7 +203,7 @@ class QueueFiles(EntryFiles):
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write entries at their queue offsets; other tasks write the entries around them."""
+        """Write entries at their queue offsets; other tasks write the other entries."""
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -262,7 +252,6 @@ class QueueFiles(EntryFiles):
         self._write_bytes(key, offset * UNIT_SIZE, data)
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove the entries from an offset on from the files."""
         begin = queue.begin(self._room)
         for base in range(begin, queue.written, self._room):
             path = self._path(key, base * UNIT_SIZE)
@@ -279,7 +268,7 @@ class QueueFiles(EntryFiles):
                         self._disk.close(descriptor)
 
     def paths(self) -> Iterator[Path]:
-        """Paths of the files, queue by queue."""
+        """Yield the paths of the files, queue by queue."""
         for key, queue in sorted(self.queues.items()):
             for base in range(queue.begin(self._room), queue.stop, self._room):
                 yield self._path(key, base * UNIT_SIZE)
@@ -297,7 +286,7 @@ class QueueFiles(EntryFiles):
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """Sync a file that is not open."""
+    """Sync a closed file."""
     with disk.writing(path):
         pass
 
@@ -309,12 +298,10 @@ _MOST_WAITING: Final = 8
 class KeyThread:
     """Puts keys into an index in a thread, because random access to memory is slow.
 
-    This runs in a separate thread, because random access to memory is slow.
-
     Two threads must not call an object's methods at the same time.
 
     Args:
-        most: number of calls that wait for the thread; the next call waits for the first of them.
+        most: number of calls that can wait for the thread. With more, :meth:`put` blocks.
     """
 
     def __init__(self, writer: IndexWriter, most: int = 1) -> None:
@@ -324,7 +311,7 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """See :meth:`IndexWriter.put`; an error can be that of an earlier call."""
+        """See :meth:`IndexWriter.put`; can raise the error of an earlier call."""
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys, because the follower reuses them.
@@ -337,7 +324,7 @@ class KeyThread:
             self._waiting.popleft().result()
 
     def end(self) -> None:
-        """End the thread; keys that are still waiting are dropped."""
+        """End the thread; drop the keys that still wait."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -345,8 +332,8 @@ class IndexFiles:
     """Builds the index of a store, in a thread.
 
     Attributes:
-        files: number of files.
-        keys: number of keys in them.
+        files: number of complete files.
+        keys: number of keys in the complete files.
     """
 
     def __init__(
@@ -370,8 +357,7 @@ class IndexFiles:
         """Add the keys of the next frames.
 
         Raises:
-            StoreUnavailable: if the disk fails or is full, while these keys or earlier ones are
-                written.
+            StoreUnavailable: if the disk fails or is full, for these keys or for earlier keys.
         """
         requests = run.requests
         self._thread.put(
@@ -396,6 +382,6 @@ class IndexFiles:
             self._count(self._writer.last)
 
     def close(self) -> None:
-        """End the thread; keys that are still waiting are dropped."""
+        """End the thread; drop the keys that still wait."""
         self._thread.end()
         self._writer.close()

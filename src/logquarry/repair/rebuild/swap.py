@@ -1,9 +1,6 @@
-"""Moves rebuilt folders into place.
+"""Moves rebuilt folders into place, and finishes these renames after an interruption.
 
-If an interruption stops it, the next call finishes the renames.
-
-A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
-
+A build is complete if its file ``complete`` exists (:mod:`logquarry.repair.rebuild.rebuild`).
 :func:`replace_queues` builds queues in RocksDB for a recovery that has repaired the log.
 """
 
@@ -47,10 +44,10 @@ def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
     """Check that queues and index can be built in a folder; return the folder.
 
     Args:
-        names: names of the folders to build in it.
+        names: the folders to build in ``target``.
 
     Raises:
-        UsageError: if they cannot be built there.
+        UsageError: if the folder cannot hold the new files.
     """
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
@@ -75,14 +72,11 @@ def finish_into(
     note: Path,
     config: StoreConfig | None = None,
 ) -> bool:
-    """If an interrupted rebuild had built all files, move them into place.
-
-    Return whether all are there.
+    """Finish the renames of an interrupted rebuild; return whether all wanted folders exist.
 
     Args:
-        names: names of the folders that are wanted in it.
+        names: the wanted folders in ``target``.
         note: file that records the store and its settings.
-        config: settings of the store, as for :func:`rebuild`.
 
     Raises:
         StoreUnavailable: if another process uses the folder.
@@ -101,11 +95,10 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish an interrupted rebuild that has already moved some folders into place.
+    """Finish the renames of an interrupted rebuild into a folder.
 
     Raises:
-        UsageError: if there was such a rebuild: all files are now in place, and nothing is left to
-            build.
+        UsageError: if the renames are finished now, so that nothing is left to build.
     """
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
@@ -118,7 +111,7 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    """Put the folders of an interrupted, complete rebuild in place; whether there was one."""
+    """Finish the renames of an interrupted rebuild; return whether there was a complete build."""
     build = target / REBUILD
     if not (build / COMPLETE).is_file():
         return False
@@ -133,13 +126,13 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], quarantined: str, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Put new folders in place of the old ones.
+    """Move the old folders to quarantine, and the new folders into place.
 
     Args:
-        quarantined: name of the folder in the quarantine that gets the old folders.
+        quarantined: name of the quarantine folder.
 
     Returns:
-        The quarantine with the old folders (None if there were none), and the quarantine's path.
+        The quarantine folder (None if no folder was moved there), and the path of this folder.
     """
     aside = free_path(quarantine(target, quarantined))
     for name in names:
@@ -150,7 +143,7 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Even after Ctrl-C, either all folders are moved or none.
+            # Even after Ctrl-C, the store has each folder, old or new.
             if old.exists() and not place.exists():
                 _rename(disk, old, place)
             raise
@@ -172,10 +165,10 @@ def remove_empty(*folders: Path) -> None:
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """The folder of a store's queues in RocksDB; None if there is none.
+    """Return the folder of a store's queues in RocksDB, or None.
 
     Raises:
-        UsageError: if there is one, and the package ``rocksdict`` is not installed.
+        UsageError: if there is a folder, and the package ``rocksdict`` is not installed.
     """
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
@@ -184,7 +177,7 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
 def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
-    """The reason to build the queues in RocksDB again; None if they agree with the log."""
+    """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
     # Check this first: it explains why unreadable queues differ from the log.
     try:
         database = QueueDb(layout, folder)
@@ -207,7 +200,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """The reason why a broker could not serve new queues in RocksDB; None if it could."""
+    """Return why a broker could not serve new queues in RocksDB; None if the broker could."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (
@@ -227,11 +220,11 @@ def replace_queues(
     clock: Clock,
     progress: Progress | None,
 ) -> None:
-    """Build the queues from the log, and put them in place of the old ones.
+    """Build the queues from the log, and replace the old queues.
 
     Args:
-        layout: the store's files; the log ends at ``log_end``, and has only damage that stays.
-        folder: the folder of RocksDB; the old folder goes to quarantine.
+        layout: the store's files; the log is repaired and ends at ``log_end``.
+        folder: the folder of RocksDB; the old folder is moved to quarantine.
 
     Raises:
         UnsupportedStore: if the log has lost messages in the middle of a queue.

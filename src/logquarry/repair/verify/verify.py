@@ -1,8 +1,7 @@
 """Verify: reads the log once, checks the whole store, and changes nothing.
 
-While it reads the log, it compares each run of frames with queues and index
-(:mod:`logquarry.repair.audit`). Then it turns the differences into findings, and checks the
-checkpoint, the configuration and logquarry's own files.
+The walk of the log compares frames with queues and index (:mod:`logquarry.repair.audit`). Then
+verify turns the differences into findings, and checks all other files.
 """
 
 from __future__ import annotations
@@ -73,16 +72,14 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Findings that are only notes while a writer has the store open, because the writer appends to the
-log before it writes the queues.
+"""Findings that are only notes while a writer has the store open: a writer appends to the log
+before the dispatcher writes the queues.
 """
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Findings that are only notes after RocketMQ's recovery, because this recovery cuts queues and
-index in memory only.
-"""
+"""Findings that are only notes after RocketMQ's recovery, which cuts queues and index in memory."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings about messages that queues or index have, but that the log may have lost."""
+"""Findings about messages that queues or index have, and the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
 """Findings that a log file of another store causes."""
 _FRAME_FAULTS: Final = {
@@ -102,14 +99,14 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store, changing nothing.
+    """Check a store without changing it.
 
     Args:
         progress: called with the bytes checked so far, and the total of log, queues and index.
-        sound: parts that Spark tasks have found sound (default: threads of this process read all).
+        sound: parts of the log that Spark tasks have already checked (default: none).
 
     Returns:
-        Findings of damage and notes. Damaged contents never raise an error.
+        Findings of damage, and notes. Damaged contents raise no error.
 
     Raises:
         UsageError: if the files contradict the configuration.
@@ -152,7 +149,6 @@ class _Verification:
         self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 
     def run(self) -> VerifyReport:
-        """Check everything."""
         end = self._log()
         self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
@@ -207,14 +203,11 @@ class _Verification:
         return self.report
 
     def _advance(self, done: int) -> None:
-        """Report the progress: bytes of the log, then of the queues, then of the index."""
         if self.progress is not None:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that seem replaced, because queues show other messages at their
-        offsets.
-        """
+        """Report log files that seem replaced: queues show other messages at their offsets."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
@@ -223,7 +216,7 @@ class _Verification:
             self.report.add(MISSING_FILE, path, int(places[0]), reason)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that queues or index have, but that the log has lost."""
+        """Count the messages that queues or index have, and the log has lost."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
         if self.live or not has_lost:
             lost = LostMessages(0, 0)
@@ -240,7 +233,7 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
-        """Read the log, and return the physical offset of its end."""
+        """Read the log; return the physical offset of the log's end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
@@ -305,7 +298,7 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
-            # Reading the log reports missing files.
+            # The walk of the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])
 
@@ -324,8 +317,8 @@ class _Verification:
             for followed, parts in facts.parts:
                 self.queues.add(followed, parts)
                 if not self.live:
-                    # Retention can delete index files during the walk. Their keys would seem to be
-                    # missing.
+                    # While a broker runs, retention can delete index files during the walk. The
+                    # deleted keys would seem to be missing.
                     self.index.add(followed)
         if facts.last_keyed is not None:
             self.last_keyed = facts.last_keyed
@@ -337,7 +330,7 @@ class _Verification:
                 self.report.add(kind, self.layout.log_file(offset), offset, reason, size)
 
     def _count_keys(self, bound: int | None) -> None:
-        """Count the keys of the log, for an index whose entries differ from them."""
+        """Count the keys of the log, because the index differs from the log."""
         levels = self.layout.delay_levels_ms
         for event in LogReader(self.layout, bound=bound).events():
             if isinstance(event, Run):
@@ -356,7 +349,7 @@ class _Verification:
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """Report bytes after the known end of a log."""
+        """Report bytes after the log's recorded end."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -396,7 +389,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of earlier messages after the log's end; False if there are none."""
+        """Report bytes of older messages after the log's end; False if there are none."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -413,7 +406,7 @@ class _Verification:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _unreadable(self) -> None:
-        """Report unreadable bytes outside of frames: in other files, or after the log's end."""
+        """Report unreadable bytes outside of damaged frames."""
         lost = [span for span in self.damage if span.kind == UNREADABLE]
         bases = {file.path: file.base for file in self.layout.commit_log.files}
         for path, ranges in sorted(self.layout.filesystem.unreadable.items()):

@@ -1,4 +1,4 @@
-"""All consumers of one store: makes them, forms their groups, and saves offsets periodically."""
+"""All consumers of one store: makes consumers and groups, and saves offsets periodically."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Consumers:
-    """The consumers of one store. Any thread may request a consumer.
+    """The consumers of one store. Thread-safe.
 
     Args:
-        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None if they
-            stay in memory because another process writes the store.
+        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``). None if
+            another process writes the store: then offsets stay in memory.
     """
 
     reader: QueueReader
@@ -103,8 +103,7 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close() closes only the consumers in the list. It may have run before
-            # this one was added.
+            # A concurrent close() may have run before this consumer was added to the list.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -157,6 +156,6 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # Raise if an earlier sync failed: otherwise the warning below would repeat forever.
+            # After a failed sync, raise: otherwise the warning below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)

@@ -10,12 +10,9 @@
                        | [NOT] IN "(" text { "," text } ")" }
     unary      = ("+" | "-" | NOT) unary | constant | property | "(" or ")"
 
-This is RocketMQ 4.9.3's grammar (``SelectorParser``), and it rejects the same comparisons. This
-parser is stricter in one case: it rejects text after a complete filter (``a = 'x' b``), which
-RocketMQ ignores. It is more lenient in one case: a number too small for a double becomes ``0.0``.
-
-Guarantees: any text gives a filter or :class:`~logquarry.errors.BadFilter`; neither the text nor
-the tree is nested deeper than MAX_DEPTH.
+This is the grammar of RocketMQ 4.9.3 (``SelectorParser``), with two differences. RocketMQ ignores
+text after a complete filter (``a = 'x' b``); this parser rejects such text. RocketMQ rejects a
+number too small for a double; this parser reads ``0.0``.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ from logquarry.store.consumer.sql_filter import (
 MAX_LENGTH: Final = 1 << 16
 """Maximum characters of a filter."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting: of brackets, of NOT and minus, and of the tree."""
+"""Maximum nesting of brackets, NOT and minus, and maximum depth of the tree."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19
@@ -68,11 +65,7 @@ _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class _Token(NamedTuple):
-    """A token of a filter.
-
-    Attributes:
-        kind: real, whole, text, name, sign, keyword or end.
-    """
+    """A token; ``kind`` is real, whole, text, name, sign, keyword or end."""
 
     kind: str
     text: str
@@ -84,7 +77,7 @@ def parse(expression: str) -> SqlFilter:
     """Parse a filter.
 
     Raises:
-        BadFilter: if it is invalid.
+        BadFilter: if the filter is invalid. No other exception is raised.
     """
     if len(expression) > MAX_LENGTH:
         raise BadFilter(expression, MAX_LENGTH + 1, f"it has more than {MAX_LENGTH} characters")
@@ -114,8 +107,6 @@ def _tokens(expression: str) -> list[_Token]:
 
 
 class _Parser:
-    """Parses one filter."""
-
     def __init__(self, expression: str) -> None:
         self._expression = expression
         self._tokens = _tokens(expression)
@@ -123,7 +114,6 @@ class _Parser:
         self._depth = 0
 
     def whole(self) -> Node:
-        """Parse the whole filter."""
         node = self._condition(self._or(), self._tokens[0])
         if self._token.kind != "end":
             self._fail(self._token, f"the filter ends before {self._token.text!r}")
@@ -140,7 +130,6 @@ class _Parser:
         return token
 
     def _is_at(self, *texts: str) -> bool:
-        """Whether these signs or keywords are the next tokens."""
         for number, text in enumerate(texts, self._next):
             if number >= len(self._tokens):
                 return False
@@ -168,7 +157,7 @@ class _Parser:
         return node
 
     def _condition(self, node: Node, at: _Token) -> Node:
-        """Return the node as a condition; raise if it cannot be one."""
+        """Return the node as a condition; raise BadFilter if the node is none."""
         if node.is_condition:
             return node
         if isinstance(node, Property):
