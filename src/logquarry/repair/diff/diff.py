@@ -41,14 +41,9 @@ _WORD: Final = 8
 
 
 class LogDiff:
-    """Compares two logs.
-
-    Args:
-        start: physical offset of the common part's start.
-        end: physical offset of the common part's end.
+    """Compares two logs between two physical offsets.
 
     Attributes:
-        parts: the compared stretches.
         divergence: the first difference, None if there is none.
         notes: differences that are not a divergence.
     """
@@ -73,7 +68,6 @@ class LogDiff:
         return self
 
     def _bounds(self) -> list[int]:
-        """Return the starts and ends of both logs' files within the common part, sorted."""
         if self._start >= self._end:
             return []
         found = {self._start, self._end}
@@ -151,7 +145,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """Return the blank with padding at an offset in both logs; None if there is none."""
+        """Return the blank at an offset, if both logs have the blank and differ in its padding."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
@@ -191,7 +185,6 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
 
 
 def _damaged(layout: StoreLayout, path: str, span: DamagedSpan) -> Place:
-    """Return a damaged place, with the frame's fields if only the body is damaged."""
     outcome = CommitLog(layout).outcome_at(span.offset, check_crc=False)
     if isinstance(outcome, Frame):
         return _place_of(path, span.offset, outcome, "damage", span.reason)
@@ -222,11 +215,9 @@ Unit = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The part of the log that both stores have.
+    """The physical offsets that both logs have.
 
     Attributes:
-        start: physical offset of the first byte.
-        end: physical offset after the last byte.
         is_live: whether a writer has a store open. The queues of such a store can be slightly
             behind the log.
     """
@@ -313,7 +304,7 @@ def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[in
 
 
 class _Store:
-    """One of the two stores, as the store was at the opening; a writer may append afterwards."""
+    """One of the two stores, at the time of its opening; a writer may append afterwards."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -332,10 +323,9 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset up to which to compare this log.
+        """Return the physical offset up to which to compare: after the last frame.
 
-        If frames follow the log's end, the comparison includes these frames: the frames are stale,
-        or they follow damage in the last file. The end of the other log decides.
+        Frames after the log's end are stale, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)

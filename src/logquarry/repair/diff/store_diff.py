@@ -14,10 +14,7 @@ class Place:
 
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
-        file: full path of the log file.
         offset: physical offset of the first byte.
-        size: number of bytes.
-        reason: the damage in words; why there is nothing.
         topic: topic of the message. Only messages have this and the following attributes.
         store_timestamp: store time in milliseconds.
         message_id: upper-case hex.
@@ -49,7 +46,6 @@ class LogPart:
     """A part of the log within one file of each store.
 
     Attributes:
-        file: path of the file in the first store that has the file.
         offset: physical offset of the first byte.
         length: number of bytes that were compared, or that one store lacks.
         different_bytes: number of bytes that differ. Before the divergence, the padding of blanks
@@ -91,8 +87,6 @@ class QueueDiff:
         state: ``equal``; ``behind``: one queue is longer, like its log; ``differs``.
         a: queue offsets in the first store, None without this queue.
         b: queue offsets in the second store, None without this queue.
-        difference: the first entries that differ.
-        reason: the difference in words, empty for equal queues.
     """
 
     topic: str
@@ -109,13 +103,9 @@ class StoreDiff:
     """The result of the comparison of two stores.
 
     Attributes:
-        a: folder of the first store.
-        b: folder of the second store.
         start: physical offset of the common part's start.
         end: physical offset of the common part's end; at most ``start`` if there is no common part.
-        parts: the compared stretches.
         divergence: the first difference of the logs, None if there is none.
-        queues: all queues of both stores.
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
             change these files, so they do not affect the verdict.
         notes: facts that are not a divergence.

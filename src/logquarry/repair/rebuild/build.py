@@ -1,8 +1,7 @@
 """Reads the log once, builds consume queues and index from it, and reports the result.
 
-A rebuild writes a note next to the target folder: the store and the settings of the build. So a
-later rebuild does not mistake the files for files of another store. The note is written under the
-folder's lock, before the first rename.
+A note next to the target folder records the store and the settings of the build, so that a later
+rebuild does not mistake the files for files of another store.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ _WRITTEN_BY: Final = "logquarry"
 
 
 def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, Any]:
-    """Return the contents of a rebuild's note.
-
-    Args:
-        store: absolute path of the store.
-    """
+    """Return the contents of a rebuild's note; ``store`` is an absolute path."""
     shape = config.index_shape
     settings: dict[str, dict[str, Any]] = {
         CONSUME_QUEUE: {
@@ -78,11 +73,7 @@ def read_note(note: Path) -> dict[str, Any]:
 
 
 def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
-    """Add folders to a note, and sync it.
-
-    Raises:
-        UsageError: if the file is not a rebuild's note.
-    """
+    """Add folders to a note, and sync it. Raises UsageError if the file is not a note."""
     disk.make_folders(note.parent)
     text = json.dumps(
         {"written_by": _WRITTEN_BY, "folders": {**read_note(note), **folders}}, indent=1
@@ -91,11 +82,7 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 
 
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
-    """Check that existing folders were built from the same store with the same settings.
-
-    Raises:
-        UsageError: if a folder belongs to another store or to other settings.
-    """
+    """Raise UsageError if a folder was built from another store or with other settings."""
     known = read_note(note)
     # JSON turns tuples into lists, for example; do the same with the wanted note.
     wanted = json.loads(json.dumps(wanted))
@@ -138,8 +125,7 @@ class QueueReport:
         max_offset: one past the offset of the last message.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was recreated.
-        is_taken_over: whether the old files were copied, because the log has no message of the
-            queue. The queue offsets of new messages continue after the last entry.
+        is_taken_over: whether the old files were copied, because the log has no message.
     """
 
     topic: str
@@ -157,7 +143,6 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        is_applied: whether the files were rebuilt; False for a preview.
         has_abort: whether the store is closed, but was not shut down cleanly.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
@@ -165,9 +150,8 @@ class RebuildReport:
         log_end: physical offset of the log's end, None if the log was not read.
         messages: number of sound messages in the log, None if the log was not read.
         queues: the new queues, None if no queues were built.
-        index: files and bytes of the new index, None if no index was built.
-        keys: number of keys in the index, None if no index was built.
-        damage: damage within the log.
+        index: the new index, None if no index was built.
+        keys: number of keys in the index.
         left_out: messages that have no place in a queue.
     """
 
@@ -219,10 +203,8 @@ class BuildJob:
         config: settings of the store, with all sizes.
         clock: the time in milliseconds, for the names of index files.
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
-        names: the folders to build.
         log: reads the log; after the build, all of the log is read.
         likely_end: physical offset near the log's end.
-        is_live: whether a writer has the store open.
         batch: builds the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
     """
@@ -251,11 +233,7 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The built files, all synced.
-
-    Attributes:
-        queues: the queues; None to build only the index.
-    """
+    """The built files, all synced; ``queues`` is None if only the index was built."""
 
     queues: QueueFiles | None
     index_files: int = 0

@@ -1,9 +1,7 @@
 """Builds the two kinds of queues that only RocketMQ 5 has: batch queues, and queues in RocksDB.
 
-:class:`BatchFiles` writes the entries of a batch queue without gaps, because the broker searches
-the entries for an offset. If the log has lost messages of a batch queue, the next entry also covers
-the lost queue offsets (:func:`logquarry.write.queue_writer.without_gaps`). RocksDB writes and syncs
-files without :mod:`logquarry.disk.disk`.
+The broker searches a batch queue for an offset, so its entries have no gaps: an entry also covers
+lost messages before it (:func:`logquarry.write.queue_writer.without_gaps`).
 """
 
 from __future__ import annotations
@@ -41,15 +39,14 @@ _MOST_HELD: Final = 64 << 20
 
 @dataclass(slots=True)
 class BuiltBatchQueue:
-    """One batch queue during the build. Offsets are queue offsets.
+    """One batch queue during the build.
 
     Attributes:
-        first: offset of the first message.
-        stop: one past the offset of the last message.
+        first: queue offset of the first message.
+        stop: one past the queue offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
         fillers: number of messages that the log has lost in the middle of the queue.
-        parts: entries in memory.
     """
 
     first: int
@@ -142,6 +139,8 @@ _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 class RocksFiles(QueueFiles):
     """Builds the queues of one store in RocksDB, with the records of the broker.
 
+    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`.
+
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
     """
@@ -165,9 +164,8 @@ class RocksFiles(QueueFiles):
         """Add the entries of the next frames, in the log's order.
 
         Raises:
-            UnsupportedStore: if the log has lost messages in the middle of a queue. A broker would
-                send a consumer of such a message back to offset 0
-                (``RocksDBConsumeQueue.rollNextFile``).
+            UnsupportedStore: if a queue has lost messages in the middle. A broker would send a
+                consumer of such a message to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():
@@ -215,10 +213,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Copy the ends of queues that have no message in the log after retention; close RocksDB.
-
-        A broker continues such a queue at its end.
-        """
+        """Close RocksDB; before, copy the ends of queues without messages in the log."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:
@@ -255,11 +250,7 @@ class RocksFiles(QueueFiles):
 
 
 def require_dispatched(layout: StoreLayout, log_end: int) -> None:
-    """Refuse to replace queues in RocksDB if only they show that the log has lost messages.
-
-    Raises:
-        StoreUnavailable: if the broker had dispatched messages after the log's end.
-    """
+    """Raise StoreUnavailable if only RocksDB shows that messages after the log's end are lost."""
     old = open_queues(layout)
     if old is not None and old.dispatched_end > log_end:
         raise StoreUnavailable(

@@ -1,9 +1,8 @@
 """Builds consume queues and index with Spark: each task reads a part of the log.
 
-1. Tasks read the log and report runs (:class:`FoundRun`): queue offsets and the number of keys.
-2. The driver reads the parts that no task has read, and finds the odd queues (:func:`odd_queues`).
-3. Tasks read their parts again, and write queue entries and index files. The driver writes the odd
-   queues and the runs that no task has read.
+1. Tasks report the queue offsets and the number of keys in the log (:class:`FoundRun`).
+2. The driver reads the parts without a task, and finds the odd queues (:func:`odd_queues`).
+3. Tasks write queue entries and index files; the driver writes the odd queues.
 """
 
 from __future__ import annotations
@@ -38,17 +37,12 @@ _MOST_SEGMENTS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run: sound frames without a gap between them.
+    """A run: sound frames without a gap between them. Offsets are physical offsets, times are ms.
 
     Attributes:
-        start: physical offset of the first frame.
-        end: physical offset after the last frame.
-        first_time: store time of the first frame in milliseconds.
-        last_time: store time of the last frame in milliseconds.
-        queues: queue offsets of each queue in the log's order, as segments (start, stop). None for
+        queues: queue offsets of each queue in the log's order, as segments (start, stop); None for
             a queue with too many segments.
         keys: number of keys for the index.
-        ends_with_key: whether the last frame has a key.
     """
 
     start: int
@@ -130,7 +124,6 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Join two adjacent runs, so that a task sends less to the driver."""
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -161,15 +154,7 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs a second time, without checking the CRCs.
-
-    Args:
-        spans: physical offsets of start and end of each run.
-        take: gets arrays that are valid only during the call.
-
-    Raises:
-        CorruptFrame: if the log has changed.
-    """
+    """Read runs again, without their CRCs. ``take`` gets arrays that the next call overwrites."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:
@@ -196,13 +181,7 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of some runs at their queue offsets, and sync the files.
-
-    Args:
-        spans: physical offsets of start and end of each run.
-        folder: the parent folder of TOPIC/QUEUE/FILE.
-        odd: queues that the driver writes; this function skips them.
-    """
+    """Write the entries of runs (start, end) at their queue offsets; skip queues in ``odd``."""
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
@@ -216,25 +195,16 @@ def write_entries(
 def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield the entries of some runs by queue, for some frames at a time.
-
-    Raises:
-        CorruptFrame: if the log has changed since the runs were found.
-    """
+    """Yield the entries of runs by queue. Raises CorruptFrame if the log has changed."""
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
 
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A range of the index's keys, either from a run or from arrays.
+    """Keys of the index, from the run (start, end), or from offsets, times and hashes in ``keys``.
 
-    Attributes:
-        start: physical offset of the run's start.
-        end: physical offset of the run's end.
-        skip: number of keys to skip at the beginning.
-        take: number of keys after the skipped keys.
-        keys: physical offsets, store times and hashes; None to read the run.
+    Skip ``skip`` keys, then use ``take`` keys.
     """
 
     start: int
@@ -253,11 +223,10 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write one index file, and sync the file.
+    """Write and sync one index file.
 
-    Args:
-        sources: the file's keys in order. From the second file on, the first key is the last key
-            of the previous file: the file's header begins with the message of that key.
+    From the second file on, ``sources`` begins with the last key of the previous file, because the
+    file's header begins with the message of that key.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:

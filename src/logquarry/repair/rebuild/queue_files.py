@@ -1,7 +1,7 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-The entries are collected in memory and written in large pieces. So thousands of queues need neither
-memory maps nor open files. :mod:`logquarry.write.queue_writer` would write the same files.
+:mod:`logquarry.write.queue_writer` writes the same files. Here, thousands of queues need neither
+memory maps nor open files, because entries are written in large pieces.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _ANY_SAFE_NAME: Final = "store"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A message that has no place in a queue.
-
-    Attributes:
-        reason: why the message has no place, in words.
-    """
+    """A message that has no place in a queue."""
 
     topic: str
     queue_id: int
@@ -53,11 +49,9 @@ class BuiltQueue:
     """One queue during the build. All offsets are queue offsets.
 
     Attributes:
-        first: offset of the first message.
-        stop: one past the offset of the last message.
         written: one past the last entry in the files; ``begin`` if there are no entries.
         restarts: number of times that the topic was recreated.
-        gaps: start and stop of each gap; fillers replace messages that the log has lost.
+        gaps: ranges that get fillers, because the log has lost the messages.
         parts: entries in memory: (offset, entries) in order.
     """
 
@@ -79,10 +73,7 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """The files of the queues that are built.
-
-    Args:
-        folder: the parent folder of TOPIC/QUEUE/FILE.
+    """The files of new queues, in ``folder``/TOPIC/QUEUE/FILE.
 
     Attributes:
         left_out: messages that have no place in a queue.
@@ -168,7 +159,7 @@ class QueueFiles(EntryFiles):
         return None
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove the entries from an offset on, because the topic was recreated."""
+        """Remove the entries from an offset on: the topic was recreated."""
         queue.restarts += 1
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
@@ -298,10 +289,7 @@ _MOST_WAITING: Final = 8
 class KeyThread:
     """Puts keys into an index in a thread, because random access to memory is slow.
 
-    Two threads must not call an object's methods at the same time.
-
-    Args:
-        most: number of calls that can wait for the thread. With more, :meth:`put` blocks.
+    Not thread-safe. If ``most`` calls wait for the thread, :meth:`put` blocks.
     """
 
     def __init__(self, writer: IndexWriter, most: int = 1) -> None:
@@ -329,12 +317,7 @@ class KeyThread:
 
 
 class IndexFiles:
-    """Builds the index of a store, in a thread.
-
-    Attributes:
-        files: number of complete files.
-        keys: number of keys in the complete files.
-    """
+    """Builds the index of a store, in a thread. The counts include only complete files."""
 
     def __init__(
         self,

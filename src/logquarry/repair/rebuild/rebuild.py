@@ -1,10 +1,8 @@
 """Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
 
-The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. If a
-rebuild is interrupted, you can run it again:
-
-- During the build the store is unchanged; the next rebuild deletes the unfinished files.
-- During the renames the file ``complete`` exists; the next rebuild finishes the renames.
+The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. During
+the renames the file ``complete`` exists. After an interruption, the next rebuild finishes the
+renames if ``complete`` exists, and otherwise starts again.
 """
 
 from __future__ import annotations
@@ -102,13 +100,12 @@ def rebuild(
     """Rebuild consume queues and index from the log.
 
     Args:
-        into: a folder without queues and index, for the new files. The store is only read, up to
-            the present end of the log; a writer may have the store open.
+        into: a folder for the new files, without queues and index. A writer may have the store
+            open; the rebuild reads up to the present end of the log.
         apply: without ``into``: lock the store, replace its files, and move the old files to
             quarantine.
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of index files and the quarantine.
-        disk: disk of the store and of ``into``.
         progress: called with the bytes of the log read so far, and their total.
         note: with ``into``: a file that records the store and its settings, for
             :func:`finish_into`.
@@ -170,11 +167,10 @@ def rebuild(
         is_new = not target.exists()
         with alone_in(disk, target), contextlib.ExitStack() as held:
             if (target / COMMIT_LOG).is_dir():
-                # The folder is a store without queues.
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
-                # Another process may have used the folder until this process got the lock.
+                # Check again: another process may have used the folder before this lock.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -260,10 +256,9 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the damage in the log, and the log's end.
+        """Record the log's damage and end; else readers would end the log at the damage.
 
-        Without the record, readers would end the log at damage in the last file. RocketMQ does so
-        after a clean shutdown (:mod:`logquarry.read.log_end`).
+        Readers do so because RocketMQ does (:mod:`logquarry.read.log_end`).
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -365,10 +360,9 @@ class _Rebuild:
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy each queue that has no message in the log, because retention deleted the messages.
+        """Copy each queue without messages in the log, so that a broker continues at its end.
 
-        A broker continues such a queue at its end. Without the copy, new queue offsets would begin
-        at 0. Then consumers with a higher consumer offset would miss the new messages.
+        Otherwise queue offsets would begin at 0 again, and consumers would miss new messages.
         """
         taken = []
         if isinstance(queues, RocksFiles):

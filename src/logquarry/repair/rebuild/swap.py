@@ -41,14 +41,7 @@ COMPLETE: Final = "complete"
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Check that queues and index can be built in a folder; return the folder.
-
-    Args:
-        names: the folders to build in ``target``.
-
-    Raises:
-        UsageError: if the folder cannot hold the new files.
-    """
+    """Return the folder ``target``. Raises UsageError if ``names`` cannot be built there."""
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
@@ -72,11 +65,7 @@ def finish_into(
     note: Path,
     config: StoreConfig | None = None,
 ) -> bool:
-    """Finish the renames of an interrupted rebuild; return whether all wanted folders exist.
-
-    Args:
-        names: the wanted folders in ``target``.
-        note: file that records the store and its settings.
+    """Finish the renames of an interrupted rebuild; return whether ``target`` has all ``names``.
 
     Raises:
         StoreUnavailable: if another process uses the folder.
@@ -95,11 +84,7 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish the renames of an interrupted rebuild into a folder.
-
-    Raises:
-        UsageError: if the renames are finished now, so that nothing is left to build.
-    """
+    """Finish the renames of an interrupted rebuild. Raises UsageError if all folders are built."""
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
@@ -127,9 +112,6 @@ def swap(
     build: Path, target: Path, names: Sequence[str], quarantined: str, disk: Disk
 ) -> tuple[Path | None, Path]:
     """Move the old folders to quarantine, and the new folders into place.
-
-    Args:
-        quarantined: name of the quarantine folder.
 
     Returns:
         The quarantine folder (None if no folder was moved there), and the path of this folder.
@@ -168,7 +150,7 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
     """Return the folder of a store's queues in RocksDB, or None.
 
     Raises:
-        UsageError: if there is a folder, and the package ``rocksdict`` is not installed.
+        UsageError: if the package ``rocksdict`` is needed and not installed.
     """
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
@@ -220,11 +202,7 @@ def replace_queues(
     clock: Clock,
     progress: Progress | None,
 ) -> None:
-    """Build the queues from the log, and replace the old queues.
-
-    Args:
-        layout: the store's files; the log is repaired and ends at ``log_end``.
-        folder: the folder of RocksDB; the old folder is moved to quarantine.
+    """Rebuild the queues in RocksDB from a repaired log, and quarantine the old folder.
 
     Raises:
         UnsupportedStore: if the log has lost messages in the middle of a queue.

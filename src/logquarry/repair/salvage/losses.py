@@ -1,10 +1,8 @@
 """Finds what a damaged log has lost: spans, the known messages in the spans, and queue offsets.
 
-No CRC covers the queue offset in a frame, so damage can change the offset unnoticed. Such a queue
-offset is called harmed: it does not fit between the offsets of the neighbouring messages. If
-salvage trusted a harmed offset, the topic would seem to be recreated, or billions of messages would
-seem to be missing. A lost message is known if a consume queue has its entry, or if only the body in
-its frame is damaged.
+No CRC covers the queue offset in a frame, so damage can change the offset unnoticed. Such a harmed
+offset does not fit between the offsets of the neighbouring messages. If salvage trusted the offset,
+the topic would seem to be recreated, or billions of messages would seem to be missing.
 """
 
 from __future__ import annotations
@@ -48,7 +46,6 @@ class _Break:
 
     @property
     def is_far(self) -> bool:
-        """Whether the gap has more messages than the log has room for."""
         return self.offset - self.before > max(_SMALL_GAP, self.distance // FIXED_SIZE_V1)
 
 
@@ -61,7 +58,7 @@ class QueueStory:
         next: one past the last queue offset.
         gaps: offsets between ``first`` and ``next`` without a message.
         lives: number of times that the topic was created or recreated in this log.
-        mended: the corrected queue offset of each message with a harmed offset, by physical offset.
+        mended: corrected queue offsets of messages with a harmed offset, by physical offset.
     """
 
     first: int
@@ -194,8 +191,6 @@ class LostSpan:
         kind: kind of the damage, as in verify.
         file: path below the store's folder.
         offset: physical offset of the first byte.
-        length: number of bytes.
-        reason: the damage in words.
         messages: the known queue offsets of messages in this part.
     """
 
@@ -235,11 +230,7 @@ class LostSpan:
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """Return the damaged spans, and the lost span after the log's end.
-
-    Args:
-        known_end: physical offset that the log once reached.
-    """
+    """Return the damaged spans, and the span between the log's end and ``known_end``."""
     found: list[LostSpan] = []
     for span in damage:
         path = layout.log_file(span.offset)
@@ -260,11 +251,7 @@ def lost_spans(
 def fill_messages(
     layout: StoreLayout, spans: Sequence[LostSpan], framed: Mapping[QueueKey, Pairs]
 ) -> None:
-    """Fill in the messages of lost spans.
-
-    Args:
-        framed: physical offsets and queue offsets of frames with damage only in the body.
-    """
+    """Fill in the messages of lost spans, from queues and from frames with a damaged body."""
     if not spans:
         return
     known: dict[QueueKey, list[tuple[Int64, Int64]]] = {
@@ -317,7 +304,6 @@ def misnamed_messages(
     So neither swapped files of two queues nor entries of truncated messages are reported.
 
     Args:
-        queues: the queue offsets of the saved messages.
         is_saved: returns, for physical offsets, whether the frames are saved.
     """
     found: list[LostSpan] = []
@@ -372,11 +358,7 @@ def misnamed_messages(
 def lost_by_queue(
     spans: Iterable[LostSpan], gaps: Mapping[QueueKey, Sequence[Range]]
 ) -> LostOffsets:
-    """Return the queue offsets of all known lost messages, by queue.
-
-    Args:
-        gaps: gaps in the queue offsets of the saved messages.
-    """
+    """Return the queue offsets of all known lost messages; ``gaps`` are between saved messages."""
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
     for span in spans:
         for key, ranges in span.messages.items():
@@ -410,8 +392,7 @@ class StoreTimes:
     """Finds wrong store times, in the order of the new log.
 
     If only one message is later than the next message, this message gets the time of the next
-    message. Otherwise, each message that is earlier than the previous message gets the time of the
-    previous message.
+    message. Otherwise, a message that is earlier than the previous message gets its time.
 
     Attributes:
         lowered: new store times of single messages that were too late, by physical offset.

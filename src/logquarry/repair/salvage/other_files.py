@@ -1,8 +1,7 @@
 """Decides which files besides the log a salvage copies.
 
-Files that refer to messages by queue offset stay valid, and are copied unchanged. The timer wheel
-refers to messages by physical offset, so the salvage writes a new wheel. The salvage lists each
-file that is not copied, with the resulting loss.
+Files that refer to messages by queue offset are copied. The timer wheel refers to messages by
+physical offset, so the salvage writes a new wheel.
 """
 
 from __future__ import annotations
@@ -48,13 +47,7 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of the old store that the new store does not have.
-
-    Attributes:
-        feature: name of the feature (docs/rocketmq-5.md).
-        paths: files and folders below the store's root.
-        reason: the resulting loss.
-    """
+    """A part of the old store that the new store lacks; ``feature`` as in docs/rocketmq-5.md."""
 
     feature: str
     paths: tuple[str, ...]
@@ -63,12 +56,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """The files of a store besides log, queues, index and the documents in ``config/``.
-
-    Attributes:
-        carried: folders (with their contents) and files to copy, below the root.
-        left: the parts to leave out.
-    """
+    """Files besides log, queues, index and the documents in ``config/``: to copy, or to leave."""
 
     carried: tuple[str, ...]
     left: tuple[LeftBehind, ...]
@@ -181,7 +169,6 @@ def make_timer_files(
 
     Args:
         layout: the damaged store.
-        config: settings of the new store.
         root: folder of the new store, with complete log and queues.
         now: the time in milliseconds.
 

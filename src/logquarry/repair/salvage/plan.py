@@ -1,8 +1,7 @@
 """Plans a salvage: the frames to copy, and their places in the new log. Writes nothing.
 
-A copied frame has the same bytes, except for the fields that
-:mod:`logquarry.repair.salvage.target` lists. Each file of the old log becomes one file of the new
-log. So a loss moves only the later frames of the same file.
+Each file of the old log becomes one file of the new log. So a loss moves only the later frames of
+the same file.
 """
 
 from __future__ import annotations
@@ -53,13 +52,7 @@ Pause = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of frames, and the run's place in the new log.
-
-    Attributes:
-        start: physical offset of the first frame.
-        stop: physical offset after the last frame.
-        to: physical offset of the first frame in the new log.
-    """
+    """A run of frames (physical offsets), and the physical offset of the run in the new log."""
 
     start: int
     stop: int
@@ -71,12 +64,10 @@ class StaleFrames:
     """Sound frames after the log's end, left by an earlier truncation.
 
     Attributes:
-        messages: number of frames.
-        bytes: size of the frames.
         spans: physical offsets of start and end of each run.
         included: whether the salvage copies the stale frames.
-        moved: number of stale frames that get a new queue offset, because another message has the
-            old queue offset.
+        moved: number of stale frames with a new queue offset, because another message has the old
+            queue offset.
     """
 
     messages: int = 0
@@ -104,13 +95,12 @@ class SalvagePlan:
         config: settings of the new store, with all sizes.
         looked_at: how the log's end was found, in words.
         start: physical offset of the new log's first byte.
-        pieces: the saved frames, in order.
         lost_messages: number of lost messages to which queues or index point.
         queues: the queue offsets of the saved frames, by queue.
-        queue_offsets: the new queue offset of each message that gets one, by physical offset.
+        queue_offsets: changed queue offsets, by the frame's old physical offset.
         rotten_offsets: number of messages with a harmed queue offset.
         raised_times: number of messages with a lower store time than the previous message.
-        lowered_times: new store times of single messages with a wrong time, by physical offset.
+        lowered_times: new store times of messages that were too late, by physical offset.
         ends: number of COMMIT and ROLLBACK messages with a lost half message.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
         has_heads: whether the old log is a DLedger log.
@@ -155,7 +145,6 @@ class SalvagePlan:
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
     """Return the new store's settings, with the sizes and delay levels of the old store."""
     found = with_sizes(config, layout)
-    # The new store has its log in commitlog/.
     elsewhere = {"storePathCommitLog", "readOnlyCommitLogStorePaths", "enableDLegerCommitLog"}
     kept = tuple(one for one in found.broker_settings if one[0] not in elsewhere)
     found = replace(found, broker_settings=kept)
@@ -174,10 +163,7 @@ def plan_salvage(
     progress: Progress | None = None,
     pause: Pause = lambda: None,
 ) -> SalvagePlan:
-    """Plan the salvage of a damaged store; change nothing.
-
-    Args:
-        include_stale: whether to save stale frames.
+    """Plan a salvage; change nothing.
 
     Raises:
         CorruptStore: if queue offsets are invalid and cannot be corrected.
@@ -252,7 +238,6 @@ class _Planner:
         return plan
 
     def _replaced(self, log: LogAudit) -> None:
-        """Report the messages of log files that other files replaced."""
         frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
@@ -315,7 +300,6 @@ class _Planner:
                 said.bytes += int(total)
 
     def _note_framed(self, run: Run) -> None:
-        """Note messages whose frames are damaged only in the body."""
         for _, found in follow_run(self._follower, run):
             for key, part in parts_of(found).items():
                 places, offsets = self._framed.setdefault(key, ([], []))

@@ -1,7 +1,7 @@
 """Salvage and convert: copy every sound message of a store into a new store.
 
 The new store is made in ``DIR/.salvage``, and moved to ``DIR`` when the store is complete. So no
-program opens an incomplete store. A safe recovery of the new log builds queues and index.
+program opens an incomplete store.
 """
 
 from __future__ import annotations
@@ -44,12 +44,7 @@ ORIGINALS: Final = "salvage"
 
 @dataclass(slots=True)
 class MovedProgress:
-    """The change to a group's consumer offset, after a queue has lost its last messages.
-
-    Attributes:
-        was: the old consumer offset, after the queue's new end.
-        now: the new consumer offset: the queue's new end.
-    """
+    """A consumer offset ``was`` after a queue's new end ``now``: the queue has lost messages."""
 
     topic: str
     queue_id: int
@@ -67,9 +62,7 @@ class Salvaged:
         progress: consumer groups with a changed consumer offset.
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
-        left_behind: parts of the old store that the new store lacks.
         timers: number of timer messages in the new store's wheel.
-        seconds: duration.
     """
 
     plan: SalvagePlan
@@ -135,15 +128,12 @@ def salvage(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Copy every sound message of a store into a new store.
+    """Copy every sound message of a store into a new store; the old store is not changed.
 
     Args:
-        layout: the store's files; no file is changed.
         into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to also copy stale frames. The stale frames become the last messages
-            of the new log.
+        include_stale: whether to also copy stale frames, as the last messages of the new log.
         disk: disk of the new store.
-        bars: makes progress bars.
         pause: called at safe points; raise to cancel.
 
     Raises:
@@ -212,7 +202,6 @@ def salvage(
 
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
-    """Return the changed consumer offsets, and the new files of ``config/`` by path."""
     documents: dict[str, bytes] = {}
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
@@ -234,7 +223,6 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     try:
         offsets = broker_config.decode_consumer_offsets(documents[path])
     except (ValueError, TypeError, RecursionError):
-        # Copy a damaged file unchanged.
         return [], documents
     moved = _moved_progress(layout, plan, offsets)
     if moved:
@@ -257,8 +245,7 @@ def _moved_progress(
 ) -> list[MovedProgress]:
     """Find consumer offsets after the end of their queue.
 
-    A broker would send such a consumer back to the queue's beginning, or let the consumer skip new
-    messages.
+    With such an offset, a broker would repeat all messages of the queue, or skip new messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -277,7 +264,6 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        salvaged: the new store, the losses, and the files that were not copied.
         uncommitted: number of messages of a DLedger log that the group had not committed. The new
             store has these messages too, because a member may have acknowledged them.
     """
@@ -304,7 +290,6 @@ def convert(
     physical offsets, because the heads of the entries are not copied. The queue offsets stay.
 
     Args:
-        layout: the store's files; no file is changed.
         into: the folder of the new store, empty or missing; None to write nothing.
 
     Raises:

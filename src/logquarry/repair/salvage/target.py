@@ -1,12 +1,7 @@
 """Makes the new store of a salvage: the folder and the log.
 
-:class:`LogWriter` changes these fields of a frame:
-
-- PHYSICALOFFSET
-- PREPAREDTRANSACTIONOFFSET, if the half message gets a new physical offset
-- STORETIMESTAMP, if store times would decrease
-- QUEUEOFFSET, if the plan has a new queue offset
-- the property CRC, if a field changed and the CRC was right
+In a copied frame, :class:`LogWriter` can change PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
+STORETIMESTAMP, QUEUEOFFSET, and the property CRC.
 """
 
 from __future__ import annotations
@@ -61,11 +56,7 @@ REPORT: Final = "salvage.json"
 
 
 def check_target(layout: StoreLayout, into: Path) -> None:
-    """Check that a new store can be made in a folder.
-
-    Raises:
-        UsageError: if the folder is not empty, or lies within the store.
-    """
+    """Raise UsageError if the new store's folder is not empty, or lies within the old store."""
     if isinstance(layout.filesystem, LocalFileSystem):
         store = Path(layout.root).resolve()
         if store == into.resolve() or store in into.resolve().parents:
@@ -88,8 +79,7 @@ def settle(location: str, into: Path) -> bool:
 
     Raises:
         StoreUnavailable: if the salvage is still running.
-        UsageError: if another store was saved there, or the folder holds other files; no file is
-            removed then.
+        UsageError: if another store was saved there, or the folder holds other files.
     """
     try:
         held_by_us = lock_folder(into)
@@ -155,11 +145,7 @@ def _unlock(descriptor: int | None) -> None:
 
 
 class SalvageTarget:
-    """The folder of the new store.
-
-    Attributes:
-        work: the folder ``.salvage`` for the incomplete store.
-    """
+    """The folder of the new store; ``work`` is the folder of the incomplete store."""
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
@@ -211,7 +197,6 @@ class SalvageTarget:
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         keep_settings(self.disk, self.work, plan.config)
-        # Remove the report of this recovery: the report is of no use to users of the new store.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
@@ -287,11 +272,7 @@ class LogWriter:
         self._last_time = 0
 
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write the whole log, and sync the files.
-
-        Raises:
-            CorruptStore: if the store has changed since the plan was made.
-        """
+        """Write the whole log, and sync the files. Raises CorruptStore if the store has changed."""
         done, total = 0, self._plan.bytes
         try:
             for piece in self._plan.pieces:
@@ -334,7 +315,6 @@ class LogWriter:
         self._end = to - self._base + len(data)
 
     def _patched(self, run: Run, data: Bytes, move: int) -> Bytes:
-        """Return the bytes of a run's frames in the new log."""
         rows = run.rows
         at = rows[:, POSITION].astype(np.int64) - int(rows[0, POSITION])
         fields = columns.fixed_fields(run.window, rows, _FIELDS)
@@ -399,7 +379,7 @@ class LogWriter:
 
 
 def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
-    """Return the row numbers of the frames that get a new value, and the new values."""
+    """Return row numbers of frames with a new value, and the new values."""
     found = np.flatnonzero(np.isin(places, list(values)))
     return found, np.array([values[place] for place in places[found].tolist()], np.int64)
 

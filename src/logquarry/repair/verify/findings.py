@@ -1,8 +1,4 @@
-"""Findings of verify: their kinds with severity, meaning and next step, and the report.
-
-A report can have many findings; :func:`next_step` picks one command. A recovery comes before a
-rebuild, because queues and index are built from the log.
-"""
+"""Findings of verify: their kinds with severity, meaning and next step, and the report."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ class Kind(NamedTuple):
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
         meaning: the meaning of the finding, as in the docs.
-        action: the user's next step.
         words: the next step in the docs' words; if empty, the docs use ``action.value``.
     """
 
@@ -253,7 +248,6 @@ KINDS: Final[Mapping[str, Kind]] = {
         "`recover`, if RocketMQ must open the store",
     ),
 }
-"""All kinds of findings by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +259,6 @@ class Finding:
         file: path below the store's folder.
         offset: a physical offset for the commit log; for other files a position in the file.
         length: number of affected bytes, 0 if unknown.
-        reason: the finding in words.
     """
 
     kind: str
@@ -286,7 +279,6 @@ class VerifyReport:
 
     Attributes:
         store: path or URL of the store.
-        findings: findings of the log in its order, then of queues, index and other files.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
         recorded: physical offsets of the damage that a recovery has recorded.
     """
@@ -354,7 +346,7 @@ class Next(NamedTuple):
 
     Attributes:
         words: the command, then its options; the store's path goes between them.
-        before: what the user must do before the command; empty if there is nothing to do.
+        before: what the user must do before the command.
     """
 
     words: tuple[str, ...]

@@ -56,10 +56,7 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link with the name of a store's file.
-
-    Writers refuse such a store.
-    """
+    """Report the first folder, pipe or broken link with a file's name: writers refuse the store."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
@@ -210,11 +207,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the misnamed files of all queues that have findings, each with the reason.
-
-    Args:
-        files: paths with findings; paths outside of the queues are skipped.
-    """
+    """Yield the misnamed queue files, each with the reason, for queues with ``files``."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
@@ -233,7 +226,6 @@ def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[
 
 
 def _right_path(layout: StoreLayout, log: CommitLog, file: StoreFile) -> str | None:
-    """Return the path that fits most of the file's checked entries; None if there is no path."""
     places = Counter(islice(_places(layout, log, file), _MOST_ENTRIES))
     if not places:
         return None

@@ -99,14 +99,11 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store without changing it.
+    """Check a store without changing it. Damaged contents give findings, but no error.
 
     Args:
         progress: called with the bytes checked so far, and the total of log, queues and index.
         sound: parts of the log that Spark tasks have already checked (default: none).
-
-    Returns:
-        Findings of damage, and notes. Damaged contents raise no error.
 
     Raises:
         UsageError: if the files contradict the configuration.
@@ -216,7 +213,6 @@ class _Verification:
             self.report.add(MISSING_FILE, path, int(places[0]), reason)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that queues or index have, and the log has lost."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
         if self.live or not has_lost:
             lost = LostMessages(0, 0)
@@ -233,7 +229,6 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
-        """Read the log; return the physical offset of the log's end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
@@ -298,7 +293,6 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
-            # The walk of the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])
 
@@ -330,7 +324,6 @@ class _Verification:
                 self.report.add(kind, self.layout.log_file(offset), offset, reason, size)
 
     def _count_keys(self, bound: int | None) -> None:
-        """Count the keys of the log, because the index differs from the log."""
         levels = self.layout.delay_levels_ms
         for event in LogReader(self.layout, bound=bound).events():
             if isinstance(event, Run):
@@ -349,7 +342,6 @@ class _Verification:
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """Report bytes after the log's recorded end."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -389,7 +381,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of older messages after the log's end; False if there are none."""
+        """If there are bytes of older messages after the log's end, report them and return True."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"

@@ -201,7 +201,6 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Yield messages; a message counts as handled when the next message is requested."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -275,7 +274,6 @@ class Consumer:
             self._share()
         found = self._look_at_slots(max_count)
         if found is None and self._share():
-            # The consumer got a new queue.
             found = self._look_at_slots(max_count)
         return found
 
@@ -410,7 +408,6 @@ class Consumer:
         ``%DLQ%group``.
 
         Args:
-            message: a message that this consumer returned.
             delay_level: level of the delay until the group gets the message again. None: level 3
                 (10 s) the first time, and one level more each further time. Below 0: put the
                 message into ``%DLQ%group`` at once.

@@ -62,9 +62,9 @@ class _Beginning:
     """The start of a group in the queues of a topic, if the group has no offset there.
 
     Attributes:
-        queue_ids: the queues at the time when the start was fixed. In later queues the group starts
-            at the first message.
-        start: the start in ``queue_ids``; None to start at the first messages.
+        queue_ids: the queues with this start. In later queues the group starts at the first
+            message.
+        start: None to start at the first messages.
         saved_at: when the lost offsets were last written (milliseconds), and the file that shows
             this time; None if no offsets were lost.
     """
@@ -75,11 +75,7 @@ class _Beginning:
 
 
 class Progress:
-    """The offsets of all groups of one store, and estimates of lost offsets. Thread-safe.
-
-    Args:
-        lost: the remains of lost offsets; None to estimate no offsets.
-    """
+    """The offsets of all groups of one store, and estimates of lost offsets. Thread-safe."""
 
     def __init__(
         self, offsets: ConsumerOffsets, reader: QueueReader, lost: LostOffsets | None
@@ -231,8 +227,8 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group had offsets in a topic that are lost now.
 
-        Offsets can be lost even without an unreadable file: the offset file is missing, but the
-        group's retry topic, dead-letter topic or entry in the broker's list of groups exists.
+        If the offset file is missing, the group's retry topic, its dead-letter topic or the
+        broker's list of groups shows that the group existed.
         """
         if self._has_offsets and not self.files:
             return False
@@ -252,8 +248,8 @@ class LostOffsets:
     def _find_saved_at(self) -> tuple[int, Path] | None:
         """Return the last write time (ms) of the lost offsets, and the file with this time.
 
-        Without an unreadable offset file, use the newest file of ``config/``, except for the list
-        of topics: that list changes when messages are put.
+        If the offset file is missing, the newest file of ``config/`` counts, except for the list of
+        topics: that list changes when messages are put.
         """
         paths = self.files
         if not paths and self._config.is_dir():

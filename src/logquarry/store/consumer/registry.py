@@ -28,9 +28,7 @@ logger = logging.getLogger(__name__)
 class Consumers:
     """The consumers of one store. Thread-safe.
 
-    Args:
-        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``). None if
-            another process writes the store: then offsets stay in memory.
+    If another process writes the store, ``interval_ms`` is None and offsets stay in memory.
     """
 
     reader: QueueReader
@@ -152,7 +150,6 @@ class _Saver(Service):
         self._save = save
 
     def run_once(self) -> None:
-        """Write the offsets; after a failure the next run tries again."""
         try:
             self._save()
         except StoreError as error:

@@ -33,10 +33,7 @@ processor.
 
 
 class Arrivals:
-    """A version number that grows when there may be new messages. Thread-safe.
-
-    If this process writes the store, the dispatcher's listener calls :meth:`wake`.
-    """
+    """A version number that grows when there may be new messages. Thread-safe."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -211,11 +208,7 @@ class PolledStore(StoreQueues, Protocol):
 
 
 class QueueReader:
-    """Reads the queues of a store that this process writes. Thread-safe.
-
-    Args:
-        getter: gets messages, with the limits :data:`AT_ONCE`.
-    """
+    """Reads the queues of a store that this process writes. Thread-safe."""
 
     def __init__(self, store: StoreQueues, getter: MessageGetter) -> None:
         self._store = store
@@ -239,11 +232,7 @@ class QueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Read messages from a queue offset on.
-
-        Raises:
-            CorruptFrame: if the first message is damaged.
-        """
+        """Read messages from a queue offset on. Raises CorruptFrame if the first is damaged."""
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
@@ -254,7 +243,6 @@ class QueueReader:
             return batch_of(queue, offset, found)
 
     def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
-        """Return a queue whose messages from an offset on can be read."""
         return self._store.queue(topic, queue_id)
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -275,10 +263,7 @@ class QueueReader:
 
 
 class PolledQueueReader(QueueReader):
-    """Reads the queues of a store that another process may write; polls for new messages.
-
-    A lock lets only one thread at a time use the store.
-    """
+    """Reads the queues of a store that another process may write. A lock protects the store."""
 
     def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
         super().__init__(store, getter)

@@ -1,10 +1,9 @@
 """SQL92 filters over message properties: the tree of a filter, and its evaluation for a message.
 
-The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None).
-A missing property is unknown. A message matches if the whole filter is true. Properties are text;
-constants are Java's ``Integer``, ``Long``, ``Double``, ``String`` or ``Boolean``. In a comparison
-with a number, text is parsed as the number's type. If the parsing fails, the message does not
-match, regardless of the rest of the filter.
+The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None);
+a missing property is unknown. Properties are text. In a comparison with a number, text is parsed as
+the number's Java type. If the parsing fails, the message does not match, regardless of the rest of
+the filter.
 """
 
 from __future__ import annotations
@@ -65,11 +64,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def as_double(text: str) -> float:
-    """Parse text as Java's ``Double.valueOf`` does.
-
-    Raises:
-        CannotCompare: if the text is not a number.
-    """
+    """Parse text like Java's ``Double.valueOf``. Raises CannotCompare if it is not a number."""
     plain = text.strip(_BLANKS)
     if _DOUBLE.fullmatch(plain):
         if plain[-1:] in "fFdD":
@@ -127,8 +122,7 @@ class Node:
     """A node of a filter.
 
     Attributes:
-        evaluate: returns the node's value for a message's properties. Raises CannotCompare if Java
-            does not compare two values.
+        evaluate: returns the node's value for a message's properties; raises CannotCompare.
         is_condition: whether the value is always true, false or unknown.
         depth: number of nodes on the longest path down from this node, including this node.
     """
@@ -191,11 +185,7 @@ def negation(inner: Node) -> Node:
 
 
 def joined(stop: bool, parts: Sequence[Node]) -> Node:
-    """Join conditions by AND or OR; the evaluation ends when the result is known.
-
-    Args:
-        stop: the deciding value: False for AND, True for OR.
-    """
+    """Join conditions; ``stop`` is the deciding value: False for AND, True for OR."""
 
     def evaluate(properties: Properties) -> Value:
         result: Value = not stop

@@ -74,11 +74,7 @@ class _Token(NamedTuple):
 
 @lru_cache(_CACHED)
 def parse(expression: str) -> SqlFilter:
-    """Parse a filter.
-
-    Raises:
-        BadFilter: if the filter is invalid. No other exception is raised.
-    """
+    """Parse a filter. Raises BadFilter, and no other exception, if the filter is invalid."""
     if len(expression) > MAX_LENGTH:
         raise BadFilter(expression, MAX_LENGTH + 1, f"it has more than {MAX_LENGTH} characters")
     return SqlFilter(expression, _Parser(expression).whole())
@@ -157,7 +153,6 @@ class _Parser:
         return node
 
     def _condition(self, node: Node, at: _Token) -> Node:
-        """Return the node as a condition; raise BadFilter if the node is none."""
         if node.is_condition:
             return node
         if isinstance(node, Property):

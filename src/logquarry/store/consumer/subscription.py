@@ -48,7 +48,6 @@ class Subscription:
 
     Attributes:
         tags: a message must have one of these tags; None for any.
-        sql: the filter for the message's properties; None for no filter.
     """
 
     group: str
@@ -106,8 +105,8 @@ def sent_back(
 ) -> Message:
     """Return the message to put when a consumer sends a message back (``consumerSendMsgBack``).
 
-    The new message is a delayed copy in the group's retry topic. If the message was sent back too
-    often, the copy goes to the dead-letter topic, which the group does not consume.
+    The new message is a delayed copy in the group's retry topic, or, if sent back too often, in the
+    dead-letter topic.
 
     Args:
         delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
@@ -167,11 +166,7 @@ class Member(Protocol):
 
 
 class ConsumerGroup:
-    """The members of one group. Thread-safe.
-
-    Attributes:
-        version: a number that changes whenever the assignment may have changed.
-    """
+    """The members of one group. Thread-safe. ``version`` changes with the assignment."""
 
     def __init__(
         self, name: str, queue_ids: Callable[[str], Sequence[int]], wake: Callable[[], None]
@@ -224,7 +219,6 @@ class ConsumerGroup:
                 if self._owners.get(key) is member:
                     del self._owners[key]
             self.version += 1
-        # Another member may wait for these queues.
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:

@@ -39,13 +39,7 @@ _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class LoadId:
-    """Identifies a load.
-
-    Attributes:
-        version: number of the load; later loads have larger numbers.
-        is_named: whether the application may repeat the load later. A load without a name is
-            recorded only while the load runs.
-    """
+    """Identifies a load. A load that is not named is recorded only while the load runs."""
 
     app: str
     version: int
@@ -129,11 +123,7 @@ class Ledger:
         return self.folder / _LEDGER / f"{load.folder}.json"
 
     def has(self, load: LoadId) -> bool:
-        """Whether a load is in the log.
-
-        Raises:
-            CorruptFile: if the record is unreadable.
-        """
+        """Whether a load is in the log. Raises CorruptFile if the record is unreadable."""
         path = self._path(load)
         document = read_document(path)
         if document is None:
@@ -152,11 +142,7 @@ class Ledger:
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
-        """Return the load that is being appended; None if there is none.
-
-        Raises:
-            CorruptFile: if the record is unreadable.
-        """
+        """Return the load that is being appended. Raises CorruptFile if it is unreadable."""
         path = self.folder / INTENT
         document = read_document(path)
         if document is None:
@@ -186,11 +172,7 @@ class Ledger:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document that this module wrote; None if the file does not exist.
-
-    Raises:
-        CorruptFile: if the file is not a JSON document of this module.
-    """
+    """Read a JSON document of this module, None if there is no file. Raises CorruptFile."""
     try:
         document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -210,11 +192,10 @@ def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
     """Delete the segments of a load, and of earlier versions of the same application.
 
-    A segment that cannot be deleted stays; no load uses the segment.
+    The load must be in the log, or must never be appended.
 
     Args:
         folder: the ``loads`` folder.
-        load: a load that is in the log, or that will never be appended.
         names: segments of this version to delete (default: all segments of this version and of
             older versions).
     """

@@ -4,16 +4,12 @@
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-After a crash the intent stays. The next writer finishes the load when it opens the store, before
-any other put (:func:`pending_load`, :meth:`Loads.finish`):
+After a crash the intent stays. The next writer opens the store (:func:`pending_load`):
 
-- If the segments are intact, the writer appends the missing frames. The log is then the same as
-  without the crash.
-- If a segment is missing or damaged, but the log has all frames, the writer writes only the ledger.
-- Otherwise the writer rolls the load back: it copies the load's bytes to quarantine, and truncates
-  the log to the load's start. The load can then be repeated.
-
-Readers see all complete messages of the log, even those of an unfinished load.
+- If the segments are intact, the writer appends the missing frames.
+- If the log has all frames, the writer writes only the ledger.
+- Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
+  start. The load can then be repeated.
 """
 
 from __future__ import annotations
@@ -53,11 +49,10 @@ _STEP: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of a load.
+    """The result of a load. Offsets are physical offsets.
 
     Attributes:
         rows: number of messages that this call appended.
-        bytes: size of the appended frames.
         start: the log's end before the load.
         end: the log's end now.
         was_there: whether the load was in the log already; then this call did nothing.
@@ -91,10 +86,7 @@ class Loads:
         self.ledger = Ledger(self.disk, self.root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append segments, unless the load is in the log already.
-
-        Args:
-            loads: path from the store to the folder ``loads`` with the segments.
+        """Append segments from the folder ``loads``, unless the log has the load already.
 
         Raises:
             CorruptFile: if a segment is missing or damaged; nothing is appended.
@@ -170,11 +162,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load to finish.
-
-    Attributes:
-        is_whole: whether the log has all frames of the load, and only the ledger is missing.
-    """
+    """A load to finish; ``is_whole``: only the ledger is missing."""
 
     intent: Intent
     is_whole: bool
@@ -183,8 +171,8 @@ class Pending:
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
     """Return the interrupted load to finish once the store is open; None if there is none.
 
-    The caller holds the lock, and has not read the store yet. If the load cannot be finished, this
-    function rolls the load back, and the store needs a recovery.
+    The caller holds the lock, and has not read the store yet. After a rollback of the load, the
+    store needs a recovery.
 
     Raises:
         CorruptFile: if the intent is unreadable.
@@ -260,7 +248,6 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:
-    """Copy the frames of a load to quarantine."""
     folder = quarantine(root, COMMIT_LOG)
     disk.make_folders(folder)
     path = folder / f"{start:020d}.taken-back"

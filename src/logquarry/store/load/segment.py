@@ -42,7 +42,6 @@ class Segment:
 
     Attributes:
         size: bytes of the file.
-        rows: number of frames.
         bytes: bytes of the frames alone.
         crc: CRC-32 of the file.
         queues: topic, queue id and number of frames of each queue.
@@ -75,10 +74,7 @@ class Segment:
 
 
 class SegmentWriter:
-    """Writes one segment. :meth:`finish` returns the metadata that a load needs.
-
-    Args:
-        path: the file, which must not exist.
+    """Writes one segment, to a file that must not exist.
 
     Raises:
         StoreUnavailable: if the file cannot be created.
@@ -107,10 +103,9 @@ class SegmentWriter:
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Append complete frames.
+        """Append complete frames, with queue numbers in place of queue ids.
 
         Args:
-            frames: the frames' bytes, with queue numbers in place of queue ids.
             counts: queue number and number of frames of each queue.
         """
         self._write(frames)
@@ -169,11 +164,7 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
-    """Open the file of a segment for reading; check the file's size, but not the CRC.
-
-    Raises:
-        CorruptFile: if the file is missing, cannot be read, or has another size.
-    """
+    """Open a segment for reading. Raises CorruptFile if it is missing or has another size."""
     path = folder / segment.name
     try:
         file = whole_file(path)
@@ -189,13 +180,7 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 
 
 class SegmentReader:
-    """Opens a segment for reading, and verifies the segment.
-
-    Args:
-        check: whether to verify the CRC; False if the caller has just verified the CRC.
-
-    Attributes:
-        frames: the frames, valid until :meth:`close`.
+    """Opens a segment for reading; ``check``: verify the CRC. ``frames`` is valid until ``close``.
 
     Raises:
         CorruptFile: if the file is missing or damaged.

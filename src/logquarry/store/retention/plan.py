@@ -64,13 +64,10 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the leading files of state table and redo log with only deleted messages.
+    """Return the leading files of state table and redo log with only messages before ``cut``.
 
     RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). An open transaction in such
     a file can no longer be ended, because its message is deleted.
-
-    Args:
-        cut: the log's start after the retention.
     """
     if not layout.has_state_table:
         return ()
@@ -125,11 +122,8 @@ class RetentionPlan:
         max_offset: the log's end.
         transactions: files of 3.x's state table, then of the redo log.
         stays_because: why the oldest kept log file stays.
-        disk: use of the log's disk, None if unknown.
         messages: number of deleted messages by topic, counted in the queues.
-        unread: deleted messages that consumers have not read.
         refused: why the plan cannot be applied now, None if possible.
-        applied: whether the files were deleted.
     """
 
     store: str
@@ -316,7 +310,7 @@ class _Planner:
         return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """Return the store time of a file's last message, or else of the log's next message."""
+        """Return the store time of the last message in a file, or else after the file."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -367,7 +361,6 @@ class _Planner:
         for file in sequence.files[:-1]:
             first = file.base // UNIT_SIZE
             stop = first + queue.units_per_file
-            # The file with the last entry stays, even if further files exist.
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)

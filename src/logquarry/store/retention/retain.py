@@ -2,8 +2,7 @@
 
 In an open store, files are deleted while other threads put, dispatch and read. A log file can be
 deleted only if the file is synced, dispatched and not the last file, so no thread writes to the
-file. A reader that has mapped a deleted file can still read it. For an open store, use
-:meth:`logquarry.store.message_store.StoreWriter.retain`; for other stores, use :func:`retain`.
+file. A reader that has mapped a deleted file can still read it.
 """
 
 from __future__ import annotations
@@ -79,11 +78,7 @@ class LiveRetention:
         self.removed: Callable[[], None] = lambda: None
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """Plan which files to delete now; change nothing.
-
-        Raises:
-            CorruptFile: if the record of an interrupted load is unreadable.
-        """
+        """Plan which files to delete now. Raises CorruptFile if a load's intent is unreadable."""
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
@@ -227,12 +222,8 @@ def retain(
     the store is locked before the plan is made. After an interruption, call this function again.
 
     Args:
-        path: the store's folder.
-        rules: which log files may be deleted.
-        apply: whether to delete the files.
         config: the store's settings; missing sizes are inferred from the files.
         clock: the current time in milliseconds, for the files' ages.
-        disk: the store's disk.
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
@@ -313,11 +304,9 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 def apply_retention(
     plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
 ) -> None:
-    """Delete the files of a plan, and sync their folders. The caller holds the store's lock.
+    """Delete the files of a plan, and sync their folders.
 
-    Args:
-        plan: a plan made after the lock was taken.
-        progress: called with the number of deleted files, and the number of files to delete.
+    The caller holds the store's lock, and made the plan under the lock.
 
     Raises:
         StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.

@@ -50,7 +50,6 @@ class Unread:
         group: the consumer group, or DELAYED, or OPEN.
         offset: the next queue offset of the group. For open transactions: the queue offset of
             the first open half message, or the state table number of the first PREPARED message.
-        messages: number of messages.
     """
 
     topic: str
@@ -116,7 +115,6 @@ def unread(
 
 
 def _timers(layout: StoreLayout, firsts: Mapping[QueueKey, tuple[int, int]]) -> Iterator[Unread]:
-    """Find expiring timer messages that are not delivered yet."""
     key = timer.TOPIC, QUEUE_ID
     if key in firsts:
         before, after = firsts[key]
@@ -131,7 +129,6 @@ def _halves(
     firsts: Mapping[QueueKey, tuple[int, int]],
     consumed: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> Iterator[Unread]:
-    """Find expiring half messages of open transactions."""
     passed = consumed.get((HALF_TOPIC, GROUP), {})
     passed_ops = consumed.get((OP_TOPIC, GROUP), {})
     for (topic, queue_id), (before, after) in sorted(firsts.items()):
@@ -149,7 +146,6 @@ def _halves(
 
 
 def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iterator[Unread]:
-    """Find expiring PREPARED messages (3.x) of open transactions."""
     numbers: dict[QueueKey, list[int]] = defaultdict(list)
     for offset, transaction in open_in(read_table(layout)).items():
         frame = log.sound_frame_at(offset) if start <= offset < cut else None
@@ -167,8 +163,7 @@ _GROWTH: Final = 8
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
     """Return the store time in ms of the last message that starts in a file, or None.
 
-    Usually only the last MiB of the file is read: a frame contains its own offset, so reading may
-    start anywhere.
+    Usually only the last MiB of the file is read.
     """
     start, stop = file.base, file.base + layout.commit_log.file_size
     step = _FIRST_STEP
@@ -264,8 +259,7 @@ def freed_bytes(path: Path) -> int:
 # --------------------------------------------------------------------------------------------------
 # The rules, and when a running store applies the rules
 #
-# A log file is deleted only if *all* given rules allow the deletion. (RocketMQ deletes all expired
-# files, and further files if the disk is full.)
+# A log file is deleted only if *all* given rules allow the deletion, unlike in RocketMQ.
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
@@ -327,10 +321,7 @@ def require_rules(rules: object) -> RetentionRules:
 
 
 def duration_ms(text: str) -> int:
-    """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to milliseconds; a number means hours.
-
-    (``fileReservedTime`` has hours too.)
-    """
+    """Parse ``72h``, ``3d``, ``90m``, ``30s``, ``500ms``, or hours without a unit, to ms."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
         raise UsageError(f"takes a time such as 72h, 3d or 30m, not {text!r}")

@@ -120,11 +120,7 @@ class Delivery(ABC):
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
         """Put messages; yield the number of each, and the reason if the store rejects it.
 
-        A rejected message can never be delivered, and would block all later messages. So the later
-        messages are put without it.
-
-        Raises:
-            StoreUnavailable: if the put failed; then the remaining messages are not yielded.
+        Messages after a rejected message are put without it, because it would block them forever.
         """
         numbers = list(range(len(messages)))
         while numbers:
@@ -180,7 +176,6 @@ class DelayedDelivery(Delivery):
 
     # ------------------------------------------------------------------------------------ start
     def _find_offsets(self) -> None:
-        """Find the offsets at which to continue: after all deliveries in the log."""
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
@@ -211,11 +206,7 @@ class DelayedDelivery(Delivery):
         return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Skip messages whose deliveries are in the log.
-
-        Args:
-            first: physical offset of the first waiting message.
-        """
+        """Skip messages whose deliveries are in the log, from physical offset ``first`` on."""
         start, unique = first, True
         if saved is None:
             # There was no delivery, or the progress file is lost. If the file is lost, only a log
@@ -325,7 +316,7 @@ class DelayedDelivery(Delivery):
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, at most as many as one put call takes.
+        """Put due messages, as many as one call takes.
 
         Returns:
             The number of delivered messages, and the number of delivered or skipped messages.
@@ -355,7 +346,6 @@ class DelayedDelivery(Delivery):
         finally:
             for one in passed:
                 if one not in outcomes:
-                    # The next call continues here.
                     break
                 self.offsets[one.level] = one.queue_offset + 1
                 why = outcomes[one]
@@ -445,7 +435,6 @@ class DeliveryService(Service):
             self._is_failing = False
         except StoreUnavailable as error:
             self.health.require_writable()
-            # The disk is full or busy: the next run tries again.
             if not self._is_failing:
                 logger.warning("delivery of delayed messages failed, will be retried: %s", error)
             self._is_failing = True

@@ -31,11 +31,7 @@ class Undeliverable(ValueError):
 
 
 def due_message(frame: Frame) -> Message:
-    """Return the message that delivers a message of the schedule topic.
-
-    Raises:
-        Undeliverable: if the destination is missing or not allowed.
-    """
+    """Return the message to deliver. Raises Undeliverable without an allowed destination."""
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
     if topic is None:
@@ -49,15 +45,14 @@ def due_message(frame: Frame) -> Message:
 
 
 # --------------------------------------------------------------------------------------------------
-# Progress files: ``config/delayOffset.json`` (RocketMQ's) and ``.logquarry/delay.json``
-# (logquarry's)
-# RocketMQ's file has the next queue offset of each level. logquarry's file also has the log's end
-# at the time of writing. Later deliveries are in the log after this position. If another program
-# has written RocketMQ's file since, the position is unknown.
+# Progress files: RocketMQ's ``config/delayOffset.json`` and ``.logquarry/delay.json``
 #
-# Order of a save: sync the log, write logquarry's file, write RocketMQ's file. logquarry's file
-# also contains the previous position, which is valid until RocketMQ's file is written. So the
-# offsets never count a delivery that the log may lose.
+# The first file has the next queue offset of each level. The second file also has the log's end at
+# the time of writing: the log has later deliveries after this position. If another program has
+# written the first file since, the position is unknown.
+#
+# Order of a save: sync the log, write the second file, write the first file. The second file keeps
+# the previous position, which is valid until the first file is written.
 
 logger = logging.getLogger(__name__)
 
@@ -98,10 +93,7 @@ class DelayProgress:
         self._saved: Progress | None = None
 
     def load(self) -> Progress | None:
-        """Return the saved progress; None if there is none.
-
-        If RocketMQ's file is lost or unreadable, the offsets are read from logquarry's file.
-        """
+        """Return the saved progress, or None; if RocketMQ's file is lost, from logquarry's file."""
         loaded = self._file.load()
         marks = self._read_marks()
         if loaded.value is None:
@@ -179,16 +171,13 @@ _LOOK_AHEAD: Final = 256
 def advance(
     offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
 ) -> int:
-    """Advance the offset of each level past the deliveries in the log.
+    """Advance the offset of each level past the deliveries in the log; return their number.
 
     Args:
         offsets: for each level, the next queue offset; changed in place.
         runs: the log from the saved position on.
         unique: whether to recognise only messages with a UNIQ_KEY. Needed if ``runs`` starts before
             the saved position, because older deliveries may look like later deliveries.
-
-    Returns:
-        The number of deliveries in the log that the offsets did not include.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
@@ -213,10 +202,7 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """Return the queue offset of the waiting message that a frame delivers, or None.
-
-        Earlier messages are skipped, because the delivery keeps the order.
-        """
+        """Return the queue offset of the message that a frame delivers; drop earlier messages."""
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
                 return None
@@ -227,7 +213,6 @@ class _Waiting:
         return None
 
     def _read(self) -> bool:
-        """Read one more message; return False at the end of the queue."""
         for offset, frame in self._rest:
             if frame is None or (self._unique and _UNIQUE not in frame.properties):
                 continue
@@ -256,5 +241,4 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
 
 
 def _seen(message: Message) -> Message:
-    """Return the fields of a message that are compared."""
     return message._replace(properties=None)

@@ -47,13 +47,7 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerDelivery(Delivery):
-    """The delivery of timer messages.
-
-    Args:
-        known: the deliveries that ``timercheck`` shows.
-        precision_ms: ``timerPrecisionMs``.
-        file_size: bytes of a file of the timer log.
-    """
+    """The delivery of timer messages; ``known``: the deliveries that ``timercheck`` shows."""
 
     def __init__(
         self,
@@ -110,7 +104,6 @@ class TimerDelivery(Delivery):
         return count
 
     def _read(self) -> None:
-        """Read the messages that were put since the last call."""
         queue = self._queue
         timers = self._timers
         if queue is None or queue.max_offset <= timers.stop:
@@ -126,7 +119,6 @@ class TimerDelivery(Delivery):
                 heappush(self._heap, _rank(one))
 
     def _due(self, now: int, limit: int) -> list[Timer]:
-        """Return the next due messages, in order."""
         heap, waiting = self._heap, self._timers.waiting
         found: list[Timer] = []
         room = BYTES_AT_ONCE
@@ -149,7 +141,6 @@ class TimerDelivery(Delivery):
         return found
 
     def _deliver(self, due: list[Timer], now: int) -> int:
-        """Put due messages; return how many were put."""
         messages: list[Message] = []
         taken: list[Timer] = []
         for one in due:
@@ -266,7 +257,6 @@ class TimerDelivery(Delivery):
             logger.warning("%s: ignored: %s", self._progress_path, error)
             return known
         if position > self._log.end or enqueued > queue_end:
-            # The log was truncated since the progress was saved.
             return known
         check = TimerCheck(read_time, 0, enqueued, enqueued)
         checks = (*known.checks, check)

@@ -96,8 +96,6 @@ class CheckReport:
     """Counts of one check.
 
     Attributes:
-        committed: transactions that the listener committed.
-        rolled_back: transactions that the listener rolled back.
         unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
@@ -120,7 +118,7 @@ class _Round:
 
     Attributes:
         start: queue offset of the first half message.
-        next: queue offset of the next half message to check; all earlier ones are finished.
+        next: queue offset of the next half message; all earlier half messages are finished.
         ops: queue offset of a half message -> queue offsets of its op messages.
         old: half messages before ``start`` that have op messages.
         op_start: queue offset of the first op message.
@@ -301,7 +299,6 @@ class TransactionChecks:
         if moved is None:
             # Without a copy, the progress can pass this half message only after its end.
             return self._ask(round_, half, half, times + 1)
-            # From here on, use the copy.
         round_.next = offset + 1
         self._ask(round_, half, moved, times + 1)
         return True
@@ -314,10 +311,7 @@ class TransactionChecks:
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects the copy.
-
-        The store may have smaller limits now, or no space for one more property.
-        """
+        """Put a copy of a half message; None if the store rejects it: its limits may be smaller."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -373,7 +367,6 @@ class TransactionChecks:
 
     # ------------------------------------------------------------------------- first check
     def _look_back(self, round_: _Round, stop: int) -> _Before:
-        """Find the half messages that were put back or committed before the first check."""
         opened: dict[int, _Identity] = {}
         sound: set[int] = set()
         moved: set[int] = set()
@@ -398,11 +391,10 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A later copy of a committed message (sent back, delayed, imported) has type COMMIT too, but
-        its PREPAREDTRANSACTIONOFFSET is 0 or belongs to another log. So topic and UNIQ_KEY must
-        also match the half message. A power cut can lose the copy of a half message and leave the
-        committed message. Then the committed message ends the original half message, because
-        ``sound`` (offsets of sound half messages) lacks the copy.
+        A copy of a committed message (sent back, delayed, imported) has type COMMIT too, but other
+        topic, UNIQ_KEY or PREPAREDTRANSACTIONOFFSET. A power cut can lose the copy of a half
+        message and keep its commit. Then the commit ends the original half message, because
+        ``sound`` lacks the copy.
         """
         # This module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

@@ -130,11 +130,7 @@ def frame_of(message: Message, result: PutResult) -> Frame:
 
 
 def destination(half: Frame) -> tuple[str, int]:
-    """Return topic and queue id of the message inside a half message.
-
-    Raises:
-        MessageRejected: if the half message lacks topic or queue id.
-    """
+    """Return topic and queue id of the message in a half message, or raise MessageRejected."""
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
     queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
@@ -245,10 +241,7 @@ class _Known:
 
 
 class HalfCounter:
-    """Counts the open half messages of one store by topic. Thread-safe.
-
-    Each count reads only new half and op messages.
-    """
+    """Counts open half messages by topic; each count reads only new messages. Thread-safe."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
@@ -257,12 +250,7 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """Count the open half messages by topic.
-
-        Args:
-            passed: queue id -> progress of the checks in the half topic. Half messages before the
-                progress are finished, or were put back as new half messages.
-        """
+        """Count the open half messages from the checks' progress ``passed`` on, by topic."""
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
         with self._counting:

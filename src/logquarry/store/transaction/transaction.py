@@ -138,8 +138,8 @@ class TransactionService:
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended. When a check reads the op message of a
-            half message, the check removes the half message here.
+        ended: half messages that this process has ended; a check that reads their op message
+            removes them.
         unnoted: the half messages in ``ended`` whose op message could not be put.
     """
 
@@ -179,13 +179,10 @@ class TransactionService:
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
-        """End a half message. The caller holds the lock.
-
-        Returns:
-            The future of the message's put for a commit, and of the op's put for a rollback.
+        """End a half message; return the future of the put. The caller holds the lock.
 
         Raises:
-            StoreUnavailable, MessageRejected: if that put failed; the half message is still open.
+            StoreUnavailable, MessageRejected: if the put failed; the half message is still open.
         """
         is_commit = state is TransactionState.COMMIT
         key = key_of(half)
@@ -228,11 +225,10 @@ _LOOK_MS: Final = 500
 
 
 class TransactionCheckService(Service):
-    """Runs checks at an interval. The first check runs after the first interval.
+    """Runs checks at an interval; the first check runs after the first interval.
 
-    Args:
-        interval_ms: the pause between checks, by the store's clock or the machine's clock: the
-            pause ends when one of them shows its end, because the store's clock can be set back.
+    The interval ends by the store's clock or by the machine's clock, because the store's clock can
+    be set back.
     """
 
     def __init__(
