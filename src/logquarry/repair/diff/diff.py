@@ -145,7 +145,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """Return the blank at an offset, if both logs have the blank and differ in its padding."""
+        """Return the blank in both logs whose padding has an offset; None if there is none."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
@@ -217,9 +217,7 @@ Unit = tuple[int, int, int]
 class Common:
     """The physical offsets that both logs have.
 
-    Attributes:
-        is_live: whether a writer has a store open. The queues of such a store can be slightly
-            behind the log.
+    If a writer has a store open (``is_live``), the store's queues can be behind its log.
     """
 
     start: int

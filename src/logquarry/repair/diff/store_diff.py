@@ -81,12 +81,10 @@ class UnitPair:
 
 @dataclass(frozen=True, slots=True)
 class QueueDiff:
-    """One queue in both stores.
+    """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
 
     Attributes:
         state: ``equal``; ``behind``: one queue is longer, like its log; ``differs``.
-        a: queue offsets in the first store, None without this queue.
-        b: queue offsets in the second store, None without this queue.
     """
 
     topic: str

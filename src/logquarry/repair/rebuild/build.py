@@ -55,7 +55,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """Return a note's entries by folder; empty if the file is missing or empty (a power cut).
+    """Return a note's entries by folder, or {} for a missing or empty file (power cut).
 
     Raises:
         UsageError: if the file is not a rebuild's note.
@@ -122,7 +122,6 @@ class QueueReport:
 
     Attributes:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
-        max_offset: one past the offset of the last message.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was recreated.
         is_taken_over: whether the old files were copied, because the log has no message.
@@ -139,7 +138,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """The result of a rebuild, or a preview.
+    """The result of a rebuild, or a preview. If the log was not read, the log's values are None.
 
     Attributes:
         into: folder of the new files, None for the store itself.
@@ -147,11 +146,9 @@ class RebuildReport:
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         log_start: physical offset of the log's first byte.
-        log_end: physical offset of the log's end, None if the log was not read.
-        messages: number of sound messages in the log, None if the log was not read.
+        messages: number of sound messages in the log.
         queues: the new queues, None if no queues were built.
         index: the new index, None if no index was built.
-        keys: number of keys in the index.
         left_out: messages that have no place in a queue.
     """
 

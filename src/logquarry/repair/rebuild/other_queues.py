@@ -39,11 +39,9 @@ _MOST_HELD: Final = 64 << 20
 
 @dataclass(slots=True)
 class BuiltBatchQueue:
-    """One batch queue during the build.
+    """One batch queue during the build. Offsets are queue offsets.
 
     Attributes:
-        first: queue offset of the first message.
-        stop: one past the queue offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
         fillers: number of messages that the log has lost in the middle of the queue.
@@ -111,7 +109,7 @@ class BatchFiles(EntryFiles):
         self._held = 0
 
     def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """Return the old queues that have no message in the log after retention."""
+        """Return the old queues that have no message in the log any more."""
         return [
             queue
             for queue in BatchQueue.all_of(layout)
@@ -213,7 +211,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Close RocksDB; before, copy the ends of queues without messages in the log."""
+        """Copy the ends of old queues that have no message in the log any more; close RocksDB."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:

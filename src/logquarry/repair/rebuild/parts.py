@@ -42,7 +42,6 @@ class FoundRun:
     Attributes:
         queues: queue offsets of each queue in the log's order, as segments (start, stop); None for
             a queue with too many segments.
-        keys: number of keys for the index.
     """
 
     start: int

@@ -52,7 +52,7 @@ class BuiltQueue:
         written: one past the last entry in the files; ``begin`` if there are no entries.
         restarts: number of times that the topic was recreated.
         gaps: ranges that get fillers, because the log has lost the messages.
-        parts: entries in memory: (offset, entries) in order.
+        parts: (offset, entries) in memory, in order.
     """
 
     first: int
@@ -73,11 +73,7 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """The files of new queues, in ``folder``/TOPIC/QUEUE/FILE.
-
-    Attributes:
-        left_out: messages that have no place in a queue.
-    """
+    """New queue files in ``folder``/TOPIC/QUEUE/FILE; ``left_out``: messages without a place."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
@@ -337,11 +333,7 @@ class IndexFiles:
         self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
-        """Add the keys of the next frames.
-
-        Raises:
-            StoreUnavailable: if the disk fails or is full, for these keys or for earlier keys.
-        """
+        """Add the keys of the next frames; can raise StoreUnavailable for earlier keys."""
         requests = run.requests
         self._thread.put(
             *(requests.physical_offset, requests.store_timestamp),

@@ -256,9 +256,9 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the log's damage and end; else readers would end the log at the damage.
+        """Record the log's damage and end in a store that RocketMQ has shut down cleanly.
 
-        Readers do so because RocketMQ does (:mod:`logquarry.read.log_end`).
+        Without the record, readers would end the log at damage in its last file, as RocketMQ does.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -360,9 +360,9 @@ class _Rebuild:
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy each queue without messages in the log, so that a broker continues at its end.
+        """Copy each old queue that has no message in the log any more.
 
-        Otherwise queue offsets would begin at 0 again, and consumers would miss new messages.
+        Without the copy, queue offsets would begin at 0 again, and consumers would miss messages.
         """
         taken = []
         if isinstance(queues, RocksFiles):

@@ -84,7 +84,7 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish the renames of an interrupted rebuild. Raises UsageError if all folders are built."""
+    """Finish the renames of an interrupted rebuild; raise UsageError if nothing is left to do."""
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
@@ -147,11 +147,7 @@ def remove_empty(*folders: Path) -> None:
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """Return the folder of a store's queues in RocksDB, or None.
-
-    Raises:
-        UsageError: if the package ``rocksdict`` is needed and not installed.
-    """
+    """Return the folder of queues in RocksDB, or None; raise UsageError if rocksdict is missing."""
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
 
@@ -202,7 +198,7 @@ def replace_queues(
     clock: Clock,
     progress: Progress | None,
 ) -> None:
-    """Rebuild the queues in RocksDB from a repaired log, and quarantine the old folder.
+    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
 
     Raises:
         UnsupportedStore: if the log has lost messages in the middle of a queue.

@@ -1,4 +1,4 @@
-"""Finds what a damaged log has lost: spans, the known messages in the spans, and queue offsets.
+"""Finds the losses of a damaged log: spans, the known messages in the spans, and queue offsets.
 
 No CRC covers the queue offset in a frame, so damage can change the offset unnoticed. Such a harmed
 offset does not fit between the offsets of the neighbouring messages. If salvage trusted the offset,
@@ -121,11 +121,7 @@ class QueueNotes:
         self._next = int(last[-1]) + 1
 
     def story(self, *, mends: bool = True) -> QueueStory:
-        """Return the queue offsets of all messages.
-
-        Raises:
-            ValueError: if more than MOST_GAP messages are missing at one place.
-        """
+        """Return all queue offsets. Raises ValueError if a gap is larger than MOST_GAP."""
         mended = (self._mend() if mends else {}) | self._impossible
         first, end, gaps, lives = self._first, self._next, list[Range](), 1
         for found in self._breaks:
@@ -392,7 +388,7 @@ class StoreTimes:
     """Finds wrong store times, in the order of the new log.
 
     If only one message is later than the next message, this message gets the time of the next
-    message. Otherwise, a message that is earlier than the previous message gets its time.
+    message. Otherwise, a message that is earlier than the previous message gets the previous time.
 
     Attributes:
         lowered: new store times of single messages that were too late, by physical offset.

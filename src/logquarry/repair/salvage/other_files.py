@@ -56,7 +56,7 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """Files besides log, queues, index and the documents in ``config/``: to copy, or to leave."""
+    """The files to copy and to leave out, besides log, queues, index and files in ``config/``."""
 
     carried: tuple[str, ...]
     left: tuple[LeftBehind, ...]

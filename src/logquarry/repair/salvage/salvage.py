@@ -44,7 +44,7 @@ ORIGINALS: Final = "salvage"
 
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer offset ``was`` after a queue's new end ``now``: the queue has lost messages."""
+    """A consumer offset that salvage lowers from ``was`` to the queue's new end ``now``."""
 
     topic: str
     queue_id: int
@@ -59,7 +59,7 @@ class Salvaged:
 
     Attributes:
         into: the new store's folder, None for a preview.
-        progress: consumer groups with a changed consumer offset.
+        progress: changed consumer offsets.
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
         timers: number of timer messages in the new store's wheel.

@@ -308,7 +308,7 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding with the severity of the kind; if a crash explains the finding, a note."""
+        """Add a finding with the kind's severity, or as a note if a crash explains the finding."""
         severity: Severity = "note" if is_explained else KINDS[kind].severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
@@ -388,7 +388,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """Return the next step if another file has an index file's name: keys may be missing."""
+    """Return the next step if a file that is no index has the name of an index file."""
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)

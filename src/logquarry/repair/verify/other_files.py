@@ -56,7 +56,7 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link with a file's name: writers refuse the store."""
+    """Report the first folder, pipe or broken link in place of a file: writers refuse the store."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)

@@ -79,9 +79,9 @@ before the dispatcher writes the queues.
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
 """Findings that are only notes after RocketMQ's recovery, which cuts queues and index in memory."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings about messages that queues or index have, and the log may have lost."""
+"""Findings about messages in queues or index that the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
-"""Findings that a log file of another store causes."""
+"""Findings that show a log file of another store."""
 _FRAME_FAULTS: Final = {
     "oversized": "{size} bytes are more than maxMessageSize, {most}",
     "suspect_text": "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
@@ -381,7 +381,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """If there are bytes of older messages after the log's end, report them and return True."""
+        """Report bytes of older messages after the log's end; return whether there are any."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"

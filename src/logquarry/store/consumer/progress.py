@@ -27,12 +27,7 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The place at which a group without offsets starts to read. Made by :meth:`of`.
-
-    Attributes:
-        at: earliest, latest or timestamp.
-        timestamp_ms: store time in milliseconds, for ``timestamp``.
-    """
+    """The start of a group without offsets: ``earliest``, ``latest``, or a ``timestamp`` in ms."""
 
     at: str
     timestamp_ms: int = 0
@@ -110,7 +105,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Set the start of a group in topics without its offsets; only the first call counts."""
+        """Fix the start of a group in topics without offsets; later calls change nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:

@@ -28,7 +28,8 @@ logger = logging.getLogger(__name__)
 class Consumers:
     """The consumers of one store. Thread-safe.
 
-    If another process writes the store, ``interval_ms`` is None and offsets stay in memory.
+    Offsets are saved every ``interval_ms`` (``flushConsumerOffsetInterval``). If ``interval_ms`` is
+    None, offsets stay in memory, because another process writes the store.
     """
 
     reader: QueueReader

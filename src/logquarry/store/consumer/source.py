@@ -232,7 +232,7 @@ class QueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Read messages from a queue offset on. Raises CorruptFrame if the first is damaged."""
+        """Read messages from a queue offset on; raise CorruptFrame if the first one is damaged."""
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
@@ -256,14 +256,14 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # A lost message counts as late, so that the search rather ends too early.
+                # Treat a lost message as late: a start that is too early skips no message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
 
 
 class PolledQueueReader(QueueReader):
-    """Reads the queues of a store that another process may write. A lock protects the store."""
+    """Reads the queues of a store that another process may write; one thread at a time."""
 
     def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
         super().__init__(store, getter)

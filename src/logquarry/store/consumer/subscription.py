@@ -44,11 +44,7 @@ def dead_topic(group: str) -> str:
 
 @dataclass(frozen=True)
 class Subscription:
-    """A consumer's group, topics and filter. Made by :meth:`of`.
-
-    Attributes:
-        tags: a message must have one of these tags; None for any.
-    """
+    """A group, its topics and filter; a message needs one of the tags. Made by :meth:`of`."""
 
     group: str
     topics: tuple[str, ...]
@@ -89,7 +85,7 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match in a topic; None for the retry topic, which has only matches."""
+        """Return the tags to match; None for the retry topic: its messages have matched before."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:

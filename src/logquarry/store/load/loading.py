@@ -4,7 +4,8 @@
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-After a crash the intent stays. The next writer opens the store (:func:`pending_load`):
+Readers see the messages of an unfinished load. After a crash the intent stays. When the next writer
+opens the store (:func:`pending_load`):
 
 - If the segments are intact, the writer appends the missing frames.
 - If the log has all frames, the writer writes only the ledger.
@@ -49,12 +50,10 @@ _STEP: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of a load. Offsets are physical offsets.
+    """The result of a load, with the log's end before and after the load (physical offsets).
 
     Attributes:
         rows: number of messages that this call appended.
-        start: the log's end before the load.
-        end: the log's end now.
         was_there: whether the load was in the log already; then this call did nothing.
     """
 
@@ -69,8 +68,7 @@ class Loaded:
 class Loads:
     """Appends staged segments to the log of an open writer.
 
-    Args:
-        counted: called with each topic, the number of appended messages, and their bytes.
+    ``counted`` is called with each topic, the number of appended messages, and their bytes.
     """
 
     disk: Disk

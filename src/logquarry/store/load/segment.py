@@ -74,11 +74,7 @@ class Segment:
 
 
 class SegmentWriter:
-    """Writes one segment, to a file that must not exist.
-
-    Raises:
-        StoreUnavailable: if the file cannot be created.
-    """
+    """Writes one segment to a new file. Raises StoreUnavailable if the file cannot be created."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,11 +99,7 @@ class SegmentWriter:
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Append complete frames, with queue numbers in place of queue ids.
-
-        Args:
-            counts: queue number and number of frames of each queue.
-        """
+        """Append frames with queue numbers in place of queue ids; ``counts``: frames per number."""
         self._write(frames)
         self.bytes += len(frames)
         for number, count in counts:
@@ -180,10 +172,9 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 
 
 class SegmentReader:
-    """Opens a segment for reading; ``check``: verify the CRC. ``frames`` is valid until ``close``.
+    """Opens and verifies a segment; without ``check``, the caller has verified the CRC.
 
-    Raises:
-        CorruptFile: if the file is missing or damaged.
+    ``frames`` is valid until :meth:`close`. Raises CorruptFile if the file is missing or damaged.
     """
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:

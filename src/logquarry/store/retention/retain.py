@@ -54,8 +54,7 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
 
-    Attributes:
-        removed: called after log files were deleted, to release views of the deleted files.
+    ``removed`` is called after log files were deleted, to release views of the deleted files.
     """
 
     disk: Disk

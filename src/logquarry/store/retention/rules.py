@@ -161,10 +161,7 @@ _GROWTH: Final = 8
 
 
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
-    """Return the store time in ms of the last message that starts in a file, or None.
-
-    Usually only the last MiB of the file is read.
-    """
+    """Return the store time in ms of the last message that starts in a file, or None."""
     start, stop = file.base, file.base + layout.commit_log.file_size
     step = _FIRST_STEP
     while True:

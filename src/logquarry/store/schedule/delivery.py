@@ -66,12 +66,7 @@ class Put(NamedTuple):
 
 @dataclass(slots=True)
 class Delays:
-    """The delays of a topic's delivered messages.
-
-    Attributes:
-        counts: number of messages in each class of DELAYS_S, and in a last class of longer delays.
-        seconds: the sum of all delays, each in whole seconds.
-    """
+    """Delays of a topic's delivered messages: a count per class of DELAYS_S, and their sum in s."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     seconds: int = 0
@@ -86,8 +81,7 @@ class Delays:
 class Delivery(ABC):
     """Delivers messages that waited for their time. Thread-safe.
 
-    Args:
-        put: puts messages in order, either all messages or the first ones.
+    ``put`` puts messages in order, either all messages or the first ones.
     """
 
     def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
@@ -145,9 +139,6 @@ class _Due(NamedTuple):
 
 class DelayedDelivery(Delivery):
     """The delivery of the messages with a delay level.
-
-    Args:
-        levels_ms: delay of each level, level 1 first.
 
     Attributes:
         offsets: delay level -> next queue offset, for each level that has delivered.
@@ -393,12 +384,9 @@ _BETWEEN_SAVES: Final = 20_000
 
 
 class DeliveryService(Service):
-    """Delivers due messages, and saves the progress periodically.
+    """Delivers due messages, and saves the progress periodically. All clocks return ms.
 
-    Args:
-        clock: the current time in milliseconds.
-        dispatched: returns the physical offset up to which the log is dispatched.
-        monotonic: the clock for the interval of the saves, in milliseconds.
+    ``dispatched`` returns the physical offset up to which the log is dispatched.
     """
 
     def __init__(

@@ -171,7 +171,7 @@ _LOOK_AHEAD: Final = 256
 def advance(
     offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
 ) -> int:
-    """Advance the offset of each level past the deliveries in the log; return their number.
+    """Advance each level's offset past new deliveries in the log; return the number of deliveries.
 
     Args:
         offsets: for each level, the next queue offset; changed in place.

@@ -311,7 +311,7 @@ class TransactionChecks:
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it: its limits may be smaller."""
+        """Put a copy of a half message; None if the store rejects it, e.g. with new limits."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -391,10 +391,10 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A copy of a committed message (sent back, delayed, imported) has type COMMIT too, but other
-        topic, UNIQ_KEY or PREPAREDTRANSACTIONOFFSET. A power cut can lose the copy of a half
-        message and keep its commit. Then the commit ends the original half message, because
-        ``sound`` lacks the copy.
+        A copy of a committed message (sent back, delayed, imported) has type COMMIT too, and its
+        PREPAREDTRANSACTIONOFFSET may belong to another log. So topic and UNIQ_KEY must also match.
+        A power cut can lose the copy of a half message and keep the commit. Then the commit ends
+        the original half message, because ``sound`` lacks the copy.
         """
         # This module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns

@@ -78,11 +78,7 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message for a message.
-
-    Raises:
-        UsageError: if the message cannot be in a transaction.
-    """
+    """Return the half message for a message; raise UsageError if the message cannot be in one."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
@@ -144,11 +140,7 @@ def destination(half: Frame) -> tuple[str, int]:
 
 
 def commit_message(half: Frame) -> Message:
-    """Return the message that a commit puts (``endMessageTransaction``).
-
-    Raises:
-        MessageRejected: if the half message lacks topic or queue id.
-    """
+    """Return a commit's message (``endMessageTransaction``), or raise MessageRejected."""
     topic, queue_id = destination(half)
     return put_again(
         half,

@@ -1,4 +1,4 @@
-"""Runs the transactions of this process: a half message begins one, a commit or rollback ends it.
+"""Begins and ends the transactions of this process.
 
 ::
 
@@ -7,8 +7,8 @@
                                                   next check finds that the half has ended
     rollback    an op
 
-This process commits a message at most once. A check that puts a half message of this process back
-gives the transaction the new half message.
+This process commits a message at most once. If a check puts a half message of this process back,
+the transaction continues with the copy.
 """
 
 from __future__ import annotations
@@ -138,8 +138,7 @@ class TransactionService:
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended; a check that reads their op message
-            removes them.
+        ended: half messages that this process has ended, until a check reads their op messages.
         unnoted: the half messages in ``ended`` whose op message could not be put.
     """
 
@@ -227,8 +226,8 @@ _LOOK_MS: Final = 500
 class TransactionCheckService(Service):
     """Runs checks at an interval; the first check runs after the first interval.
 
-    The interval ends by the store's clock or by the machine's clock, because the store's clock can
-    be set back.
+    The interval ends when the store's clock or the machine's clock shows its end: the store's clock
+    can be set back.
     """
 
     def __init__(
