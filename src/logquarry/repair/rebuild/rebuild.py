@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from logquarry import arguments
@@ -241,9 +240,8 @@ class _Rebuild:
             raise
         if is_in_place:
             self._note_end(layout, report)
-        stamp = datetime.fromtimestamp(self.clock() / 1000, UTC)
         aside, folder = swap(
-            self._build, self.target, self.names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self.disk
+            self._build, self.target, self.names, "rebuild", self.clock(), self.disk
         )
         if is_in_place and CONSUME_QUEUE in self.names:
             layout = StoreLayout.open(self.root, self.config)

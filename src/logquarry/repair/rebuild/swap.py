@@ -109,14 +109,15 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 
 
 def swap(
-    build: Path, target: Path, names: Sequence[str], quarantined: str, disk: Disk
+    build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
     """Move the old folders to quarantine, and the new folders into place.
 
     Returns:
         The quarantine folder (None if no folder was moved there), and the path of this folder.
     """
-    aside = free_path(quarantine(target, quarantined))
+    stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
+    aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
     for name in names:
         place, old = target / name, aside / name
         try:
@@ -223,6 +224,5 @@ def replace_queues(
     assert isinstance(built, RocksFiles)
     built.take_over(layout)
     disk.replace(build / COMPLETE, b"complete\n")
-    stamp = datetime.fromtimestamp(clock() / 1000, UTC)
-    swap(build, root, (folder,), f"{stamp:recover-%Y%m%dT%H%M%SZ}", disk)
+    swap(build, root, (folder,), "recover", clock(), disk)
     shutil.rmtree(build)

@@ -57,14 +57,12 @@ class QueueStory:
         first: queue offset of the first message since the topic was last recreated.
         next: one past the last queue offset.
         gaps: offsets between ``first`` and ``next`` without a message.
-        lives: number of times that the topic was created or recreated in this log.
         mended: corrected queue offsets of messages with a harmed offset, by physical offset.
     """
 
     first: int
     next: int
     gaps: tuple[Range, ...] = ()
-    lives: int = 1
     mended: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
@@ -123,11 +121,10 @@ class QueueNotes:
     def story(self, *, mends: bool = True) -> QueueStory:
         """Return all queue offsets. Raises ValueError if a gap is larger than MOST_GAP."""
         mended = (self._mend() if mends else {}) | self._impossible
-        first, end, gaps, lives = self._first, self._next, list[Range](), 1
+        first, end, gaps = self._first, self._next, list[Range]()
         for found in self._breaks:
             if found.offset <= found.before:
                 first, gaps = found.offset, []
-                lives += 1
             elif found.offset > found.before + 1:
                 if found.offset - found.before > MOST_GAP:
                     raise ValueError(
@@ -135,7 +132,7 @@ class QueueNotes:
                         f"message before it {found.before}: one of them is invalid"
                     )
                 gaps.append((found.before + 1, found.offset))
-        return QueueStory(first, end, tuple(gaps), lives, mended)
+        return QueueStory(first, end, tuple(gaps), mended)
 
     def _mend(self) -> dict[int, int]:
         """Drop breaks that a harmed offset explains; return the corrected offsets."""

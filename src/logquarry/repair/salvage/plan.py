@@ -31,19 +31,7 @@ from logquarry.read.lost_messages import lost_messages, lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
-from logquarry.repair.salvage.losses import (
-    LostSpan,
-    Pairs,
-    QueueNotes,
-    QueueStory,
-    Range,
-    StoreTimes,
-    fill_messages,
-    lost_by_queue,
-    lost_spans,
-    misnamed_messages,
-    queued_at,
-)
+from logquarry.repair.salvage import losses
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
@@ -72,7 +60,7 @@ class StaleFrames:
 
     messages: int = 0
     bytes: int = 0
-    spans: list[Range] = field(default_factory=list)
+    spans: list[losses.Range] = field(default_factory=list)
     included: bool = False
     moved: int = 0
 
@@ -112,9 +100,9 @@ class SalvagePlan:
     looked_at: list[str]
     start: int = 0
     pieces: list[Piece] = field(default_factory=list)
-    lost: list[LostSpan] = field(default_factory=list)
+    lost: list[losses.LostSpan] = field(default_factory=list)
     lost_messages: int = 0
-    queues: dict[QueueKey, QueueStory] = field(default_factory=dict)
+    queues: dict[QueueKey, losses.QueueStory] = field(default_factory=dict)
     topics: dict[str, TopicCount] = field(default_factory=dict)
     stale: StaleFrames = field(default_factory=StaleFrames)
     queue_offsets: dict[int, int] = field(default_factory=dict)
@@ -184,16 +172,16 @@ class _Planner:
         self._size = size
         self._log = layout.commit_log
         self._follower = Follower(self._config.delay_levels_ms)
-        self._notes: dict[QueueKey, QueueNotes] = {}
+        self._notes: dict[QueueKey, losses.QueueNotes] = {}
         self._has_copies = False
-        self._framed: dict[QueueKey, Pairs] = {}
+        self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
         # The place of the next frame in the new log, and the base of the current old log file.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
-        self._times = StoreTimes()
+        self._times = losses.StoreTimes()
         self._known_end = 0
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
@@ -221,15 +209,17 @@ class _Planner:
                 last_timestamp=log.last_timestamp or None,
             )
             self._known_end = max(self._known_end, vouched)
-        plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
+        plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
             # The checkpoint shows a loss, but no offset shows how many bytes are lost.
-            plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
+            plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
-            plan.lost.append(LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason))
-        fill_messages(self._layout, plan.lost, self._framed)
+            plan.lost.append(
+                losses.LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason)
+            )
+        losses.fill_messages(self._layout, plan.lost, self._framed)
         if plan.lost:
             plan.lost_messages = lost_messages(self._layout, plan.lost).messages
         if not self._log.has_heads:
@@ -241,8 +231,8 @@ class _Planner:
         frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
-            messages = queued_at(self._layout, places)
-            lost = LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
+            messages = losses.queued_at(self._layout, places)
+            lost = losses.LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
             self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
@@ -393,12 +383,12 @@ class _Planner:
         plan.start = self._start + shift
         plan.pieces = [Piece(p.start, p.stop, p.to + shift) for p in self._pieces]
         places = NewPlaces(plan.pieces)
-        plan.lost += misnamed_messages(
+        plan.lost += losses.misnamed_messages(
             self._layout, plan.queues, lambda starts: places.of(starts) >= 0
         )
         plan.lost.sort(key=lambda span: span.offset)
         gaps = {key: story.gaps for key, story in plan.queues.items()}
-        for (topic, _), ranges in lost_by_queue(plan.lost, gaps).items():
+        for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():
             count = sum(stop - start for start, stop in ranges)
             plan.topics.setdefault(topic, TopicCount()).lost += count
         halves = np.concatenate(self._halves) if self._halves else np.empty(0, np.int64)
@@ -437,10 +427,10 @@ class NewPlaces:
         return np.where(inside, places + self._moves[at], -1)
 
 
-def _note(notes: dict[QueueKey, QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
+def _note(notes: dict[QueueKey, losses.QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
     for key, part in parts.items():
         known = notes.get(key)
         if known is None:
-            known = notes[key] = QueueNotes(int(part.offsets[0]))
+            known = notes[key] = losses.QueueNotes(int(part.offsets[0]))
         places = part.units["physical_offset"].astype(np.int64)
         known.take(places, part.offsets, part.counts)

@@ -44,16 +44,8 @@ from logquarry.repair.audit.runs import (
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import replaced_files, replaced_frames
+from logquarry.repair.verify import other_files
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.other_files import (
-    check_checkpoint,
-    check_config,
-    check_names,
-    check_sidecar,
-    check_transactions,
-    misnamed_queue_files,
-    read_other_files,
-)
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -153,27 +145,29 @@ class _Verification:
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
-        for path, reason in misnamed_queue_files(self.layout, damaged):
+        for path, reason in other_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
-            check_transactions(self.layout, end, self.report)
-        check_checkpoint(
+            other_files.check_transactions(self.layout, end, self.report)
+        other_files.check_checkpoint(
             self.layout,
             self.report,
             messages=self.messages,
             last_time=self.last_time,
             is_live=self.live,
         )
-        check_names(self.layout, self.report)
-        check_config(self.layout, self.report)
+        other_files.check_names(self.layout, self.report)
+        other_files.check_config(self.layout, self.report)
         if not self.live:
             self.report.add_all(timer_faults(self.layout))
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
-        check_sidecar(self.layout, self.report, is_live=self.live, last_sound=self.last_sound)
-        read_other_files(self.layout, self.report)
+        other_files.check_sidecar(
+            self.layout, self.report, is_live=self.live, last_sound=self.last_sound
+        )
+        other_files.read_other_files(self.layout, self.report)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:

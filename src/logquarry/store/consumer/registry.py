@@ -14,10 +14,7 @@ from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
 from logquarry.store.consumer.consumer import Consumer, ConsumerParts
 from logquarry.store.consumer.progress import Progress, Start
-from logquarry.store.consumer.source import (
-    Arrivals,
-    QueueReader,
-)
+from logquarry.store.consumer.source import Arrivals, QueueReader
 from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, ConsumerGroup, Subscription
 from logquarry.write.put_result import PutResult
 
