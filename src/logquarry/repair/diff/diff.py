@@ -145,7 +145,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """Return the blank in both logs whose padding has an offset; None if there is none."""
+        """If an offset lies in the padding of the same blank in both logs, return this blank."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:

@@ -1,7 +1,7 @@
 """Builds consume queues and index with Spark: each task reads a part of the log.
 
 1. Tasks report the queue offsets and the number of keys in the log (:class:`FoundRun`).
-2. The driver reads the parts without a task, and finds the odd queues (:func:`odd_queues`).
+2. The driver reads all other parts, and finds the odd queues (:func:`odd_queues`).
 3. Tasks write queue entries and index files; the driver writes the odd queues.
 """
 

@@ -177,7 +177,7 @@ class QueueFiles(EntryFiles):
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room at the end of a queue for entries that tasks write; fill the gap before it."""
+        """Leave room for entries that tasks write; fill the gap before them with fillers."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)

@@ -157,7 +157,7 @@ def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
     """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
-    # Check this first: it explains why unreadable queues differ from the log.
+    # Open RocksDB first: damage in RocksDB explains why its queues differ from the log.
     try:
         database = QueueDb(layout, folder)
     except CorruptFile as error:

@@ -30,7 +30,7 @@ Range = tuple[int, int]
 """Queue offsets: the first, and one past the last."""
 
 _SMALL_GAP: Final = 1 << 12
-"""A gap up to this size is believed: an earlier salvage leaves gaps that take no bytes."""
+"""A gap up to this size counts as real: an earlier salvage can leave gaps without bytes."""
 
 
 @dataclass(slots=True)

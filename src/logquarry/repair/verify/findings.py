@@ -346,7 +346,7 @@ class Next(NamedTuple):
 
     Attributes:
         words: the command, then its options; the store's path goes between them.
-        before: what the user must do before the command.
+        before: a step of the user before the command, in words.
     """
 
     words: tuple[str, ...]

@@ -106,7 +106,7 @@ class Consumer:
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
-        """Whether the last search stopped before the ends of all queues."""
+        """Whether the last search stopped before it reached the ends of all queues."""
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None

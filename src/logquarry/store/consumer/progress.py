@@ -57,8 +57,8 @@ class _Beginning:
     """The start of a group in the queues of a topic, if the group has no offset there.
 
     Attributes:
-        queue_ids: the queues with this start. In later queues the group starts at the first
-            message.
+        queue_ids: the queues at the first call of ``begin``. In a queue that is created later, the
+            group starts at the first message.
         start: None to start at the first messages.
         saved_at: when the lost offsets were last written (milliseconds), and the file that shows
             this time; None if no offsets were lost.

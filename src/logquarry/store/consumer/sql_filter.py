@@ -64,7 +64,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def as_double(text: str) -> float:
-    """Parse text like Java's ``Double.valueOf``. Raises CannotCompare if it is not a number."""
+    """Parse text like Java's ``Double.valueOf``. Raises CannotCompare if the text is no number."""
     plain = text.strip(_BLANKS)
     if _DOUBLE.fullmatch(plain):
         if plain[-1:] in "fFdD":

@@ -142,7 +142,7 @@ class Ledger:
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
-        """Return the load that is being appended. Raises CorruptFile if it is unreadable."""
+        """Return the load that is being appended. Raises CorruptFile for a bad record."""
         path = self.folder / INTENT
         document = read_document(path)
         if document is None:

@@ -37,9 +37,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""In place of a group's name: the delivery of delayed messages has not read the messages."""
+"""Group name in :class:`Unread` for the delivery of delayed messages."""
 OPEN: Final = "(transactions that are open)"
-"""In place of a group's name: half or PREPARED messages of open transactions."""
+"""Group name in :class:`Unread` for open transactions (half or PREPARED messages)."""
 
 
 @dataclass(frozen=True, slots=True)

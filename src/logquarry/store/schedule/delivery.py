@@ -9,9 +9,9 @@
         v
     put, in bulk                         -> progress: next offset of each level
 
-Each message is delivered once. Messages of one level are delivered in the order of their queue;
-messages of several levels that are due together, in the order of their due times. The delivery
-skips a message that cannot be delivered, and logs an error.
+Each message is delivered once. Messages of one level are delivered in the order of their queue. Due
+messages of several levels are delivered in the order of their due times. The delivery skips a
+message that cannot be delivered, and logs an error.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # A level may have further due messages that are not read yet. Keep the order of the times.
+        # If a level has more due messages than were read, later messages of other levels wait.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:

@@ -47,12 +47,12 @@ def due_message(frame: Frame) -> Message:
 # --------------------------------------------------------------------------------------------------
 # Progress files: RocketMQ's ``config/delayOffset.json`` and ``.logquarry/delay.json``
 #
-# The first file has the next queue offset of each level. The second file also has the log's end at
-# the time of writing: the log has later deliveries after this position. If another program has
-# written the first file since, the position is unknown.
+# ``delayOffset.json`` has the next queue offset of each level. ``delay.json`` also has the log's
+# end at the time of writing; later deliveries are in the log after this position. If another
+# program has written ``delayOffset.json`` since, the position is unknown.
 #
-# Order of a save: sync the log, write the second file, write the first file. The second file keeps
-# the previous position, which is valid until the first file is written.
+# A save syncs the log, writes ``delay.json``, then writes ``delayOffset.json``. So ``delay.json``
+# also keeps the previous position, which is valid until ``delayOffset.json`` is written.
 
 logger = logging.getLogger(__name__)
 

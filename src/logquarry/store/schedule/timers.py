@@ -182,9 +182,8 @@ class TimerDelivery(Delivery):
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The progress file has a check's values (see Known), the delivered messages that the check does
-    # not count, and the log's end. The log is synced first, so that the file never counts a
-    # delivery that the log may lose.
+    # The progress file has the values of a check (see Known), further delivered messages, and the
+    # log's end. The log is synced first, so that the file counts no delivery that the log may lose.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""

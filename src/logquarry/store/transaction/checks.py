@@ -18,8 +18,8 @@ would lose messages:
   move a half message that was never checked.
 
 Even after a crash, no half message is committed twice, and only the last copy of a half message is
-checked: the first check after the opening searches the log for commits and copies. The progress is
-saved after a sync of the log, so a power cut cannot lose a copy that the progress relies on.
+checked. For this, the first check after the opening searches the log for commits and copies. The
+log is synced before the progress is saved, so a power cut loses no copy that was counted.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # Without a copy, the progress can pass this half message only after its end.
+            # Without a copy at the queue's end, the check waits until this half message is ended.
             return self._ask(round_, half, half, times + 1)
         round_.next = offset + 1
         self._ask(round_, half, moved, times + 1)

@@ -242,7 +242,7 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """Count the open half messages from the checks' progress ``passed`` on, by topic."""
+        """Count open half messages by topic; start at the progress of the checks (``passed``)."""
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
         with self._counting:
