@@ -33,17 +33,6 @@ _MOST_READS = 64
 """After this many reads of a queue without a matching message, the next queue gets its turn."""
 
 
-class ConsumerParts(NamedTuple):
-    """The parts of the store that a consumer uses."""
-
-    reader: QueueReader
-    arrivals: Arrivals
-    progress: Progress
-    put: Callable[[Message], PutResult]
-    save: Callable[[], None]
-    closed: Callable[[Consumer], None]
-
-
 class _Slot:
     """A queue that is assigned to the consumer.
 
@@ -85,8 +74,13 @@ class Consumer:
         self,
         subscription: Subscription,
         group: ConsumerGroup,
-        parts: ConsumerParts,
         *,
+        reader: QueueReader,
+        arrivals: Arrivals,
+        progress: Progress,
+        put: Callable[[Message], PutResult],
+        save: Callable[[], None],
+        closed: Callable[[Consumer], None],
         auto_commit: bool,
         timeout: float | None,
         max_reconsume_times: int,
@@ -94,9 +88,12 @@ class Consumer:
         self.subscription = subscription
         self.topics = subscription.all_topics
         self._group = group
-        self._parts = parts
-        self._reader = parts.reader
-        self._arrivals = parts.arrivals
+        self._reader = reader
+        self._arrivals = arrivals
+        self._progress = progress
+        self._put = put
+        self._save = save
+        self._closed = closed
         self._auto_commit = auto_commit
         self._timeout = timeout
         self._max_reconsume_times = max_reconsume_times
@@ -138,12 +135,12 @@ class Consumer:
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
         """The estimates of the group's lost offsets."""
-        return self._parts.progress.estimates(self.group, self.topics)
+        return self._progress.estimates(self.group, self.topics)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Why offset files were unreadable; empty if all were readable."""
-        return self._parts.progress.offsets.problems
+        return self._progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
         """Return the queue offset of the next message in an assigned queue.
@@ -332,10 +329,9 @@ class Consumer:
             return False
         gained = group.claim(self, wanted)
         # The other members have already been asked to release the other queues.
-        progress = self._parts.progress
         with self._lock:
             for key in sorted(gained):
-                slot = self._slots[key] = _Slot(key, progress.offset(self.group, *key))
+                slot = self._slots[key] = _Slot(key, self._progress.offset(self.group, *key))
                 self._turns.insert(0, slot)
         return bool(gained)
 
@@ -369,7 +365,7 @@ class Consumer:
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
-            self._parts.progress.offsets.commit(topic, self.group, queue_id, offset)
+            self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
 
     # ----------------------------------------------------------------------------- commit, retry
@@ -384,8 +380,8 @@ class Consumer:
             for slot in self._slots.values():
                 slot.committed = slot.done + slot.given
                 topic, queue_id = slot.key
-                self._parts.progress.offsets.commit(topic, self.group, queue_id, slot.committed)
-        self._parts.save()
+                self._progress.offsets.commit(topic, self.group, queue_id, slot.committed)
+        self._save()
 
     def commit_handled(self) -> None:
         """If the consumer commits automatically, commit the handled messages in memory."""
@@ -398,7 +394,7 @@ class Consumer:
         for key in keys:
             (topic, queue_id), slot = key, self._slots[key]
             handled = max(slot.done, slot.committed)
-            self._parts.progress.offsets.commit(topic, self.group, queue_id, handled)
+            self._progress.offsets.commit(topic, self.group, queue_id, handled)
 
     def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
         """Send a message back: the group gets the message again later, through the retry topic.
@@ -416,7 +412,7 @@ class Consumer:
             StoreUnavailable: if the store accepts no messages.
         """
         limit = self._max_reconsume_times
-        return self._parts.put(sent_back(message, self.group, delay_level, limit))
+        return self._put(sent_back(message, self.group, delay_level, limit))
 
     nack = retry
 
@@ -436,7 +432,7 @@ class Consumer:
             self._slots = {}
             self._turns = []
         self._group.leave(self)
-        self._parts.closed(self)
+        self._closed(self)
 
     def __enter__(self) -> Self:
         return self

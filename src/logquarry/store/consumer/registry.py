@@ -12,7 +12,7 @@ from logquarry import arguments
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
-from logquarry.store.consumer.consumer import Consumer, ConsumerParts
+from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.progress import Progress, Start
 from logquarry.store.consumer.source import Arrivals, QueueReader
 from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, ConsumerGroup, Subscription
@@ -80,18 +80,15 @@ class Consumers:
             if self._saver is None and self.interval_ms is not None:
                 self._saver = _Saver(self._save_handled, self.health, self.interval_ms)
                 self._saver.start()
-        parts = ConsumerParts(
+        made = Consumer(
+            subscription,
+            shared,
             reader=self.reader,
             arrivals=self.arrivals,
             progress=self.progress,
             put=self.put,
             save=self.save,
             closed=self._closed,
-        )
-        made = Consumer(
-            subscription,
-            shared,
-            parts,
             auto_commit=auto_commit,
             timeout=timeout,
             max_reconsume_times=max_reconsume_times,
