@@ -41,14 +41,9 @@ _WORD: Final = 8
 
 
 class LogDiff:
-    """Compares two logs.
-
-    Args:
-        start: physical offset from which both have a log.
-        end: physical offset up to which both have a log.
+    """Compares two logs between two physical offsets.
 
     Attributes:
-        parts: the stretches that were compared.
         divergence: the first difference, None if there is none.
         notes: differences that are not a divergence.
     """
@@ -73,7 +68,6 @@ class LogDiff:
         return self
 
     def _bounds(self) -> list[int]:
-        """Physical offsets at which a file of either log begins or ends, within the common part."""
         if self._start >= self._end:
             return []
         found = {self._start, self._end}
@@ -137,8 +131,7 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # Step to multiples of _STEP, so that the words of both logs are aligned if their files
-            # begin at the same offsets.
+            # End chunks at multiples of _STEP, so that equal file starts give aligned words.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -152,7 +145,7 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """The blank whose padding holds an offset in both logs, None if there is none."""
+        """If an offset lies in the padding of the same blank in both logs, return this blank."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
@@ -164,7 +157,6 @@ class LogDiff:
 
 
 def _different(a: Bytes, b: Bytes) -> int:
-    """Number of bytes that differ."""
     words = len(a) - len(a) % _WORD
     same = np.array_equal(a[:words].view(np.uint64), b[:words].view(np.uint64))
     if same and np.array_equal(a[words:], b[words:]):
@@ -173,11 +165,7 @@ def _different(a: Bytes, b: Bytes) -> int:
 
 
 def place_at(layout: StoreLayout, offset: int) -> Place:
-    """The message, blank or damage that a byte of a log belongs to.
-
-    Args:
-        offset: physical offset of the byte.
-    """
+    """Return the message, blank or damage at a physical offset of a log."""
     path = layout.log_path(offset)
     file = layout.commit_log.at(offset)
     if file is None or offset >= file.base + file.size:
@@ -197,7 +185,6 @@ def place_at(layout: StoreLayout, offset: int) -> Place:
 
 
 def _damaged(layout: StoreLayout, path: str, span: DamagedSpan) -> Place:
-    """A damaged place, with the fields of its frame if the body alone is damaged."""
     outcome = CommitLog(layout).outcome_at(span.offset, check_crc=False)
     if isinstance(outcome, Frame):
         return _place_of(path, span.offset, outcome, "damage", span.reason)
@@ -228,13 +215,9 @@ Unit = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The part of the log that both stores have.
+    """The physical offsets that both logs have.
 
-    Attributes:
-        start: physical offset of its first byte.
-        end: physical offset after its last byte.
-        is_live: whether a writer has one of the stores open; then its queues can be slightly behind
-            its log.
+    If a writer has a store open (``is_live``), the store's queues can be behind its log.
     """
 
     start: int
@@ -242,7 +225,7 @@ class Common:
     is_live: bool
 
     def relevant(self, units: Units) -> Bools:
-        """Mark the entries that point to messages that both logs have."""
+        """Mark the entries that point to messages in both logs."""
         found: Bools = (
             (units["size"] > 0)
             & (units["size"] != FILLER_SIZE)
@@ -255,10 +238,7 @@ class Common:
 def compare_queue(
     key: tuple[str, int], a: ConsumeQueue | None, b: ConsumeQueue | None, common: Common
 ) -> QueueDiff:
-    """Compare one queue of two stores.
-
-    Entries of messages that one of the logs does not have are ignored.
-    """
+    """Compare one queue of two stores; ignore entries of messages that only one log has."""
     bounds = _bounds(a), _bounds(b)
     if a is not None and b is not None:
         start = max(_first(a), _first(b))
@@ -311,7 +291,6 @@ def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Un
 
 
 def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[int, Unit] | None:
-    """The first entry at or after ``start`` whose message both logs have."""
     stop = queue.max_offset
     for at in range(start, stop, _QUEUE_DIFF_STEP):
         units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))
@@ -323,7 +302,7 @@ def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[in
 
 
 class _Store:
-    """One of the two stores, as it was when it was opened: a writer may append to it afterwards."""
+    """One of the two stores, at the time of its opening; a writer may append afterwards."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -336,16 +315,15 @@ class _Store:
         }
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # A writer may have begun a file after the listing.
+        # While a writer has the store open, a new log file may exist since the listing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Physical offset up to which to compare: the log's end, or the end of frames after it.
+        """Return the physical offset up to which to compare: after the last frame.
 
-        Such frames are stale, or damage in the last file precedes them. Then it is unclear where
-        this log ends, and the end of the other log decides.
+        Frames after the log's end are stale, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -363,10 +341,10 @@ class _Store:
 def compare_stores(
     a: StoreLayout, b: StoreLayout, *, progress: Progress | None = None
 ) -> StoreDiff:
-    """Compare two stores.
+    """Compare two stores: logs byte by byte, then queues, then files of ``config/``.
 
-    The common part of the logs is compared byte by byte. If one log begins later or ends earlier,
-    that is not a divergence. If a writer has a store open, it is compared up to its present end.
+    A log that begins later or ends earlier is no divergence. If a writer has a store open, the
+    comparison stops at the present end of the log.
 
     Raises:
         UnsupportedStore: if the log of a store is not found.
@@ -375,7 +353,7 @@ def compare_stores(
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # After the divergence of the logs the queues differ too.
+    # After the divergence of the logs, the queues differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     common = Common(start, diverged_at, left.is_live or right.is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

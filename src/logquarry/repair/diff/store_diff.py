@@ -13,14 +13,9 @@ class Place:
     """A message, a blank or damage in one log.
 
     Attributes:
-        what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file).
-        file: path of its file.
-        offset: physical offset of its first byte.
-        size: number of bytes.
-        reason: the damage in words, None without damage.
+        what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
+        offset: physical offset of the first byte.
         topic: topic of the message. Only messages have this and the following attributes.
-        queue_id: queue of the message.
-        queue_offset: queue offset of the message.
         store_timestamp: store time in milliseconds.
         message_id: upper-case hex.
     """
@@ -39,7 +34,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first byte at which two logs differ, and what each log has there."""
+    """The first byte at which two logs differ, and the place in each log."""
 
     offset: int
     a: Place
@@ -48,15 +43,15 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A part of the log that each store has in one file.
+    """A part of the log within one file of each store.
 
     Attributes:
-        file: its name in the first store that has it.
-        offset: physical offset of its first byte.
+        offset: physical offset of the first byte.
         length: number of bytes that were compared, or that one store lacks.
-        different_bytes: number of bytes that differ, without the padding of blanks.
+        different_bytes: number of bytes that differ. Before the divergence, the padding of blanks
+            does not count.
         first_difference: physical offset of the first difference, None if there is none.
-        missing_in: the store that lacks the file, None if neither does.
+        missing_in: the store that lacks the file, None if both stores have the file.
     """
 
     file: str
@@ -69,7 +64,7 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Offsets of the beginning and the end of one log or queue."""
+    """First and end offset of one log (physical offsets) or queue (queue offsets)."""
 
     min_offset: int
     max_offset: int
@@ -77,7 +72,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first entries that differ: physical offset, size, tags code; None if one is missing."""
+    """The first entries that differ: physical offset, size, tags code; None for no entry."""
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -86,16 +81,10 @@ class UnitPair:
 
 @dataclass(frozen=True, slots=True)
 class QueueDiff:
-    """One queue in both stores.
+    """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
 
     Attributes:
-        topic: its topic.
-        queue_id: its queue id.
         state: ``equal``; ``behind``: one queue is longer, like its log; ``differs``.
-        a: its queue offsets in the first store, None if it has no such queue.
-        b: its queue offsets in the second store, None if it has no such queue.
-        difference: the first entries that differ.
-        reason: the difference in words, empty for equal queues.
     """
 
     topic: str
@@ -112,20 +101,13 @@ class StoreDiff:
     """The result of the comparison of two stores.
 
     Attributes:
-        a: folder of the first store.
-        b: folder of the second store.
-        log_a: begin and end of the first log.
-        log_b: begin and end of the second log.
-        start: physical offset from which both have a log.
-        end: physical offset up to which both have a log; at most ``start`` if the logs have no
-            common part.
-        parts: the stretches that were compared.
+        start: physical offset of the common part's start.
+        end: physical offset of the common part's end; at most ``start`` if there is no common part.
         divergence: the first difference of the logs, None if there is none.
-        queues: all queues that either store has.
         config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
             change these files, so they do not affect the verdict.
         notes: facts that are not a divergence.
-        lost: the stores whose last log files are missing.
+        lost: the stores without their last log files.
     """
 
     a: str
@@ -159,11 +141,11 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether neither store can replace the other: they diverged or are disjoint."""
+        """Whether neither store can replace the other."""
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:
-        """The document that docs/json.md describes."""
+        """Return the document of ``diff --json`` (docs/json.md)."""
         return {
             "a": self.a,
             "b": self.b,

@@ -1,8 +1,7 @@
 """Reads the log once, builds consume queues and index from it, and reports the result.
 
-A note next to the target folder records from which store, and with which settings, the files were
-built. So a later rebuild does not mistake them for files of another store. The rebuild holds the
-folder's lock, and writes the note before it moves the first folder into place.
+A note next to the target folder records the store and the settings of the build, so that a later
+rebuild does not mistake the files for files of another store.
 """
 
 from __future__ import annotations
@@ -34,11 +33,7 @@ _WRITTEN_BY: Final = "logquarry"
 
 
 def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, Any]:
-    """Return the contents of a rebuild's note.
-
-    Args:
-        store: absolute path of the store.
-    """
+    """Return the contents of a rebuild's note; ``store`` is an absolute path."""
     shape = config.index_shape
     settings: dict[str, dict[str, Any]] = {
         CONSUME_QUEUE: {
@@ -60,7 +55,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """The entries of a note by folder; empty if the file is missing, or if a power cut emptied it.
+    """Return a note's entries by folder, or {} for a missing or empty file (power cut).
 
     Raises:
         UsageError: if the file is not a rebuild's note.
@@ -78,11 +73,7 @@ def read_note(note: Path) -> dict[str, Any]:
 
 
 def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
-    """Add folders to a note, and sync it.
-
-    Raises:
-        UsageError: if the file is not a rebuild's note.
-    """
+    """Add folders to a note, and sync it. Raises UsageError if the file is not a note."""
     disk.make_folders(note.parent)
     text = json.dumps(
         {"written_by": _WRITTEN_BY, "folders": {**read_note(note), **folders}}, indent=1
@@ -91,13 +82,9 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 
 
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
-    """Check that existing folders were built from a store with its settings.
-
-    Raises:
-        UsageError: if they belong to another store or to other settings; nothing is changed.
-    """
+    """Raise UsageError if a folder was built from another store or with other settings."""
     known = read_note(note)
-    # The note was read from JSON, which turns tuples into lists, for example.
+    # JSON turns tuples into lists, for example; do the same with the wanted note.
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name
@@ -123,7 +110,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileCount:
-    """Files of one folder of the store."""
+    """Number of files in one folder of the store, and their size."""
 
     files: int
     bytes: int
@@ -131,17 +118,13 @@ class FileCount:
 
 @dataclass(frozen=True, slots=True)
 class QueueReport:
-    """One queue. Offsets are queue offsets.
+    """The result for one queue. Offsets are queue offsets.
 
     Attributes:
-        topic: its topic.
-        queue_id: its number.
-        min_offset: queue offset of its first message in the log; its end if the log has none.
-        max_offset: one past the queue offset of its last message.
+        min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
-        restarts: number of times that its topic was recreated.
-        is_taken_over: whether its files were copied, because the log has no message of it. The
-            queue offsets of new messages continue after its last entry.
+        restarts: number of times that the topic was recreated.
+        is_taken_over: whether the old files were copied, because the log has no message.
     """
 
     topic: str
@@ -155,23 +138,17 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """The result of a rebuild, or its preview.
+    """The result of a rebuild, or a preview. If the log was not read, the log's values are None.
 
     Attributes:
-        store: the store's folder.
         into: folder of the new files, None for the store itself.
-        is_applied: whether the files were rebuilt; else this is a preview.
-        is_live: whether a process has the store open.
-        has_abort: whether the store was not shut down cleanly (and is not open).
-        old: the old files of the folders that are rebuilt.
-        quarantine: folder to which they were moved, None if they were not.
+        has_abort: whether the store is closed, but was not shut down cleanly.
+        old: the old files of each folder that is rebuilt.
+        quarantine: folder with the old files, None if no file was moved.
         log_start: physical offset of the log's first byte.
-        log_end: physical offset of the log's end, None if the log was not read.
-        messages: number of sound messages in the log, None if it was not read.
-        queues: the new queues, None if none were built.
-        index: files and bytes of the new index, None if none was built.
-        keys: number of keys in the index, None if none was built.
-        damage: damage within the log.
+        messages: number of sound messages in the log.
+        queues: the new queues, None if no queues were built.
+        index: the new index, None if no index was built.
         left_out: messages that have no place in a queue.
     """
 
@@ -217,20 +194,16 @@ def _queue(queue: QueueReport) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildJob:
-    """A rebuild's input.
+    """The input of a rebuild.
 
     Attributes:
-        layout: the store's files.
         config: settings of the store, with all sizes.
-        disk: disk of the folder.
         clock: the time in milliseconds, for the names of index files.
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
-        names: the folders to build.
-        log: reads the log; finished when all files are built.
+        log: reads the log; after the build, all of the log is read.
         likely_end: physical offset near the log's end.
-        is_live: whether a writer has the store open.
         batch: builds the batch queues; None to build no batch queues.
-        rocksdb: the folder of RocksDB below ``folder``, if the store has its queues there.
+        rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
     """
 
     layout: StoreLayout
@@ -246,7 +219,7 @@ class BuildJob:
     rocksdb: str | None = None
 
     def queue_files(self) -> QueueFiles | None:
-        """The queues to build, None to build only the index."""
+        """Return the builder of the queues; None to build only the index."""
         if CONSUME_QUEUE not in self.names:
             return None
         assert self.config.queue_file_size is not None
@@ -257,13 +230,7 @@ class BuildJob:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """The built files; all are synced.
-
-    Attributes:
-        queues: the queues, None if none were wanted.
-        index_files: number of index files.
-        keys: number of keys in them.
-    """
+    """The built files, all synced; ``queues`` is None if only the index was built."""
 
     queues: QueueFiles | None
     index_files: int = 0
@@ -277,7 +244,7 @@ def build_here(job: BuildJob, progress: Progress | None) -> Built:
     """Read the log once, and build queues and index from it.
 
     Raises:
-        UnreadableFile: if the disk no longer delivers bytes that it delivered before.
+        UnreadableFile: if the disk no longer returns bytes that it returned before.
     """
     with none_lost(str(job.folder)):
         return _build(job, progress)

@@ -1,17 +1,7 @@
 """Builds the two kinds of queues that only RocketMQ 5 has: batch queues, and queues in RocksDB.
 
-The entries of a batch queue are written one after the other from the first file on, even if queue
-offsets are missing, because the broker searches the entries for an offset. If the log has lost
-messages of a queue, the next entry covers their queue offsets too
-(:func:`logquarry.write.queue_writer.without_gaps`).
-
-For a store that has all queues in RocksDB, :class:`RocksFiles` makes the same entries as
-:class:`~logquarry.repair.rebuild.queue_files.QueueFiles`, and writes a RocksDB with the records of
-the broker: entries, bounds and the dispatched end. RocksDB writes and syncs its files without
-:mod:`logquarry.disk.disk`.
-
-If the log has lost messages in the middle of a queue, :class:`RocksFiles` refuses: a broker would
-send a consumer of such a message back to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+The broker searches a batch queue for an offset, so its entries have no gaps: an entry also covers
+lost messages before it (:func:`logquarry.write.queue_writer.without_gaps`).
 """
 
 from __future__ import annotations
@@ -52,12 +42,9 @@ class BuiltBatchQueue:
     """One batch queue during the build. Offsets are queue offsets.
 
     Attributes:
-        first: offset of the first message.
-        stop: one past the offset of the last message.
         written: bytes of the entries in the files.
         restarts: number of times that the topic was recreated.
         fillers: number of messages that the log has lost in the middle of the queue.
-        parts: entries that are not written yet.
     """
 
     first: int
@@ -69,18 +56,14 @@ class BuiltBatchQueue:
 
 
 class BatchFiles(EntryFiles):
-    """Builds the batch queues of one store.
-
-    Attributes:
-        queues: the queues so far.
-    """
+    """Builds the batch queues of one store."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         super().__init__(disk, folder, file_size)
         self.queues: dict[QueueKey, BuiltBatchQueue] = {}
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
-        """Add the entries of the next frames of one queue, in the log's order."""
+        """Add the next frames of one queue, in the log's order."""
         fault = queue_name_fault(key[0])
         starts = entries["base"].astype(np.int64)
         if fault is not None or (len(starts) and int(starts.min()) < 0):
@@ -104,7 +87,7 @@ class BatchFiles(EntryFiles):
         if queue is None:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
         elif first < queue.stop:
-            # The topic was deleted and recreated.
+            # The topic was recreated.
             for path in self._paths(key, queue):
                 self._disk.remove(path)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)
@@ -126,7 +109,7 @@ class BatchFiles(EntryFiles):
         self._held = 0
 
     def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """The old queues whose messages retention has all deleted."""
+        """Return the old queues that have no message in the log any more."""
         return [
             queue
             for queue in BatchQueue.all_of(layout)
@@ -146,13 +129,15 @@ class BatchFiles(EntryFiles):
 
 
 _FORMAT: Final = 5
-"""Format of RocksDB's tables, which the RocksDB library of brokers 5.3.3 to 5.5.0 can read."""
+"""RocksDB's table format, readable by the RocksDB library of brokers 5.3.3 to 5.5.0."""
 _BUFFER: Final = 128 << 20
 _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 
 class RocksFiles(QueueFiles):
-    """Builds the queues of one store in RocksDB.
+    """Builds the queues of one store in RocksDB, with the records of the broker.
+
+    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -177,7 +162,8 @@ class RocksFiles(QueueFiles):
         """Add the entries of the next frames, in the log's order.
 
         Raises:
-            UnsupportedStore: if the log has lost messages in the middle of a queue.
+            UnsupportedStore: if a queue has lost messages in the middle. A broker would send a
+                consumer of such a message to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():
@@ -225,10 +211,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Copy the ends of queues whose messages retention has all deleted, and close RocksDB.
-
-        A broker continues at these ends.
-        """
+        """Copy the ends of old queues that have no message in the log any more; close RocksDB."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:
@@ -252,7 +235,6 @@ class RocksFiles(QueueFiles):
             self._offsets[table.DISPATCHED] = table.DISPATCHED_END.struct.pack(self._end)
 
     def _close(self) -> None:
-        """Flush and close RocksDB, and remove the files that a broker would not write."""
         try:
             self._offsets.flush()
             self._db.flush()
@@ -266,11 +248,7 @@ class RocksFiles(QueueFiles):
 
 
 def require_dispatched(layout: StoreLayout, log_end: int) -> None:
-    """Refuse to replace queues in RocksDB if only they show that the log has lost messages.
-
-    Raises:
-        StoreUnavailable: if the broker had dispatched messages after the log's end.
-    """
+    """Raise StoreUnavailable if only RocksDB shows that messages after the log's end are lost."""
     old = open_queues(layout)
     if old is not None and old.dispatched_end > log_end:
         raise StoreUnavailable(

@@ -1,13 +1,8 @@
 """Builds consume queues and index with Spark: each task reads a part of the log.
 
-1. Tasks read the parts of the log. For each run (frames without a gap) they report the offsets of
-   each queue, and the number of keys (:class:`FoundRun`).
-2. The driver goes through the log in order. It takes what the tasks have found, and reads the rest
-   itself. It finds out for each queue whether its offsets only increase, and counts the keys before
-   each run.
-3. Tasks read their parts again. They write the entries of queues whose offsets only increase
-   (:func:`write_entries`), and each index file from its range of keys (:func:`write_index_file`).
-   The driver writes all other queues, which the code calls odd, and the runs that no task has read.
+1. Tasks report the queue offsets and the number of keys in the log (:class:`FoundRun`).
+2. The driver reads all other parts, and finds the odd queues (:func:`odd_queues`).
+3. Tasks write queue entries and index files; the driver writes the odd queues.
 """
 
 from __future__ import annotations
@@ -42,18 +37,11 @@ _MOST_SEGMENTS: Final = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """Sound frames without a gap between them, with their queue offsets and keys.
+    """A run: sound frames without a gap between them. Offsets are physical offsets, times are ms.
 
     Attributes:
-        start: physical offset of the first frame.
-        end: physical offset after the last frame.
-        count: number of frames.
-        first_time: store time of the first frame in milliseconds.
-        last_time: store time of the last frame in milliseconds.
-        queues: queue offsets of each queue in the log's order, as segments (start, stop); None if
-            there are too many segments.
-        keys: number of keys for the index.
-        ends_with_key: whether the last frame has a key.
+        queues: queue offsets of each queue in the log's order, as segments (start, stop); None for
+            a queue with too many segments.
     """
 
     start: int
@@ -78,7 +66,7 @@ class RunSummary:
     _queues: dict[QueueKey, list[tuple[int, int]] | None] = field(default_factory=dict)
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take the next frames."""
+        """Add the next frames."""
         times = followed.requests.store_timestamp
         if self.first_time is None:
             self.first_time = int(times[0])
@@ -104,7 +92,7 @@ class RunSummary:
                 known.append((first, last))
 
     def run(self, found: Stretch) -> FoundRun:
-        """Return the run with all facts."""
+        """Return the run of all added frames."""
         return FoundRun(
             start=found.start,
             end=found.end,
@@ -121,7 +109,7 @@ class RunSummary:
 
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
-    """The runs between two physical offsets of one file; CRCs are checked."""
+    """Return the runs between two physical offsets of one file; check the CRCs."""
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
@@ -135,10 +123,6 @@ def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -
 
 
 def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    """Join two runs, so that a task sends less to the driver.
-
-    Returns None if there is a gap between them, or if the result has too many segments.
-    """
     if before.end != after.start:
         return None
     queues = dict(before.queues)
@@ -169,16 +153,7 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs a second time, without their CRCs.
-
-    Args:
-        spans: physical offsets of start and end of each run.
-        take: returns the wanted facts of some frames; the arrays that it gets are valid only during
-            the call.
-
-    Raises:
-        CorruptFrame: if the log has changed.
-    """
+    """Read runs again, without their CRCs. ``take`` gets arrays that the next call overwrites."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:
@@ -205,13 +180,7 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of some runs at their queue offsets, and sync the files.
-
-    Args:
-        spans: physical offsets of start and end of each run.
-        folder: the parent folder of TOPIC/QUEUE/FILE.
-        odd: queues that the driver writes.
-    """
+    """Write the entries of runs (start, end) at their queue offsets; skip queues in ``odd``."""
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
@@ -225,25 +194,16 @@ def write_entries(
 def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """The entries of some runs by queue, some frames at a time.
-
-    Raises:
-        CorruptFrame: if the log has changed since the runs were found.
-    """
+    """Yield the entries of runs by queue. Raises CorruptFrame if the log has changed."""
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
 
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A range of the index's keys: either keys of a run, or arrays of keys.
+    """Keys of the index, from the run (start, end), or from offsets, times and hashes in ``keys``.
 
-    Attributes:
-        start: physical offset of the run's start.
-        end: physical offset of the run's end.
-        skip: number of the run's first keys that are skipped.
-        take: number of keys to use after the skipped ones.
-        keys: physical offsets, store times and hashes; None to read the run.
+    Skip ``skip`` keys, then use ``take`` keys.
     """
 
     start: int
@@ -262,11 +222,10 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write one index file, and sync it.
+    """Write and sync one index file.
 
-    Args:
-        sources: its keys in order. In every file but the first one, these begin with the previous
-            file's last key, because the header of a file begins with that key's message.
+    From the second file on, ``sources`` begins with the last key of the previous file, because the
+    file's header begins with the message of that key.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -297,7 +256,6 @@ def _keys(
             yield offsets, times, hashes
             continue
         span = source.start, source.end
-        # Number of keys of the run to skip, and number of keys to write after them.
         skip, take = source.skip, source.take
         for found in _again(layout, [span], lambda _, followed: keys_of(followed)):
             offsets, times, hashes = (values[skip : skip + take] for values in found)
@@ -313,7 +271,7 @@ def _keys(
 
 
 def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
-    """Physical offsets, store times and hashes of the keys of some frames."""
+    """Return the physical offsets, store times and hashes of the keys of some frames."""
     requests, numbers = followed.requests, followed.key_numbers
     return (
         requests.physical_offset[numbers],
@@ -323,11 +281,7 @@ def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
 
 
 class KeyCount:
-    """Distributes keys over index files.
-
-    Attributes:
-        keys: number of keys.
-    """
+    """Distributes keys over index files."""
 
     def __init__(self, shape: IndexShape) -> None:
         self._room = shape.entries - 1
@@ -337,7 +291,7 @@ class KeyCount:
         self.keys = 0
 
     def add(self, source: KeySource, *, ends_with_key: bool) -> None:
-        """Add all keys of some messages, in the log's order."""
+        """Add the keys of the next messages, in the log's order."""
         self._has_messages = True
         if source.take:
             self._sources.append(source)
@@ -345,7 +299,7 @@ class KeyCount:
         self._is_last_keyed = ends_with_key
 
     def files(self) -> list[list[KeySource]]:
-        """Return the keys of each index file; they begin with the last key of the previous file."""
+        """Return the keys of each index file, as :func:`write_index_file` takes them."""
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
@@ -369,7 +323,7 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Queues whose offsets fall back, leap or are unknown; the driver writes these."""
+    """Return the queues whose offsets decrease, jump or are unknown; the driver writes them."""
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()
     for queues in runs:

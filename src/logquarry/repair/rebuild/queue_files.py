@@ -1,8 +1,7 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-Entries are collected in memory and written many at a time, so that thousands of queues need neither
-maps nor open files. The dispatcher would write the same files
-(:mod:`logquarry.write.queue_writer`): an entry is either at its queue offset, or left out.
+:mod:`logquarry.write.queue_writer` writes the same files. Here, thousands of queues need neither
+memory maps nor open files, because entries are written in large pieces.
 """
 
 from __future__ import annotations
@@ -36,15 +35,7 @@ _ANY_SAFE_NAME: Final = "store"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A message that has no place in a queue.
-
-    Attributes:
-        topic: its topic.
-        queue_id: its queue.
-        queue_offset: its queue offset.
-        physical_offset: its physical offset.
-        reason: why the message has no place, in words.
-    """
+    """A message that has no place in a queue."""
 
     topic: str
     queue_id: int
@@ -55,15 +46,13 @@ class LeftOut:
 
 @dataclass(slots=True)
 class BuiltQueue:
-    """One queue during the build. Offsets are queue offsets.
+    """One queue during the build. All offsets are queue offsets.
 
     Attributes:
-        first: offset of the first message.
-        stop: one past the offset of the last message.
         written: one past the last entry in the files; ``begin`` if there are no entries.
         restarts: number of times that the topic was recreated.
-        gaps: start and stop of each gap; fillers replace messages that the log has lost.
-        parts: entries that are not written yet: (offset, entries) in order.
+        gaps: ranges that get fillers, because the log has lost the messages.
+        parts: (offset, entries) in memory, in order.
     """
 
     first: int
@@ -79,19 +68,12 @@ class BuiltQueue:
         return sum(stop - start for start, stop in self.gaps)
 
     def begin(self, units_per_file: int) -> int:
-        """Queue offset at which its first file begins."""
+        """Return the queue offset at which the queue's first file begins."""
         return self.first - self.first % units_per_file
 
 
 class EntryFiles:
-    """The files of the queues that are built.
-
-    Args:
-        folder: the parent folder of TOPIC/QUEUE/FILE.
-
-    Attributes:
-        left_out: messages that have no place in a queue.
-    """
+    """New queue files in ``folder``/TOPIC/QUEUE/FILE; ``left_out``: messages without a place."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
@@ -103,7 +85,6 @@ class EntryFiles:
         self._touched: dict[Path, None] = {}
 
     def _write_bytes(self, key: QueueKey, position: int, data: bytes | bytearray) -> None:
-        """Write entries of a queue from a position on, into as many files as needed."""
         rest = memoryview(data)
         while rest:
             count = min(len(rest), self._file_size - position % self._file_size)
@@ -125,11 +106,7 @@ class EntryFiles:
 
 
 class QueueFiles(EntryFiles):
-    """Builds the consume queues of one store.
-
-    Attributes:
-        queues: the queues so far.
-    """
+    """Builds the consume queues of one store."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         super().__init__(disk, folder, file_size)
@@ -178,7 +155,7 @@ class QueueFiles(EntryFiles):
         return None
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove the entries from an offset on, because the topic was recreated."""
+        """Remove the entries from an offset on: the topic was recreated."""
         queue.restarts += 1
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
@@ -200,7 +177,7 @@ class QueueFiles(EntryFiles):
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room after the queue's entries so far, for entries that tasks write."""
+        """Leave room for entries that tasks write; fill the gap before them with fillers."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
@@ -213,7 +190,7 @@ class QueueFiles(EntryFiles):
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write entries at their queue offsets; other tasks write the entries around them."""
+        """Write entries at their queue offsets; other tasks write the other entries."""
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -262,7 +239,6 @@ class QueueFiles(EntryFiles):
         self._write_bytes(key, offset * UNIT_SIZE, data)
 
     def _cut_files(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove the entries from an offset on from the files."""
         begin = queue.begin(self._room)
         for base in range(begin, queue.written, self._room):
             path = self._path(key, base * UNIT_SIZE)
@@ -279,7 +255,7 @@ class QueueFiles(EntryFiles):
                         self._disk.close(descriptor)
 
     def paths(self) -> Iterator[Path]:
-        """Paths of the files, queue by queue."""
+        """Yield the paths of the files, queue by queue."""
         for key, queue in sorted(self.queues.items()):
             for base in range(queue.begin(self._room), queue.stop, self._room):
                 yield self._path(key, base * UNIT_SIZE)
@@ -297,7 +273,7 @@ class QueueFiles(EntryFiles):
 
 
 def sync_file(disk: Disk, path: Path) -> None:
-    """Sync a file that is not open."""
+    """Sync a closed file."""
     with disk.writing(path):
         pass
 
@@ -309,12 +285,7 @@ _MOST_WAITING: Final = 8
 class KeyThread:
     """Puts keys into an index in a thread, because random access to memory is slow.
 
-    This runs in a separate thread, because random access to memory is slow.
-
-    Two threads must not call an object's methods at the same time.
-
-    Args:
-        most: number of calls that wait for the thread; the next call waits for the first of them.
+    Not thread-safe. If ``most`` calls wait for the thread, :meth:`put` blocks.
     """
 
     def __init__(self, writer: IndexWriter, most: int = 1) -> None:
@@ -324,7 +295,7 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """See :meth:`IndexWriter.put`; an error can be that of an earlier call."""
+        """See :meth:`IndexWriter.put`; can raise the error of an earlier call."""
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys, because the follower reuses them.
@@ -337,17 +308,12 @@ class KeyThread:
             self._waiting.popleft().result()
 
     def end(self) -> None:
-        """End the thread; keys that are still waiting are dropped."""
+        """End the thread; drop the keys that still wait."""
         self._thread.shutdown(cancel_futures=True)
 
 
 class IndexFiles:
-    """Builds the index of a store, in a thread.
-
-    Attributes:
-        files: number of files.
-        keys: number of keys in them.
-    """
+    """Builds the index of a store, in a thread. The counts include only complete files."""
 
     def __init__(
         self,
@@ -367,12 +333,7 @@ class IndexFiles:
         self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
-        """Add the keys of the next frames.
-
-        Raises:
-            StoreUnavailable: if the disk fails or is full, while these keys or earlier ones are
-                written.
-        """
+        """Add the keys of the next frames; can raise StoreUnavailable for earlier keys."""
         requests = run.requests
         self._thread.put(
             *(requests.physical_offset, requests.store_timestamp),
@@ -396,6 +357,6 @@ class IndexFiles:
             self._count(self._writer.last)
 
     def close(self) -> None:
-        """End the thread; keys that are still waiting are dropped."""
+        """End the thread; drop the keys that still wait."""
         self._thread.end()
         self._writer.close()

@@ -1,12 +1,8 @@
 """Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
 
-The new files are built in ``.logquarry/rebuild/``, synced, and moved to their places by renames.
-Just before these renames, the old files of the store are moved to quarantine. You can run an
-interrupted rebuild again:
-
-- During the build the store is unchanged; the next rebuild deletes the unfinished files.
-- During the renames the new files are complete (the file ``complete`` exists); the next rebuild
-  moves them to their places.
+The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. During
+the renames the file ``complete`` exists. After an interruption, the next rebuild finishes the
+renames if ``complete`` exists, and otherwise starts again.
 """
 
 from __future__ import annotations
@@ -17,7 +13,6 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from logquarry import arguments
@@ -104,17 +99,12 @@ def rebuild(
     """Rebuild consume queues and index from the log.
 
     Args:
-        path: the store's folder.
-        into: a folder for the new queues and index, which has none yet. The store is only read, up
-            to the present end of its log; a writer may have the store open.
-        apply: without ``into``: replace the store's own files, and move the old ones to quarantine.
-            The rebuild then holds the store's lock.
-        queues: whether to build the queues.
-        index: whether to build the index.
+        into: a folder for the new files, without queues and index. A writer may have the store
+            open; the rebuild reads up to the present end of the log.
+        apply: without ``into``: lock the store, replace its files, and move the old files to
+            quarantine.
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of index files and the quarantine.
-        disk: disk of the store and of ``into``.
-        builder: builds the files in their folder.
         progress: called with the bytes of the log read so far, and their total.
         note: with ``into``: a file that records the store and its settings, for
             :func:`finish_into`.
@@ -128,8 +118,8 @@ def rebuild(
         StoreUnavailable: if a process has the store open (in place), if another process uses
             ``into``, if the log's files have another size than ``config`` gives, or if the disk
             fails or is full; the store is unchanged.
-        LossRefused: without ``into`` (even for a preview), if the log has lost messages to which
-            the old queues point, and these are more than a small share. Recover the store first.
+        LossRefused: without ``into`` (even for a preview), if the old queues point to lost
+            messages of the log, and more than a small share is lost. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -159,7 +149,7 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
-        # Check the names of the log's files now, not after hours of work.
+        # Check for missing log files now, not after hours of work.
         end = layout.commit_log.end
         lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
         require_consent(layout.root, lost, None)
@@ -176,11 +166,10 @@ def rebuild(
         is_new = not target.exists()
         with alone_in(disk, target), contextlib.ExitStack() as held:
             if (target / COMMIT_LOG).is_dir():
-                # The folder is a store without queues.
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
-                # Another process may have used the folder until this process got the lock.
+                # Check again: another process may have used the folder before this lock.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -198,7 +187,6 @@ def rebuild(
 def _report(
     layout: StoreLayout, into: Path | None, names: list[str], *, is_live: bool
 ) -> RebuildReport:
-    """Return the report as it is before the build."""
     old = {}
     for name in names:
         found = _files_below(Path(layout.root) / name)
@@ -221,13 +209,6 @@ def _files_below(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class _Rebuild:
-    """One rebuild.
-
-    Attributes:
-        target: the store's folder, or the folder that gets the new files.
-        note: file that records the store and its settings; None to write none.
-    """
-
     root: Path
     target: Path
     names: list[str]
@@ -242,7 +223,6 @@ class _Rebuild:
         return self.target / REBUILD
 
     def run(self, progress: Progress | None) -> RebuildReport:
-        """Build the files, put them in place, and return the report."""
         is_in_place = self.target == self.root
         if is_in_place:
             bring_out_cut_off(self.root, self.disk)
@@ -250,7 +230,6 @@ class _Rebuild:
             shutil.rmtree(self._build)
         layout = StoreLayout.open(self.root, self.config)
         into = None if is_in_place else self.target
-        # In place, this process holds the lock.
         is_live = not is_in_place and layout.is_live()
         report = _report(layout, into, self.names, is_live=is_live)
         try:
@@ -261,9 +240,8 @@ class _Rebuild:
             raise
         if is_in_place:
             self._note_end(layout, report)
-        stamp = datetime.fromtimestamp(self.clock() / 1000, UTC)
         aside, folder = swap(
-            self._build, self.target, self.names, f"{stamp:rebuild-%Y%m%dT%H%M%SZ}", self.disk
+            self._build, self.target, self.names, "rebuild", self.clock(), self.disk
         )
         if is_in_place and CONSUME_QUEUE in self.names:
             layout = StoreLayout.open(self.root, self.config)
@@ -276,10 +254,9 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the damage in the log, and the log's end.
+        """Record the log's damage and end in a store that RocketMQ has shut down cleanly.
 
-        Without the record, readers would end the log at damage in its last file, as they do for a
-        store that RocketMQ has shut down cleanly (:mod:`logquarry.read.log_end`).
+        Without the record, readers would end the log at damage in its last file, as RocketMQ does.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -314,7 +291,7 @@ class _Rebuild:
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # The new queues would no longer show what the log has lost.
+            # The new queues would no longer show which messages the log has lost.
             lost = find_loss(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
@@ -356,7 +333,6 @@ class _Rebuild:
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int]:
-        """The audit of the log, and a physical offset near its end."""
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         if is_live:
@@ -375,17 +351,16 @@ class _Rebuild:
         ]
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # If there are no queues, messages that are in no queue can still belong to the log.
+            # Without queues, a message that no queue points to can still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
 
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy the queues whose messages retention has all deleted.
+        """Copy each old queue that has no message in the log any more.
 
-        A broker continues where such a queue ends. Without the copy, new queue offsets would begin
-        at 0, and consumers that have read the queue further would not get the new messages.
+        Without the copy, queue offsets would begin at 0 again, and consumers would miss messages.
         """
         taken = []
         if isinstance(queues, RocksFiles):
@@ -403,7 +378,6 @@ class _Rebuild:
         return taken
 
     def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:
-        """Copy the files of a queue."""
         for file in queue.files:
             data = layout.filesystem.read(file.path)
             with self.disk.writing(self._build / file.path, len(data)) as descriptor:

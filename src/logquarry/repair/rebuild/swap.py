@@ -1,9 +1,6 @@
-"""Moves rebuilt folders into place.
+"""Moves rebuilt folders into place, and finishes these renames after an interruption.
 
-If an interruption stops it, the next call finishes the renames.
-
-A build is complete when its file ``complete`` exists: see :mod:`logquarry.repair.rebuild.rebuild`.
-
+A build is complete if its file ``complete`` exists (:mod:`logquarry.repair.rebuild.rebuild`).
 :func:`replace_queues` builds queues in RocksDB for a recovery that has repaired the log.
 """
 
@@ -44,14 +41,7 @@ COMPLETE: Final = "complete"
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Check that queues and index can be built in a folder; return the folder.
-
-    Args:
-        names: names of the folders to build in it.
-
-    Raises:
-        UsageError: if they cannot be built there.
-    """
+    """Return the folder ``target``. Raises UsageError if ``names`` cannot be built there."""
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
@@ -75,14 +65,7 @@ def finish_into(
     note: Path,
     config: StoreConfig | None = None,
 ) -> bool:
-    """If an interrupted rebuild had built all files, move them into place.
-
-    Return whether all are there.
-
-    Args:
-        names: names of the folders that are wanted in it.
-        note: file that records the store and its settings.
-        config: settings of the store, as for :func:`rebuild`.
+    """Finish the renames of an interrupted rebuild; return whether ``target`` has all ``names``.
 
     Raises:
         StoreUnavailable: if another process uses the folder.
@@ -101,12 +84,7 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish an interrupted rebuild that has already moved some folders into place.
-
-    Raises:
-        UsageError: if there was such a rebuild: all files are now in place, and nothing is left to
-            build.
-    """
+    """Finish the renames of an interrupted rebuild; raise UsageError if nothing is left to do."""
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
@@ -118,7 +96,7 @@ def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
 
 
 def bring_out_cut_off(target: Path, disk: Disk) -> bool:
-    """Put the folders of an interrupted, complete rebuild in place; whether there was one."""
+    """Finish the renames of an interrupted rebuild; return whether there was a complete build."""
     build = target / REBUILD
     if not (build / COMPLETE).is_file():
         return False
@@ -131,17 +109,15 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 
 
 def swap(
-    build: Path, target: Path, names: Sequence[str], quarantined: str, disk: Disk
+    build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Put new folders in place of the old ones.
-
-    Args:
-        quarantined: name of the folder in the quarantine that gets the old folders.
+    """Move the old folders to quarantine, and the new folders into place.
 
     Returns:
-        The quarantine with the old folders (None if there were none), and the quarantine's path.
+        The quarantine folder (None if no folder was moved there), and the path of this folder.
     """
-    aside = free_path(quarantine(target, quarantined))
+    stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
+    aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
     for name in names:
         place, old = target / name, aside / name
         try:
@@ -150,7 +126,7 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Even after Ctrl-C, either all folders are moved or none.
+            # Even after Ctrl-C, the store has each folder, old or new.
             if old.exists() and not place.exists():
                 _rename(disk, old, place)
             raise
@@ -172,11 +148,7 @@ def remove_empty(*folders: Path) -> None:
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """The folder of a store's queues in RocksDB; None if there is none.
-
-    Raises:
-        UsageError: if there is one, and the package ``rocksdict`` is not installed.
-    """
+    """Return the folder of queues in RocksDB, or None; raise UsageError if rocksdict is missing."""
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
 
@@ -184,8 +156,8 @@ def folder_to_recover(layout: StoreLayout) -> str | None:
 def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
-    """The reason to build the queues in RocksDB again; None if they agree with the log."""
-    # Check this first: it explains why unreadable queues differ from the log.
+    """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
+    # Open RocksDB first: damage in RocksDB explains why its queues differ from the log.
     try:
         database = QueueDb(layout, folder)
     except CorruptFile as error:
@@ -207,7 +179,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """The reason why a broker could not serve new queues in RocksDB; None if it could."""
+    """Return why a broker could not serve new queues in RocksDB; None if the broker could."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (
@@ -227,11 +199,7 @@ def replace_queues(
     clock: Clock,
     progress: Progress | None,
 ) -> None:
-    """Build the queues from the log, and put them in place of the old ones.
-
-    Args:
-        layout: the store's files; the log ends at ``log_end``, and has only damage that stays.
-        folder: the folder of RocksDB; the old folder goes to quarantine.
+    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
 
     Raises:
         UnsupportedStore: if the log has lost messages in the middle of a queue.
@@ -256,6 +224,5 @@ def replace_queues(
     assert isinstance(built, RocksFiles)
     built.take_over(layout)
     disk.replace(build / COMPLETE, b"complete\n")
-    stamp = datetime.fromtimestamp(clock() / 1000, UTC)
-    swap(build, root, (folder,), f"{stamp:recover-%Y%m%dT%H%M%SZ}", disk)
+    swap(build, root, (folder,), "recover", clock(), disk)
     shutil.rmtree(build)

@@ -1,14 +1,8 @@
-"""Finds what a damaged log has lost: spans, the known messages in them, and queue offsets.
+"""Finds the losses of a damaged log: spans, the known messages in the spans, and queue offsets.
 
-No CRC covers the queue offset in a frame, so damage can change it unnoticed. Such an offset is
-called harmed. Salvage has no reliable queue to compare with. So it treats an offset as harmed if it
-does not fit between the offsets of the neighbouring messages. If salvage trusted a harmed offset,
-the topic would seem to be recreated, or billions of messages would seem to be missing. Salvage
-knows of a lost message if a consume queue has its entry, or if only the body in its frame is
-damaged.
-
-Damage can also change a frame's topic or queue id, and so put a sound message into another queue.
-The right queue still has an entry for this message (:func:`misnamed_messages`).
+No CRC covers the queue offset in a frame, so damage can change the offset unnoticed. Such a harmed
+offset does not fit between the offsets of the neighbouring messages. If salvage trusted the offset,
+the topic would seem to be recreated, or billions of messages would seem to be missing.
 """
 
 from __future__ import annotations
@@ -33,28 +27,25 @@ from logquarry.repair.audit.differences import consecutive, span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
-"""A range of queue offsets: the first one, and one past the last one."""
+"""Queue offsets: the first, and one past the last."""
 
 _SMALL_GAP: Final = 1 << 12
-"""A gap up to this size can be real: if an earlier salvage made this log, its gaps take no
-bytes.
-"""
+"""A gap up to this size counts as real: an earlier salvage can leave gaps without bytes."""
 
 
 @dataclass(slots=True)
 class _Break:
-    """A message whose queue offset is not one more than that of the previous message."""
+    """A message whose queue offset does not follow the offset of the previous message."""
 
     place: int
     offset: int
     before: int
     number: int
     distance: int
-    """Number of bytes in the log between the queue's previous message and this one."""
+    """Number of bytes in the log since the queue's previous message."""
 
     @property
     def is_far(self) -> bool:
-        """Whether more messages would be missing than the log has room for."""
         return self.offset - self.before > max(_SMALL_GAP, self.distance // FIXED_SIZE_V1)
 
 
@@ -65,15 +56,13 @@ class QueueStory:
     Attributes:
         first: queue offset of the first message since the topic was last recreated.
         next: one past the last queue offset.
-        gaps: offsets between ``first`` and ``next`` that no message has.
-        lives: number of times that the topic was created or recreated in this log.
-        mended: the right queue offset of each message with a harmed one, by physical offset.
+        gaps: offsets between ``first`` and ``next`` without a message.
+        mended: corrected queue offsets of messages with a harmed offset, by physical offset.
     """
 
     first: int
     next: int
     gaps: tuple[Range, ...] = ()
-    lives: int = 1
     mended: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
@@ -110,9 +99,7 @@ class QueueNotes:
         return self._next
 
     def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
-        """Take more frames; ``counts`` has the number of messages in each frame (None: one in
-        each).
-        """
+        """Add frames; ``counts`` has the number of messages in each frame (None: one in each)."""
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
@@ -132,17 +119,12 @@ class QueueNotes:
         self._next = int(last[-1]) + 1
 
     def story(self, *, mends: bool = True) -> QueueStory:
-        """The queue offsets of all messages.
-
-        Raises:
-            ValueError: if more than MOST_GAP messages are missing at one place.
-        """
+        """Return all queue offsets. Raises ValueError if a gap is larger than MOST_GAP."""
         mended = (self._mend() if mends else {}) | self._impossible
-        first, end, gaps, lives = self._first, self._next, list[Range](), 1
+        first, end, gaps = self._first, self._next, list[Range]()
         for found in self._breaks:
             if found.offset <= found.before:
                 first, gaps = found.offset, []
-                lives += 1
             elif found.offset > found.before + 1:
                 if found.offset - found.before > MOST_GAP:
                     raise ValueError(
@@ -150,15 +132,15 @@ class QueueNotes:
                         f"message before it {found.before}: one of them is invalid"
                     )
                 gaps.append((found.before + 1, found.offset))
-        return QueueStory(first, end, tuple(gaps), lives, mended)
+        return QueueStory(first, end, tuple(gaps), mended)
 
     def _mend(self) -> dict[int, int]:
-        """Remove breaks that a harmed offset explains; return right offsets by physical offset."""
+        """Drop breaks that a harmed offset explains; return the corrected offsets."""
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
         if breaks and breaks[0].number == 1 and 0 < breaks[0].offset <= breaks[0].before:
-            # The first offset is harmed. (The offsets of a recreated topic would begin at 0.)
+            # The first offset is harmed: the offsets of a recreated topic would begin at 0.
             self._first = breaks[0].offset - 1
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -185,7 +167,7 @@ class QueueNotes:
 
 
 def _is_harmed(here: _Break, behind: int) -> bool:
-    """Whether an offset does not fit between those of the neighbouring messages."""
+    """Whether an offset does not fit between the offsets of the neighbouring messages."""
     if here.offset > here.before:
         return here.before + 1 < behind < here.offset
     return behind == here.before + 2
@@ -201,10 +183,8 @@ class LostSpan:
     Attributes:
         kind: kind of the damage, as in verify.
         file: path below the store's folder.
-        offset: physical offset of its first byte.
-        length: number of bytes.
-        reason: the damage in words.
-        messages: the queue offsets of the messages in this part, as far as they are known.
+        offset: physical offset of the first byte.
+        messages: the known queue offsets of messages in this part.
     """
 
     kind: str
@@ -220,7 +200,7 @@ class LostSpan:
         return self.offset + self.length
 
     def to_json(self) -> dict[str, Any]:
-        """The span as a JSON object, in the form that docs/json.md describes."""
+        """Return the span as a JSON object (docs/json.md)."""
         return {
             "kind": self.kind,
             "file": self.file,
@@ -243,17 +223,13 @@ class LostSpan:
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """Return the damaged spans, and the span after the log's end that the log once had.
-
-    Args:
-        known_end: physical offset that the log once reached.
-    """
+    """Return the damaged spans, and the span between the log's end and ``known_end``."""
     found: list[LostSpan] = []
     for span in damage:
         path = layout.log_file(span.offset)
         last = found[-1] if found else None
         joins = last is not None and last.end == span.offset and last.kind == span.kind
-        # A gap of several files is one loss.
+        # Join the missing files of one gap to one loss.
         if last is not None and joins and span.kind == MISSING_FILE:
             last.length += span.length
             continue
@@ -268,11 +244,7 @@ def lost_spans(
 def fill_messages(
     layout: StoreLayout, spans: Sequence[LostSpan], framed: Mapping[QueueKey, Pairs]
 ) -> None:
-    """Fill in the messages of lost spans.
-
-    Args:
-        framed: physical offsets and queue offsets of messages with damage only in the body.
-    """
+    """Fill in the messages of lost spans, from queues and from frames with a damaged body."""
     if not spans:
         return
     known: dict[QueueKey, list[tuple[Int64, Int64]]] = {
@@ -295,7 +267,7 @@ def fill_messages(
 
 
 def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
-    """The queue offsets of the entries that point to some physical offsets."""
+    """Return the queue offsets of the entries that point to some physical offsets."""
     found: LostOffsets = {}
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
@@ -314,21 +286,18 @@ def misnamed_messages(
     queues: Mapping[QueueKey, QueueStory],
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
-    """The messages that a queue lacks because their frames name another queue.
+    """Find messages that a queue lacks because damage in the frame names another queue.
 
-    Such a message is saved, but in the queue that its frame names. A message is reported if three
-    facts show that its frame is damaged:
+    Salvage saves such a message in the queue that the frame names. The frame is damaged if:
 
     - An entry points to the frame, and has the frame's size and queue offset.
     - The entry before or after this entry is right.
     - The queue that the frame names has no entry for the message.
 
-    So this reports neither the swapped files of two queues, nor the entries of messages that a
-    recovery cut off.
+    So neither swapped files of two queues nor entries of truncated messages are reported.
 
     Args:
-        queues: the queue offsets of the saved messages.
-        is_saved: returns, for physical offsets, whether their frames are saved.
+        is_saved: returns, for physical offsets, whether the frames are saved.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -382,11 +351,7 @@ def misnamed_messages(
 def lost_by_queue(
     spans: Iterable[LostSpan], gaps: Mapping[QueueKey, Sequence[Range]]
 ) -> LostOffsets:
-    """Queue offsets of all lost messages that are known, by queue.
-
-    Args:
-        gaps: gaps in the queue offsets of the saved messages.
-    """
+    """Return the queue offsets of all known lost messages; ``gaps`` are between saved messages."""
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
     for span in spans:
         for key, ranges in span.messages.items():
@@ -395,7 +360,7 @@ def lost_by_queue(
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """The ranges in order; adjacent or overlapping ranges are joined."""
+    """Sort ranges, and join adjacent or overlapping ranges."""
     result: list[Range] = []
     for start, stop in sorted(ranges):
         if result and start <= result[-1][1]:
@@ -406,7 +371,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """The ranges that cover some offsets, which may have any order."""
+    """Return the ranges that cover some offsets in any order."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)
@@ -417,26 +382,25 @@ def ranges_of(offsets: Int64) -> list[Range]:
 # RocketMQ searches a queue by time, and assumes that store times never decrease. But damage can
 # change STORETIMESTAMP unnoticed, because no CRC covers it, and a clock can be set back.
 class StoreTimes:
-    """Finds the store times to correct, in the order of the new log.
+    """Finds wrong store times, in the order of the new log.
 
-    If one message is later than the next one, but the messages before and after it are in order,
-    only its own time is wrong, and it gets the time of the next message. In other cases, each
-    message that is earlier than the previous one gets the time of the previous one.
+    If only one message is later than the next message, this message gets the time of the next
+    message. Otherwise, a message that is earlier than the previous message gets the previous time.
 
     Attributes:
-        lowered: new store times of single wrong messages, by physical offset.
-        raised: number of messages that are earlier than the previous one.
+        lowered: new store times of single messages that were too late, by physical offset.
+        raised: number of messages that were earlier than the previous message.
     """
 
     def __init__(self) -> None:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last message so far: the next one shows whether its time is wrong.
+        # The last message so far; only the next message shows whether its time is wrong.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:
-        """Add some messages: their physical offsets, and their store times."""
+        """Add some messages: physical offsets and store times in milliseconds."""
         places, times = np.append(self._open, np.stack([places, times]), axis=1)
         before = np.append(self._before, times[:-1])
         late = np.flatnonzero((times[:-1] > times[1:]) & (before[:-1] <= times[1:]))
@@ -457,6 +421,6 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Store times, raised so that none is earlier than the previous one or than ``last``."""
+    """Raise store times, so that no time is earlier than the previous time or ``last``."""
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

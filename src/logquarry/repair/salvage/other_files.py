@@ -1,9 +1,7 @@
-"""Decides which files of a store, besides the log, a salvage copies, and which it leaves out.
+"""Decides which files besides the log a salvage copies.
 
-The new store is a plain store: it has a log, queue files and an index. Files that refer to messages
-by queue offset stay valid and are copied unchanged. The timer wheel refers to messages by physical
-offset, so it is written again for the messages that wait for their time. All other files are left
-out, and the salvage lists each of them with the resulting loss.
+Files that refer to messages by queue offset are copied. The timer wheel refers to messages by
+physical offset, so the salvage writes a new wheel.
 """
 
 from __future__ import annotations
@@ -44,18 +42,12 @@ _LOST: Final = {
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
-"""Feature -> the loss if its files are left out."""
+"""Feature -> the loss if the feature's files are left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of the old store that the new store does not have.
-
-    Attributes:
-        feature: its name (docs/rocketmq-5.md).
-        paths: files and folders below the store's root.
-        reason: the resulting loss.
-    """
+    """A part of the old store that the new store lacks; ``feature`` as in docs/rocketmq-5.md."""
 
     feature: str
     paths: tuple[str, ...]
@@ -64,19 +56,14 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """The files of a store besides log, queues, index and the documents in ``config/``.
-
-    Attributes:
-        carried: folders and files below the root that are copied; folders with their contents.
-        left: the parts that are not copied.
-    """
+    """The files to copy and to leave out, besides log, queues, index and files in ``config/``."""
 
     carried: tuple[str, ...]
     left: tuple[LeftBehind, ...]
 
 
 def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
-    """Decide which files of a store are copied in addition to its log, and which are left out."""
+    """Decide which files besides the log are copied, and which files are left out."""
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
@@ -94,8 +81,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # The tables become JSON files. Do not copy their RocksDB: a broker would read the RocksDB
-    # instead.
+    # The tables become JSON files. A broker would read a copied RocksDB instead.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -108,7 +94,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
 
 
 def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Names that cannot be copied, such as pipes and broken links, and what each of them is."""
+    """Yield pipes, broken links and other names that cannot be copied, each with the reason."""
     files = layout.filesystem
     for name in sorted(
         {entry.name for entry in files.list(CONFIG)} | {*files.broken_links(CONFIG)}
@@ -122,7 +108,7 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """The files with unreadable bytes, which salvage leaves out or copies only in part."""
+    """Yield the files with unreadable bytes; salvage skips them or copies only the other bytes."""
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
@@ -135,7 +121,7 @@ def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[Lef
 
 
 def carried_names(folder: Path) -> list[str]:
-    """The names in a folder that a salvage may have copied there from a store's root."""
+    """Return the names in a folder that a salvage may have copied from a store's root."""
     return sorted(
         path.name
         for path in folder.iterdir()
@@ -148,7 +134,7 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
     disk.make_folders(root / path)
     for one in below(layout.filesystem, path):
         if one.wrong is not None:
-            # The plan of the salvage lists it.
+            # other_files has listed this entry as left out.
             continue
         if one.is_dir:
             disk.make_folders(root / one.path)
@@ -160,7 +146,6 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
 def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
     view = layout.open_file(path)
     if not view.size:
-        # An empty file needs no allocation.
         disk.make_folders(target.parent)
         with disk.refusing(target):
             disk.let_go(disk.open(target, create=True))
@@ -180,15 +165,15 @@ def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
 def make_timer_files(
     layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path, now: int
 ) -> int:
-    """Write wheel, timer log and ``timercheck`` of a new store.
+    """Write the timer wheel, the timer log and ``timercheck`` of a new store.
 
     Args:
-        config: settings of the new store. It may have its log elsewhere than the damaged one.
-        root: its folder; log and queues are complete.
+        layout: the damaged store.
+        root: folder of the new store, with complete log and queues.
         now: the time in milliseconds.
 
     Returns:
-        The number of messages that wait for their time.
+        The number of timer messages that are not delivered yet.
     """
     new = StoreLayout.open(root, config)
     if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:

@@ -1,9 +1,7 @@
-"""Plans a salvage: which messages of a damaged store are saved, and where they go.
+"""Plans a salvage: the frames to copy, and their places in the new log. Writes nothing.
 
-In the new log, a frame has the same bytes, except for its physical offset and sometimes a few other
-fields (:mod:`logquarry.repair.salvage.target`). Each file of the old log becomes one file of the
-new log. So a loss moves only the later frames of the same file.
-:class:`logquarry.repair.audit.log.LogAudit` decides which frames are messages. Nothing is written.
+Each file of the old log becomes one file of the new log. So a loss moves only the later frames of
+the same file.
 """
 
 from __future__ import annotations
@@ -33,19 +31,7 @@ from logquarry.read.lost_messages import lost_messages, lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
-from logquarry.repair.salvage.losses import (
-    LostSpan,
-    Pairs,
-    QueueNotes,
-    QueueStory,
-    Range,
-    StoreTimes,
-    fill_messages,
-    lost_by_queue,
-    lost_spans,
-    misnamed_messages,
-    queued_at,
-)
+from logquarry.repair.salvage import losses
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
@@ -54,13 +40,7 @@ Pause = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Frames without a gap between them (a run), and their place in the new log.
-
-    Attributes:
-        start: physical offset of the first frame.
-        stop: physical offset after the last frame.
-        to: physical offset of the first frame in the new log.
-    """
+    """A run of frames (physical offsets), and the physical offset of the run in the new log."""
 
     start: int
     stop: int
@@ -69,27 +49,25 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames that an earlier recovery cut off, and whose bytes are still after the log's end.
+    """Sound frames after the log's end, left by an earlier truncation.
 
     Attributes:
-        messages: number of frames.
-        bytes: their bytes.
-        spans: physical offsets of start and end of each stretch.
-        included: whether they are saved.
-        moved: number of frames that get a new queue offset, because another message has the old
-            one.
+        spans: physical offsets of start and end of each run.
+        included: whether the salvage copies the stale frames.
+        moved: number of stale frames with a new queue offset, because another message has the old
+            queue offset.
     """
 
     messages: int = 0
     bytes: int = 0
-    spans: list[Range] = field(default_factory=list)
+    spans: list[losses.Range] = field(default_factory=list)
     included: bool = False
     moved: int = 0
 
 
 @dataclass(slots=True)
 class TopicCount:
-    """For one topic: the number of saved messages, their bytes, and the number of known losses."""
+    """The saved messages of one topic, their bytes, and the number of known lost messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -105,21 +83,16 @@ class SalvagePlan:
         config: settings of the new store, with all sizes.
         looked_at: how the log's end was found, in words.
         start: physical offset of the new log's first byte.
-        pieces: the saved frames, in order.
-        lost: the lost spans of the log.
-        lost_messages: number of messages in ``lost`` to which queues or index point.
+        lost_messages: number of lost messages to which queues or index point.
         queues: the queue offsets of the saved frames, by queue.
-        topics: messages by topic.
-        stale: frames after the log's end.
-        queue_offsets: the queue offset of each message that gets a new one, by physical offset.
+        queue_offsets: changed queue offsets, by the frame's old physical offset.
         rotten_offsets: number of messages with a harmed queue offset.
-        raised_times: number of messages whose store time was before that of the previous message.
-        lowered_times: new store times of single messages whose time was wrong, by physical offset.
-        ends: number of COMMIT and ROLLBACK messages that end the transaction of a lost half
-            message.
-        wrong_crcs: physical offsets of saved frames whose property CRC is wrong.
+        raised_times: number of messages with a lower store time than the previous message.
+        lowered_times: new store times of messages that were too late, by physical offset.
+        ends: number of COMMIT and ROLLBACK messages with a lost half message.
+        wrong_crcs: physical offsets of saved frames with a wrong property CRC.
         has_heads: whether the old log is a DLedger log.
-        unproved_start: the reason why messages before the log's start may be lost too, in words.
+        unproved_start: why messages before the log's start may be lost too, in words.
     """
 
     store: str
@@ -127,9 +100,9 @@ class SalvagePlan:
     looked_at: list[str]
     start: int = 0
     pieces: list[Piece] = field(default_factory=list)
-    lost: list[LostSpan] = field(default_factory=list)
+    lost: list[losses.LostSpan] = field(default_factory=list)
     lost_messages: int = 0
-    queues: dict[QueueKey, QueueStory] = field(default_factory=dict)
+    queues: dict[QueueKey, losses.QueueStory] = field(default_factory=dict)
     topics: dict[str, TopicCount] = field(default_factory=dict)
     stale: StaleFrames = field(default_factory=StaleFrames)
     queue_offsets: dict[int, int] = field(default_factory=dict)
@@ -153,14 +126,13 @@ class SalvagePlan:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost."""
+        """Whether the log has lost nothing."""
         return not self.lost
 
 
 def settings_for(layout: StoreLayout, config: StoreConfig) -> StoreConfig:
-    """Settings of the new store, with the sizes and delay levels of the old store."""
+    """Return the new store's settings, with the sizes and delay levels of the old store."""
     found = with_sizes(config, layout)
-    # The new store has its log in commitlog/.
     elsewhere = {"storePathCommitLog", "readOnlyCommitLogStorePaths", "enableDLegerCommitLog"}
     kept = tuple(one for one in found.broker_settings if one[0] not in elsewhere)
     found = replace(found, broker_settings=kept)
@@ -179,10 +151,7 @@ def plan_salvage(
     progress: Progress | None = None,
     pause: Pause = lambda: None,
 ) -> SalvagePlan:
-    """The plan for a damaged store. Nothing is changed.
-
-    Args:
-        include_stale: whether to save sound frames after the log's end.
+    """Plan a salvage; change nothing.
 
     Raises:
         CorruptStore: if queue offsets are invalid and cannot be corrected.
@@ -191,8 +160,6 @@ def plan_salvage(
 
 
 class _Planner:
-    """Makes one plan."""
-
     def __init__(
         self, layout: StoreLayout, include_stale: bool, progress: Progress | None, pause: Pause
     ) -> None:
@@ -205,16 +172,16 @@ class _Planner:
         self._size = size
         self._log = layout.commit_log
         self._follower = Follower(self._config.delay_levels_ms)
-        self._notes: dict[QueueKey, QueueNotes] = {}
+        self._notes: dict[QueueKey, losses.QueueNotes] = {}
         self._has_copies = False
-        self._framed: dict[QueueKey, Pairs] = {}
+        self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # The place of the next frame, and the file of the old log that is being copied.
+        # The place of the next frame in the new log, and the base of the current old log file.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
-        self._times = StoreTimes()
+        self._times = losses.StoreTimes()
         self._known_end = 0
         self._plan = SalvagePlan(layout.root, self._config, [])
         self._plan.stale.included = include_stale
@@ -242,15 +209,17 @@ class _Planner:
                 last_timestamp=log.last_timestamp or None,
             )
             self._known_end = max(self._known_end, vouched)
-        plan.lost = lost_spans(self._layout, log.damage, log.end, self._known_end)
+        plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # No offset in the store shows how many bytes are lost.
-            plan.lost.append(LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
+            # The checkpoint shows a loss, but no offset shows how many bytes are lost.
+            plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
-            plan.lost.append(LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason))
-        fill_messages(self._layout, plan.lost, self._framed)
+            plan.lost.append(
+                losses.LostSpan(MISSING_FILE, missing.evidence[0], 0, 0, missing.reason)
+            )
+        losses.fill_messages(self._layout, plan.lost, self._framed)
         if plan.lost:
             plan.lost_messages = lost_messages(self._layout, plan.lost).messages
         if not self._log.has_heads:
@@ -259,12 +228,11 @@ class _Planner:
         return plan
 
     def _replaced(self, log: LogAudit) -> None:
-        """Report the messages of log files that were replaced by other files."""
         frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
-            messages = queued_at(self._layout, places)
-            lost = LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
+            messages = losses.queued_at(self._layout, places)
+            lost = losses.LostSpan(MISSING_FILE, file, int(places[0]), 0, reason, messages)
             self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
@@ -278,11 +246,11 @@ class _Planner:
         bounds = find_bounds(layout, queues, ignores_cut=True)
         queued = bounds.queued
         if not self._log.files:
-            # Without a log no limit is known for valid entries.
+            # Without a log there is no upper limit for valid entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # Each message in a queue once had a frame, even if the store crashed.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues, the end of a log is unknown, even if the store was shut down cleanly.
+        # Without queues, the log's end is unknown, even if the store was shut down cleanly.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 
@@ -322,7 +290,6 @@ class _Planner:
                 said.bytes += int(total)
 
     def _note_framed(self, run: Run) -> None:
-        """Note messages with damage only in the body."""
         for _, found in follow_run(self._follower, run):
             for key, part in parts_of(found).items():
                 places, offsets = self._framed.setdefault(key, ([], []))
@@ -337,8 +304,7 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # The heads of DLedger's entries are not copied, so each frame moves by a different
-            # distance.
+            # The heads of DLedger entries are not copied, so each frame moves by another distance.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -382,8 +348,7 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message has this queue offset: the stale message gets the next
-                        # one.
+                        # Another message has this queue offset: use the queue's next offset.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -404,7 +369,7 @@ class _Planner:
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         try:
-            # A copy by multi-dispatch has another queue offset than the field of its frame.
+            # A copy by multi-dispatch has another queue offset than its frame.
             mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
                 is_batch = key[0] in self._config.batch_topics
@@ -418,12 +383,12 @@ class _Planner:
         plan.start = self._start + shift
         plan.pieces = [Piece(p.start, p.stop, p.to + shift) for p in self._pieces]
         places = NewPlaces(plan.pieces)
-        plan.lost += misnamed_messages(
+        plan.lost += losses.misnamed_messages(
             self._layout, plan.queues, lambda starts: places.of(starts) >= 0
         )
         plan.lost.sort(key=lambda span: span.offset)
         gaps = {key: story.gaps for key, story in plan.queues.items()}
-        for (topic, _), ranges in lost_by_queue(plan.lost, gaps).items():
+        for (topic, _), ranges in losses.lost_by_queue(plan.lost, gaps).items():
             count = sum(stop - start for start, stop in ranges)
             plan.topics.setdefault(topic, TopicCount()).lost += count
         halves = np.concatenate(self._halves) if self._halves else np.empty(0, np.int64)
@@ -431,11 +396,11 @@ class _Planner:
         plan.ends = int(np.count_nonzero(places.of(halves) < 0))
 
     def _shift(self) -> int:
-        """Number of bytes that is added to all physical offsets.
+        """Return the number of bytes to add to all physical offsets of the new log.
 
-        QUIRK: a filler has physical offset 0. RocketMQ's getMessage then treats the log's first
-        file as deleted, and skips the entries of all its messages. So the first file of the new log
-        must not begin at 0.
+        QUIRK: a filler has physical offset 0. If the log's first file begins at 0, RocketMQ's
+        getMessage treats that file as deleted, and skips the entries of the file's messages. So the
+        new log must not begin at 0 if a queue has fillers.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics
@@ -445,7 +410,7 @@ class _Planner:
 
 
 class NewPlaces:
-    """The new physical offsets of frames."""
+    """Maps old physical offsets of frames to new physical offsets."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         ordered = sorted(pieces, key=lambda piece: piece.start)
@@ -454,7 +419,7 @@ class NewPlaces:
         self._moves = np.array([piece.to - piece.start for piece in ordered], np.int64)
 
     def of(self, places: Int64) -> Int64:
-        """The new physical offset of each frame, -1 if it is not saved."""
+        """Return the new physical offset of each frame; -1 if the frame is not saved."""
         if not len(self._starts):
             return np.full(len(places), -1, np.int64)
         at = np.maximum(np.searchsorted(self._starts, places, "right") - 1, 0)
@@ -462,10 +427,10 @@ class NewPlaces:
         return np.where(inside, places + self._moves[at], -1)
 
 
-def _note(notes: dict[QueueKey, QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
+def _note(notes: dict[QueueKey, losses.QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
     for key, part in parts.items():
         known = notes.get(key)
         if known is None:
-            known = notes[key] = QueueNotes(int(part.offsets[0]))
+            known = notes[key] = losses.QueueNotes(int(part.offsets[0]))
         places = part.units["physical_offset"].astype(np.int64)
         known.take(places, part.offsets, part.counts)

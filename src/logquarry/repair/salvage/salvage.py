@@ -1,12 +1,7 @@
 """Salvage and convert: copy every sound message of a store into a new store.
 
-The new store is made in a folder within the target (``DIR/.salvage``). When the store is complete,
-it is moved to the target, so that no program opens an incomplete store. A safe recovery of the new
-log builds queues and index.
-
-:func:`convert` makes a plain store from a store whose log is outside of ``commitlog/``. A broker of
-RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new physical offsets,
-because the head of each entry is not copied; their queue offsets stay.
+The new store is made in ``DIR/.salvage``, and moved to ``DIR`` when the store is complete. So no
+program opens an incomplete store.
 """
 
 from __future__ import annotations
@@ -44,22 +39,12 @@ from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
-"""Folder below ``.logquarry/`` of the new store, for the originals of files that salvage
-changed.
-"""
+"""Folder below ``.logquarry/`` of the new store, for the originals of changed files."""
 
 
 @dataclass(slots=True)
 class MovedProgress:
-    """The change to a group's consumer offset, after a queue has lost its last messages.
-
-    Attributes:
-        topic: topic of the queue.
-        queue_id: number of the queue.
-        group: the consumer group.
-        was: its old progress: a queue offset after the queue's new end.
-        now: its new progress: the queue's new end.
-    """
+    """A consumer offset that salvage lowers from ``was`` to the queue's new end ``now``."""
 
     topic: str
     queue_id: int
@@ -70,17 +55,14 @@ class MovedProgress:
 
 @dataclass(slots=True)
 class Salvaged:
-    """The result of a salvage, or its preview.
+    """The result of a salvage, or a preview.
 
     Attributes:
-        plan: the plan.
-        into: the new store's folder, None if nothing was written.
-        progress: consumer groups whose progress had to change.
+        into: the new store's folder, None for a preview.
+        progress: changed consumer offsets.
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
-        left_behind: parts of the store that are not in the new store, with the resulting loss.
         timers: number of timer messages in the new store's wheel.
-        seconds: duration.
     """
 
     plan: SalvagePlan
@@ -94,11 +76,11 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost: no part of the log, and no file that matters."""
+        """Whether nothing is lost, neither of the log nor of the other files."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
-        """The document that docs/json.md describes."""
+        """Return the result as ``salvage --json`` prints it (docs/json.md)."""
         plan, stale = self.plan, self.plan.stale
         # All messages of a DLedger log get new offsets: a list would be as long as the log.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
@@ -146,15 +128,12 @@ def salvage(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Save every sound message of a store.
+    """Copy every sound message of a store into a new store; the old store is not changed.
 
     Args:
-        layout: the store's files; they are not changed.
         into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to also save sound frames after the log's end; they become the last
-            messages of the new log.
+        include_stale: whether to also copy stale frames, as the last messages of the new log.
         disk: disk of the new store.
-        bars: makes progress bars.
         pause: called at safe points; raise to cancel.
 
     Raises:
@@ -162,7 +141,7 @@ def salvage(
         UnsupportedStore: if a plain store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
         CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
-            no longer delivers bytes that it delivered before.
+            no longer returns bytes that it returned before.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -180,7 +159,7 @@ def salvage(
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, ())
-    # timercheck belongs to the timer wheel, which salvage writes again.
+    # make_timer_files writes timercheck for the new timer wheel.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is None:
@@ -223,19 +202,18 @@ def salvage(
 
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
-    """Return the groups whose progress had to change, and the new files of ``config/`` by path."""
     documents: dict[str, bytes] = {}
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
-            # A pipe or a device is not a regular file, and is not copied.
+            # Pipes and devices cannot be read, and are not copied.
             with suppress(UnreadableFile, FileNotFoundError):
                 documents[path] = layout.filesystem.read(path)
     for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():
         documents[f"{CONFIG}/{file}"] = table
     topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
     if topics not in documents:
-        # Without this file, a broker serves no topic of the new store to clients.
+        # Without this file, a broker serves no topic of the new store.
         documents[topics] = broker_config.encode_topics(
             topics_of(plan.queues), batch_topics=plan.config.batch_topics
         ).encode()
@@ -245,7 +223,6 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     try:
         offsets = broker_config.decode_consumer_offsets(documents[path])
     except (ValueError, TypeError, RecursionError):
-        # A damaged file is copied as it is.
         return [], documents
     moved = _moved_progress(layout, plan, offsets)
     if moved:
@@ -266,9 +243,9 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Consumer groups whose progress lies after the end of their queue.
+    """Find consumer offsets after the end of their queue.
 
-    A broker would send them back to the queue's beginning, or let them skip new messages.
+    With such an offset, a broker would repeat all messages of the queue, or skip new messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -287,16 +264,15 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        salvaged: the new store, the losses, and the files that were not copied.
-        uncommitted: number of messages of a DLedger log that its group had not committed. They are
-            in the new store too, because some member of the group may have acknowledged them.
+        uncommitted: number of messages of a DLedger log that the group had not committed. The new
+            store has these messages too, because a member may have acknowledged them.
     """
 
     salvaged: Salvaged
     uncommitted: int
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``convert --json``: that of ``salvage --json``, and ``uncommitted``."""
+        """Return the JSON of ``convert``: the JSON of ``salvage``, and ``uncommitted``."""
         return self.salvaged.to_json() | {"uncommitted": self.uncommitted}
 
 
@@ -310,8 +286,10 @@ def convert(
 ) -> Converted:
     """Make a plain store from a DLedger log, or from a log in several folders.
 
+    A broker of RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new
+    physical offsets, because the heads of the entries are not copied. The queue offsets stay.
+
     Args:
-        layout: the store's files; they are not changed.
         into: the folder of the new store, empty or missing; None to write nothing.
 
     Raises:
@@ -331,7 +309,7 @@ def convert(
 
 
 def _uncommitted(layout: StoreLayout) -> int:
-    """The messages of a DLedger log that the group had not committed; 0 if that is unknown."""
+    """Count the messages that a DLedger group had not committed; 0 if the number is unknown."""
     folders = layout.log_folders
     if not folders.has_heads:
         return 0
@@ -347,7 +325,6 @@ def _uncommitted(layout: StoreLayout) -> int:
 
 
 def _last_index(layout: StoreLayout) -> int | None:
-    """The index of the last entry; None if there is none."""
     last = None
     for file in layout.commit_log.files[-2:]:
         data, at = layout.open_file(file.path).window(0, file.size), 0

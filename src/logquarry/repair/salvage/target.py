@@ -1,15 +1,7 @@
-"""Makes the new store of a salvage: its folder, and its log.
+"""Makes the new store of a salvage: the folder and the log.
 
-The store is made in ``DIR/.salvage``, and is moved to ``DIR`` when it is complete. :func:`settle`
-finishes or undoes an interrupted salvage.
-
-The writer of the log changes these fields of a frame:
-
-- PHYSICALOFFSET
-- PREPAREDTRANSACTIONOFFSET, if the half message gets a new offset
-- STORETIMESTAMP, if it is out of order
-- QUEUEOFFSET, if the plan replaces it
-- the property CRC, if a field changed and the CRC was right
+In a copied frame, :class:`LogWriter` can change PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
+STORETIMESTAMP, QUEUEOFFSET, and the property CRC.
 """
 
 from __future__ import annotations
@@ -64,11 +56,7 @@ REPORT: Final = "salvage.json"
 
 
 def check_target(layout: StoreLayout, into: Path) -> None:
-    """Check that a new store can be made in a folder.
-
-    Raises:
-        UsageError: if it cannot be made there.
-    """
+    """Raise UsageError if the new store's folder is not empty, or lies within the old store."""
     if isinstance(layout.filesystem, LocalFileSystem):
         store = Path(layout.root).resolve()
         if store == into.resolve() or store in into.resolve().parents:
@@ -87,12 +75,11 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 def settle(location: str, into: Path) -> bool:
-    """Undo or finish an interrupted salvage; return whether the new store is complete.
+    """Finish or undo an interrupted salvage; return whether the new store is complete.
 
     Raises:
         StoreUnavailable: if the salvage is still running.
-        UsageError: if another store was saved there, or the folder holds other files; nothing is
-            removed then.
+        UsageError: if another store was saved there, or the folder holds other files.
     """
     try:
         held_by_us = lock_folder(into)
@@ -118,13 +105,13 @@ def _settle(location: str, into: Path) -> bool:
 
 
 def _undo_or_finish(into: Path) -> bool:
-    """Finish an interrupted salvage and return True, or remove its incomplete files."""
+    """Finish an interrupted salvage and return True, or remove the incomplete files."""
     work = into / SALVAGE
     if work.is_dir():
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log is moved last, so the store is complete: a broker may use it already.
+        # The log is moved last, so the store is complete, and a broker may already use the store.
         work.rmdir()
     return True
 
@@ -132,7 +119,7 @@ def _undo_or_finish(into: Path) -> bool:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # The report is written before the first part is moved to the target.
+    # The report is written before any folder is moved to the target.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += carried_names(into)
@@ -148,7 +135,7 @@ def _remove_unfinished(into: Path) -> None:
             shutil.rmtree(into / name, ignore_errors=True)
         else:
             (into / name).unlink()
-    # Remove this folder last: it shows that the other files are ours.
+    # Remove .salvage last: this folder shows that a salvage made the other files.
     shutil.rmtree(work)
 
 
@@ -158,12 +145,7 @@ def _unlock(descriptor: int | None) -> None:
 
 
 class SalvageTarget:
-    """The folder of the new store.
-
-    Attributes:
-        disk: its disk.
-        work: the folder within it where the store is made.
-    """
+    """The folder of the new store; ``work`` is the folder of the incomplete store."""
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
@@ -181,7 +163,7 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program put the file there while this salvage read the damaged store.
+            # Another program put the file there while the salvage read the damaged store.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -191,12 +173,10 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove only the files that this salvage has made. The first Ctrl-C does not interrupt
-        this.
-        """
+        """Remove only the files that this salvage has made; ignore the first Ctrl-C."""
         if not self._has_begun:
             return
-        # If a file cannot be removed, the folder .salvage stays, and marks the store as incomplete.
+        # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
             if not _undo_or_finish(self._into) and self._is_new:
                 self._into.rmdir()
@@ -217,15 +197,14 @@ class SalvageTarget:
         AbortFile(self.disk, self.work).remove()
         self._keep_queue_files(plan)
         keep_settings(self.disk, self.work, plan.config)
-        # The new store's users do not need the report of this recovery.
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
         """Keep RocketMQ's clean-up from deleting queue files that end in a filler.
 
-        QUIRK: the clean-up deletes a file whose last entry points before the log's start, and a
-        filler points to 0. So such a last entry gets another physical offset: the start of the log
-        file with the queue's next message. Readers skip no message for this, because no entry
+        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start. A
+        filler points to 0. So a filler at a file's end gets a physical offset in the log: the start
+        of the log file with the queue's next message. Readers skip no message, because no entry
         follows in the queue file.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
@@ -273,14 +252,14 @@ _V6_MORE = message_id.HOST_SIZE_V6 - message_id.HOST_SIZE_V4
 
 
 class LogWriter:
-    """Writes the log of one plan."""
+    """Writes the log of a salvage."""
 
     def __init__(self, layout: StoreLayout, plan: SalvagePlan, disk: Disk, root: Path) -> None:
         self._layout = layout
         self._plan = plan
         self._disk = disk
         self._root = root
-        # The planner has checked the CRCs.
+        # The planner has already checked the CRCs.
         self._reader = LogReader(layout, check_crc=False)
         self._places = NewPlaces(plan.pieces)
         size = plan.config.mapped_file_size_commit_log
@@ -293,11 +272,7 @@ class LogWriter:
         self._last_time = 0
 
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write the whole log, and sync it.
-
-        Raises:
-            CorruptStore: if the store has changed since the plan was made.
-        """
+        """Write the whole log, and sync the files. Raises CorruptStore if the store has changed."""
         done, total = 0, self._plan.bytes
         try:
             for piece in self._plan.pieces:
@@ -340,7 +315,6 @@ class LogWriter:
         self._end = to - self._base + len(data)
 
     def _patched(self, run: Run, data: Bytes, move: int) -> Bytes:
-        """The bytes of a run's frames in the new log."""
         rows = run.rows
         at = rows[:, POSITION].astype(np.int64) - int(rows[0, POSITION])
         fields = columns.fixed_fields(run.window, rows, _FIELDS)
@@ -405,15 +379,15 @@ class LogWriter:
 
 
 def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
-    """The numbers of the frames that get a new value, and these values."""
+    """Return row numbers of frames with a new value, and the new values."""
     found = np.flatnonzero(np.isin(places, list(values)))
     return found, np.array([values[place] for place in places[found].tolist()], np.int64)
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
-    """Compute the property CRC of each changed frame again, and write it into the frame.
+    """Write the property CRC of each changed frame again.
 
-    A CRC that was wrong stays wrong: a right CRC would hide the damage from verify and the broker.
+    A wrong CRC stays wrong: a right CRC would hide the damage from verify and the broker.
     """
     carriers = property_crc.carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():

@@ -1,8 +1,4 @@
-"""Findings of verify: their kinds with severity, meaning and next step, and the report.
-
-A report can have many findings, but the user types one command at a time (:func:`next_step`). A
-recovery comes first, because queues and index are built from the log.
-"""
+"""Findings of verify: their kinds with severity, meaning and next step, and the report."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from logquarry.text import document
 
 
 class Action(Enum):
-    """The user's next step for a finding. The most urgent step comes first."""
+    """The user's next step for a finding."""
 
     RECOVER = "`recover`"
     QUEUES = "`rebuild --queues`"
@@ -41,9 +37,8 @@ class Kind(NamedTuple):
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
-        meaning: what the finding means, in the words of the docs.
-        action: the user's next step.
-        words: the text of the step in the docs; if empty, the docs use ``action.value``.
+        meaning: the meaning of the finding, as in the docs.
+        words: the next step in the docs' words; if empty, the docs use ``action.value``.
     """
 
     severity: Severity
@@ -53,7 +48,7 @@ class Kind(NamedTuple):
 
     @property
     def step(self) -> str:
-        """The next step in the words of the docs."""
+        """The next step, as in the docs."""
         return self.words or self.action.value
 
 
@@ -253,7 +248,6 @@ KINDS: Final[Mapping[str, Kind]] = {
         "`recover`, if RocketMQ must open the store",
     ),
 }
-"""Each kind of finding by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,12 +255,10 @@ class Finding:
     """One finding of verify.
 
     Attributes:
-        kind: one of the names in :data:`KINDS`.
-        severity: ``damage``, or ``note`` for a fact that is not damage.
+        kind: a name in :data:`KINDS`.
         file: path below the store's folder.
-        offset: in the commit log a physical offset, elsewhere a position in the file.
-        length: number of bytes that are affected, 0 if unknown.
-        reason: the finding in words.
+        offset: a physical offset for the commit log; for other files a position in the file.
+        length: number of affected bytes, 0 if unknown.
     """
 
     kind: str
@@ -277,7 +269,7 @@ class Finding:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as an object of ``verify --json``."""
+        """Return the finding as an object of ``verify --json``."""
         return document(self)
 
 
@@ -287,7 +279,6 @@ class VerifyReport:
 
     Attributes:
         store: path or URL of the store.
-        findings: first those of the log in its order, then those of queues, index and other files.
         counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
         recorded: physical offsets of the damage that a recovery has recorded.
     """
@@ -304,7 +295,7 @@ class VerifyReport:
 
     @property
     def by_kind(self) -> Counter[str]:
-        """The number of findings of each kind."""
+        """Number of findings of each kind."""
         return Counter(finding.kind for finding in self.findings)
 
     def add(
@@ -317,9 +308,7 @@ class VerifyReport:
         *,
         is_explained: bool = False,
     ) -> None:
-        """Add a finding. If a crash explains it, it is a note; otherwise its kind gives the
-        severity.
-        """
+        """Add a finding with the kind's severity, or as a note if a crash explains the finding."""
         severity: Severity = "note" if is_explained else KINDS[kind].severity
         self.findings.append(Finding(kind, severity, file, offset, length, reason))
 
@@ -338,12 +327,12 @@ class VerifyReport:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The document of ``verify --json``."""
+        """Return the document of ``verify --json``."""
         return document(self, ("store", "findings", "counts"))
 
 
 def markdown() -> str:
-    """The kinds as a table for the documentation."""
+    """Return the kinds as a table for the documentation."""
     lines = ["| kind | severity | meaning | next step |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {kind.severity} | {kind.meaning} | {kind.step} |"
@@ -357,7 +346,7 @@ class Next(NamedTuple):
 
     Attributes:
         words: the command, then its options; the store's path goes between them.
-        before: what the user must do before the command; empty if there is nothing to do.
+        before: a step of the user before the command, in words.
     """
 
     words: tuple[str, ...]
@@ -365,7 +354,7 @@ class Next(NamedTuple):
 
 
 def next_step(report: VerifyReport) -> Next | None:
-    """The next step after a verification; None if there is nothing to do."""
+    """Return the next step after a verification; None if there is nothing to do."""
     damage = [finding for finding in report.findings if finding.severity == "damage"]
     kinds = {finding.kind for finding in report.findings}
     if not damage and ("abort_file" not in kinds or "live" in kinds):
@@ -399,9 +388,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """The next step if a file that is no index has the name of an index file, so that keys are
-    missing.
-    """
+    """Return the next step if a file that is no index has the name of an index file."""
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)
@@ -412,8 +399,7 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery replaces no file of the broker's configuration, but a rebuild writes
-    # ``timercheck``.
+    # A recovery replaces no file of ``config/``, but a rebuild writes ``timercheck``.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action

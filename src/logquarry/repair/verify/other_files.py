@@ -1,9 +1,7 @@
 """Checks the files of a store besides log and index, and the names of queue files.
 
-The message of a queue entry has a topic, a queue id and a queue offset, which show where the entry
-belongs. If most entries of a queue file belong in another file, the file was renamed, or two files
-were swapped. Other findings only list the wrong entries; :func:`misnamed_queue_files` finds this
-cause of them.
+A frame's topic, queue id and queue offset show the right file for its queue entry. If most entries
+of a queue file belong in another file, the file was renamed, or two files were swapped.
 """
 
 from __future__ import annotations
@@ -51,23 +49,19 @@ from logquarry.repair.verify.findings import VerifyReport
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
-"""Number of entries of a queue file for which the check reads the messages."""
+"""Number of entries per queue file for which the check reads the frames."""
 _REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link that has the name of a store's file.
-
-    Writers refuse such a store.
-    """
+    """Report the first folder, pipe or broken link in place of a file: writers refuse the store."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
     try:
         check_entries(root, layout.config)
     except WrongEntry as error:
-        # A folder of the log can be outside the store's folder.
         inside = error.path.is_relative_to(root)
         name = error.path.relative_to(root) if inside else error.path
         report.add("wrong_entry", str(name), 0, error.reason)
@@ -76,7 +70,7 @@ def check_names(layout: StoreLayout, report: VerifyReport) -> None:
 def check_checkpoint(
     layout: StoreLayout, report: VerifyReport, *, messages: int, last_time: int, is_live: bool
 ) -> None:
-    """Compare the checkpoint with the log's number of messages and its last store time."""
+    """Compare the checkpoint with the log's last store time, in milliseconds."""
     try:
         found = layout.read_checkpoint()
     except UnreadableFile:
@@ -101,7 +95,7 @@ def check_checkpoint(
 
 
 def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
-    """Read the files that no other check reads, so that unreadable blocks in them are found."""
+    """Read the files that no other check reads, to find unreadable blocks."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
@@ -190,12 +184,12 @@ def check_sidecar(
 
 
 def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> None:
-    """Compare the state table and the redo log of a store of 3.x with its log.
+    """Compare the state table and the redo log of a store of 3.x with the log.
 
-    After a crash they usually differ, so the findings are notes.
+    After a crash the findings are only notes, because the tables usually differ from the log.
     """
     check = TransactionCheck()
-    # A frame counts even if its body is damaged, as it does for queues.
+    # As for queues, a frame with damage only in the body still counts.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
@@ -212,11 +206,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The misnamed files of all queues that have findings, each with the reason.
-
-    Args:
-        files: paths with findings; paths outside of the queues are skipped.
-    """
+    """Yield the misnamed queue files, each with the reason, for queues with ``files``."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
@@ -235,7 +225,6 @@ def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[
 
 
 def _right_path(layout: StoreLayout, log: CommitLog, file: StoreFile) -> str | None:
-    """The path that fits the messages of most entries of a file; None if there is no such path."""
     places = Counter(islice(_places(layout, log, file), _MOST_ENTRIES))
     if not places:
         return None
@@ -255,7 +244,7 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
         if entry.is_filler:
             continue
         found = log.outcome_at(entry.physical_offset, check_crc=False)
-        # The queue offsets of a copy by multi-dispatch are in its properties.
+        # A copy by multi-dispatch has its queue offsets in the properties.
         if not isinstance(found, Frame) or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position

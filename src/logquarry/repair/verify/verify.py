@@ -1,8 +1,7 @@
 """Verify: reads the log once, checks the whole store, and changes nothing.
 
-While it reads the log, it compares each run of frames with queues and index
-(:mod:`logquarry.repair.audit`). Then it turns the differences into findings, and checks the
-checkpoint, the configuration and logquarry's own files.
+The walk of the log compares frames with queues and index (:mod:`logquarry.repair.audit`). Then
+verify turns the differences into findings, and checks all other files.
 """
 
 from __future__ import annotations
@@ -45,16 +44,8 @@ from logquarry.repair.audit.runs import (
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import replaced_files, replaced_frames
+from logquarry.repair.verify import other_files
 from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.other_files import (
-    check_checkpoint,
-    check_config,
-    check_names,
-    check_sidecar,
-    check_transactions,
-    misnamed_queue_files,
-    read_other_files,
-)
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -73,18 +64,16 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Findings that are only notes while a writer has the store open, because the writer appends to the
-log before it writes the queues.
+"""Findings that are only notes while a writer has the store open: a writer appends to the log
+before the dispatcher writes the queues.
 """
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Findings that are only notes after RocketMQ's recovery, because this recovery cuts queues and
-index in memory only.
-"""
+"""Findings that are only notes after RocketMQ's recovery, which cuts queues and index in memory."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings about messages that queues or index have, but that the log may have lost."""
+"""Findings about messages in queues or index that the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
-"""Findings that a log file of another store causes."""
+"""Findings that show a log file of another store."""
 _FRAME_FAULTS: Final = {
     "oversized": "{size} bytes are more than maxMessageSize, {most}",
     "suspect_text": "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
@@ -102,14 +91,11 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store, changing nothing.
+    """Check a store without changing it. Damaged contents give findings, but no error.
 
     Args:
         progress: called with the bytes checked so far, and the total of log, queues and index.
-        sound: parts that Spark tasks have found sound (default: threads of this process read all).
-
-    Returns:
-        Findings of damage and notes. Damaged contents never raise an error.
+        sound: parts of the log that Spark tasks have already checked (default: none).
 
     Raises:
         UsageError: if the files contradict the configuration.
@@ -152,7 +138,6 @@ class _Verification:
         self.total_bytes = self.log_bytes + self.queue_bytes + index_bytes
 
     def run(self) -> VerifyReport:
-        """Check everything."""
         end = self._log()
         self._advance(self.log_bytes)
         lost: list[DamagedSpan | ExpiredSpan] = [*self.damage, *self.expired]
@@ -160,27 +145,29 @@ class _Verification:
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
-        for path, reason in misnamed_queue_files(self.layout, damaged):
+        for path, reason in other_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
-            check_transactions(self.layout, end, self.report)
-        check_checkpoint(
+            other_files.check_transactions(self.layout, end, self.report)
+        other_files.check_checkpoint(
             self.layout,
             self.report,
             messages=self.messages,
             last_time=self.last_time,
             is_live=self.live,
         )
-        check_names(self.layout, self.report)
-        check_config(self.layout, self.report)
+        other_files.check_names(self.layout, self.report)
+        other_files.check_config(self.layout, self.report)
         if not self.live:
             self.report.add_all(timer_faults(self.layout))
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
-        check_sidecar(self.layout, self.report, is_live=self.live, last_sound=self.last_sound)
-        read_other_files(self.layout, self.report)
+        other_files.check_sidecar(
+            self.layout, self.report, is_live=self.live, last_sound=self.last_sound
+        )
+        other_files.read_other_files(self.layout, self.report)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
@@ -207,14 +194,11 @@ class _Verification:
         return self.report
 
     def _advance(self, done: int) -> None:
-        """Report the progress: bytes of the log, then of the queues, then of the index."""
         if self.progress is not None:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that seem replaced, because queues show other messages at their
-        offsets.
-        """
+        """Report log files that seem replaced: queues show other messages at their offsets."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
@@ -223,7 +207,6 @@ class _Verification:
             self.report.add(MISSING_FILE, path, int(places[0]), reason)
 
     def _lost(self, end: int) -> dict[str, int]:
-        """Count the messages that queues or index have, but that the log has lost."""
         has_lost = self.damage or self.report.by_kind.keys() & _OF_LOST
         if self.live or not has_lost:
             lost = LostMessages(0, 0)
@@ -240,7 +223,6 @@ class _Verification:
 
     # ---------------------------------------------------------------------------------------- log
     def _log(self) -> int:
-        """Read the log, and return the physical offset of its end."""
         self._log_files()
         bound = log_bound(self.layout)
         log = self.layout.commit_log
@@ -305,7 +287,6 @@ class _Verification:
             self.report.add("misnamed_file", path, 0, reason)
         lacks_first = self.layout.lost_head is not None
         for found in file_differences(log.files, log.file_size, lacks_first=lacks_first):
-            # Reading the log reports missing files.
             if found.fault in (FileFault.SIZE, FileFault.EMPTY_LAST):
                 self.report.add_all([found.size_difference(found.file.base)])
 
@@ -324,8 +305,8 @@ class _Verification:
             for followed, parts in facts.parts:
                 self.queues.add(followed, parts)
                 if not self.live:
-                    # Retention can delete index files during the walk. Their keys would seem to be
-                    # missing.
+                    # While a broker runs, retention can delete index files during the walk. The
+                    # deleted keys would seem to be missing.
                     self.index.add(followed)
         if facts.last_keyed is not None:
             self.last_keyed = facts.last_keyed
@@ -337,7 +318,6 @@ class _Verification:
                 self.report.add(kind, self.layout.log_file(offset), offset, reason, size)
 
     def _count_keys(self, bound: int | None) -> None:
-        """Count the keys of the log, for an index whose entries differ from them."""
         levels = self.layout.delay_levels_ms
         for event in LogReader(self.layout, bound=bound).events():
             if isinstance(event, Run):
@@ -356,7 +336,6 @@ class _Verification:
         self.report.add(span.kind, path, span.offset, span.reason + noted, span.length)
 
     def _beyond(self, end: int) -> None:
-        """Report bytes after the known end of a log."""
         reader = LogReader(self.layout, check_crc=True)
         stale = stale_bytes = 0
         first: int | None = None
@@ -396,7 +375,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of earlier messages after the log's end; False if there are none."""
+        """Report bytes of older messages after the log's end; return whether there are any."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -413,7 +392,7 @@ class _Verification:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _unreadable(self) -> None:
-        """Report unreadable bytes outside of frames: in other files, or after the log's end."""
+        """Report unreadable bytes outside of damaged frames."""
         lost = [span for span in self.damage if span.kind == UNREADABLE]
         bases = {file.path: file.base for file in self.layout.commit_log.files}
         for path, ranges in sorted(self.layout.filesystem.unreadable.items()):

@@ -1,8 +1,7 @@
-"""One consumer of a group: reads messages from its queues and commits the handled messages.
+"""One consumer of a group: reads messages from its queues, and commits the handled messages.
 
-A message counts as handled when the caller requests the next message. A message that was returned
-but not handled is returned again, so each message is delivered at least once. After a crash, the
-consumer also returns the messages again that were handled since the offsets were last written.
+A message counts as handled when the caller requests the next message. Delivery is at least once:
+after a crash, the consumer repeats the messages since the offsets were last written.
 """
 
 from __future__ import annotations
@@ -34,24 +33,13 @@ _MOST_READS = 64
 """After this many reads of a queue without a matching message, the next queue gets its turn."""
 
 
-class ConsumerParts(NamedTuple):
-    """The parts of the store that a consumer uses."""
-
-    reader: QueueReader
-    arrivals: Arrivals
-    progress: Progress
-    put: Callable[[Message], PutResult]
-    save: Callable[[], None]
-    closed: Callable[[Consumer], None]
-
-
 class _Slot:
     """A queue that is assigned to the consumer.
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets from ``done`` on that were returned and are not yet handled.
-        committed: the queue offset that the user committed, if it is above ``done``.
+        given: number of queue offsets from ``done`` on, returned to the caller but not yet handled.
+        committed: the queue offset that the user committed, if above ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -63,8 +51,6 @@ class _Slot:
 
 
 class _Found(NamedTuple):
-    """Matching messages of one queue."""
-
     slot: _Slot
     messages: Sequence[StoredMessage]
     positions: Sequence[int]
@@ -74,24 +60,27 @@ class _Found(NamedTuple):
 class Consumer:
     """Consumes messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
 
-    Use a plain iteration, an asynchronous iteration or :meth:`poll`, but only one of them at a
-    time. Not thread-safe. Several consumers of a group share the group's queues.
+    Use plain iteration, asynchronous iteration or :meth:`poll`, but only one at a time. Not
+    thread-safe. The consumers of a group share the group's queues.
 
     Args:
-        subscription: the group, the topics and the filter.
-        group: the group that the consumer joins.
-        parts: the parts of the store that the consumer uses.
         auto_commit: whether handled messages are committed automatically.
-        timeout: seconds without a message after which an iteration ends; None: it never ends.
-        max_reconsume_times: how often a message can be sent back; then it becomes a dead letter.
+        timeout: an iteration ends after this many seconds without a message; None: it never ends.
+        max_reconsume_times: how often a message can be sent back. After that, the message becomes a
+            dead letter.
     """
 
     def __init__(
         self,
         subscription: Subscription,
         group: ConsumerGroup,
-        parts: ConsumerParts,
         *,
+        reader: QueueReader,
+        arrivals: Arrivals,
+        progress: Progress,
+        put: Callable[[Message], PutResult],
+        save: Callable[[], None],
+        closed: Callable[[Consumer], None],
         auto_commit: bool,
         timeout: float | None,
         max_reconsume_times: int,
@@ -99,26 +88,27 @@ class Consumer:
         self.subscription = subscription
         self.topics = subscription.all_topics
         self._group = group
-        self._parts = parts
-        self._reader = parts.reader
-        self._arrivals = parts.arrivals
+        self._reader = reader
+        self._arrivals = arrivals
+        self._progress = progress
+        self._put = put
+        self._save = save
+        self._closed = closed
         self._auto_commit = auto_commit
         self._timeout = timeout
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues in the order of their turns; the queue whose turn is next is the last one."""
+        """The queues in the order of their turns; the last queue is next."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
-        """Whether the last search for messages stopped before it had read all queues to their
-        ends.
-        """
+        """Whether the last search stopped before it reached the ends of all queues."""
         self._shared_version = -1
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
         self._lock = threading.Lock()
-        """Protects changes of the assignment, because other threads commit the slots."""
+        """Protects the assignment, because other threads commit the slots."""
         group.join(self)
         try:
             self._share()
@@ -139,30 +129,30 @@ class Consumer:
 
     @property
     def queues(self) -> tuple[QueueKey, ...]:
-        """(topic, queue id) of the queues that the consumer has now, sorted."""
+        """(topic, queue id) of the assigned queues, sorted."""
         return tuple(sorted(self._slots))
 
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
-        """The group's lost offsets, with their estimates."""
-        return self._parts.progress.estimates(self.group, self.topics)
+        """The estimates of the group's lost offsets."""
+        return self._progress.estimates(self.group, self.topics)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """The reasons why offset files were unreadable; empty if all were readable."""
-        return self._parts.progress.offsets.problems
+        """Why offset files were unreadable; empty if all were readable."""
+        return self._progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
-        """The queue offset of the next message in one of the consumer's queues.
+        """Return the queue offset of the next message in an assigned queue.
 
         Raises:
-            UsageError: if the consumer does not have that queue.
+            UsageError: if the queue is not assigned to the consumer.
         """
         slot = self._slot(topic, queue_id)
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Number of messages in the consumer's queues from its offsets on, matching or not."""
+        """Count the messages from the consumer's offsets on, in all queues, matching or not."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -208,7 +198,6 @@ class Consumer:
                 return
 
     def _give(self, found: _Found) -> Iterator[StoredMessage]:
-        """Yield messages one by one; a message counts as handled when the next one is requested."""
         slot = found.slot
         slot.given = 1
         for position, message in zip(found.positions, found.messages, strict=True):
@@ -222,19 +211,16 @@ class Consumer:
         slot.done = found.next_offset
 
     def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
-        """Return messages of one queue.
-
-        The messages count as handled at the next call.
+        """Return messages of one queue. The messages count as handled at the next call.
 
         Args:
-            max_count: maximum number of messages.
             timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:
-            The messages; empty if the time ran out, or if the consumer was closed during the wait.
+            The messages; empty after the timeout, or if the consumer was closed during the wait.
 
         Raises:
-            StoreUnavailable: if the consumer or its store is closed.
+            StoreUnavailable: if the consumer or the store is closed.
             CorruptFrame: if the next message of a queue is damaged; :meth:`seek` skips it.
         """
         max_count = arguments.count(max_count)
@@ -255,7 +241,7 @@ class Consumer:
         """Mark all returned messages as handled."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            # End the iteration; it must not return messages that it read ahead.
+            # End the iteration: messages that it has read ahead must not be returned.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
             # Keep this order: a save between the two statements then writes the lower offset.
@@ -278,14 +264,13 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Read messages of the queue whose turn it is, or of the next queue that has messages."""
-        # If the assignment changes after this line, the messages that are read now are invalid.
+        """Read messages of the first queue with messages, in the order of the turns."""
+        # If the assignment changes after this line, the messages read now are invalid.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
         found = self._look_at_slots(max_count)
         if found is None and self._share():
-            # A new queue appeared.
             found = self._look_at_slots(max_count)
         return found
 
@@ -331,9 +316,7 @@ class Consumer:
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release queues that belong to other members, and claim free ones; return whether it got
-        any.
-        """
+        """Release lost queues, and claim newly assigned queues; return whether any was gained."""
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version
@@ -345,11 +328,10 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # The group has already asked the other members to release the other queues.
-        progress = self._parts.progress
+        # The other members have already been asked to release the other queues.
         with self._lock:
             for key in sorted(gained):
-                slot = self._slots[key] = _Slot(key, progress.offset(self.group, *key))
+                slot = self._slots[key] = _Slot(key, self._progress.offset(self.group, *key))
                 self._turns.insert(0, slot)
         return bool(gained)
 
@@ -370,39 +352,39 @@ class Consumer:
         return slot
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """Continue at another queue offset, and commit it.
+        """Continue at another queue offset, and commit this offset in memory.
 
         Raises:
-            UsageError: if the consumer does not have that queue, or ``offset`` is invalid.
+            UsageError: if the queue is not assigned to the consumer, or ``offset`` is invalid.
         """
         # An invalid number would make the offset file unreadable for all groups.
         offset = arguments.offset(offset)
         old = self._slot(topic, queue_id)
-        # A new slot: messages that were read ahead from the old one must not be returned.
+        # Use a new slot: messages read ahead from the old slot must not be returned.
         slot = _Slot(old.key, offset)
         with self._lock:
             self._slots[old.key] = slot
             self._turns = [slot if other is old else other for other in self._turns]
-            self._parts.progress.offsets.commit(topic, self.group, queue_id, offset)
+            self._progress.offsets.commit(topic, self.group, queue_id, offset)
         self._is_disturbed = True
 
     # ----------------------------------------------------------------------------- commit, retry
     def commit(self) -> None:
-        """Mark all returned messages as handled, and write and sync the offsets.
+        """Mark all returned messages as handled; write and sync the offsets.
 
         Raises:
-            StoreUnavailable: if the offsets cannot be written. They are committed in memory, and
-                are written as soon as possible.
+            StoreUnavailable: if the offsets cannot be written. The offsets stay committed in memory
+                and are written as soon as possible.
         """
         with self._lock:
             for slot in self._slots.values():
                 slot.committed = slot.done + slot.given
                 topic, queue_id = slot.key
-                self._parts.progress.offsets.commit(topic, self.group, queue_id, slot.committed)
-        self._parts.save()
+                self._progress.offsets.commit(topic, self.group, queue_id, slot.committed)
+        self._save()
 
     def commit_handled(self) -> None:
-        """Commit the handled messages in memory, if the consumer commits automatically."""
+        """If the consumer commits automatically, commit the handled messages in memory."""
         with self._lock:
             self._commit_slots(self._slots)
 
@@ -412,18 +394,16 @@ class Consumer:
         for key in keys:
             (topic, queue_id), slot = key, self._slots[key]
             handled = max(slot.done, slot.committed)
-            self._parts.progress.offsets.commit(topic, self.group, queue_id, handled)
+            self._progress.offsets.commit(topic, self.group, queue_id, handled)
 
     def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
-        """Send a message back: the group gets it again later, through its retry topic.
+        """Send a message back: the group gets the message again later, through the retry topic.
 
-        The message counts as handled like any other. When the group gets the message again, its
-        ``reconsume_times`` is higher by 1, and its properties ``RETRY_TOPIC`` and
-        ``ORIGIN_MESSAGE_ID`` tell where it came from. After ``max_reconsume_times`` it is put into
+        The new message's ``reconsume_times`` is higher by 1, and its properties ``RETRY_TOPIC`` and
+        ``ORIGIN_MESSAGE_ID`` name the origin. After ``max_reconsume_times`` the message is put into
         ``%DLQ%group``.
 
         Args:
-            message: a message that this consumer returned.
             delay_level: level of the delay until the group gets the message again. None: level 3
                 (10 s) the first time, and one level more each further time. Below 0: put the
                 message into ``%DLQ%group`` at once.
@@ -432,16 +412,16 @@ class Consumer:
             StoreUnavailable: if the store accepts no messages.
         """
         limit = self._max_reconsume_times
-        return self._parts.put(sent_back(message, self.group, delay_level, limit))
+        return self._put(sent_back(message, self.group, delay_level, limit))
 
     nack = retry
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
-        """Leave the group; further calls do nothing.
+        """Leave the group, and write the offsets of handled messages; further calls do nothing.
 
-        Commits and writes the offsets of handled messages. A message that the caller is still
-        handling is not among them, unless :meth:`commit` was called.
+        A message that the caller is still handling is not committed, unless :meth:`commit` was
+        called.
         """
         with self._lock:
             if self._is_closed:
@@ -452,7 +432,7 @@ class Consumer:
             self._slots = {}
             self._turns = []
         self._group.leave(self)
-        self._parts.closed(self)
+        self._closed(self)
 
     def __enter__(self) -> Self:
         return self

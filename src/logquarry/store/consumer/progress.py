@@ -1,4 +1,4 @@
-"""Consumer offsets: where a group starts in a queue, and estimates of offsets that were lost."""
+"""Consumer offsets: the start of a group in a queue, and estimates of lost offsets."""
 
 from __future__ import annotations
 
@@ -27,19 +27,14 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The place at which a group without offsets starts to read. Made by :meth:`of`.
-
-    Attributes:
-        at: earliest, latest or timestamp.
-        timestamp_ms: store time in milliseconds, for ``timestamp``.
-    """
+    """The start of a group without offsets: ``earliest``, ``latest``, or a ``timestamp`` in ms."""
 
     at: str
     timestamp_ms: int = 0
 
     @classmethod
     def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
-        """Parse the user's start: a word, or a store time."""
+        """Parse the user's start: a word or a store time."""
         takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
         if not isinstance(start, str):
             if timestamp is not None:
@@ -59,15 +54,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """Where a group starts in the queues of a topic, if it has no offset in that topic.
+    """The start of a group in the queues of a topic, if the group has no offset there.
 
     Attributes:
-        queue_ids: the queues that existed when the start was fixed. In a queue that is created
-            later the group starts at the first message, because the group existed before that
-            message.
-        start: the start in these queues; None to start at their first messages.
-        saved_at: the time when the lost offsets were last written, and the file that shows this
-            time; None if no offsets were lost.
+        queue_ids: the queues at the first call of ``begin``. In a queue that is created later, the
+            group starts at the first message.
+        start: None to start at the first messages.
+        saved_at: when the lost offsets were last written (milliseconds), and the file that shows
+            this time; None if no offsets were lost.
     """
 
     queue_ids: frozenset[int]
@@ -76,11 +70,7 @@ class _Beginning:
 
 
 class Progress:
-    """The offsets of all groups of one store, including estimates of lost offsets.
-
-    Args:
-        lost: the remains of lost offsets; None if lost offsets are not to be estimated.
-    """
+    """The offsets of all groups of one store, and estimates of lost offsets. Thread-safe."""
 
     def __init__(
         self, offsets: ConsumerOffsets, reader: QueueReader, lost: LostOffsets | None
@@ -106,7 +96,7 @@ class Progress:
         )
 
     def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
-        """The lost offsets of a group that were estimated since the store was opened."""
+        """Return the estimates of a group's lost offsets since the store was opened."""
         with self._lock:
             return tuple(
                 estimate
@@ -115,9 +105,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Set where a group starts in the topics in which it has no offset; later calls do
-        nothing.
-        """
+        """Fix the start of a group in topics without offsets; later calls change nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -139,12 +127,12 @@ class Progress:
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
-            # The retry topic has only messages that this group sent back, so begin at the first.
+            # The retry topic has only messages that this group sent back: skip none of them.
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the queue offset at which a group continues; commit it if it is new."""
+        """Return the queue offset at which a group continues; commit a new offset."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -175,14 +163,10 @@ class Progress:
 # --------------------------------------------------------------------------------------------------
 # Lost offsets: the remains of ``config/consumerOffset.json``
 #
-# A group whose offsets are lost must not start like a new group: ``latest`` would skip messages,
-# ``earliest`` would repeat all of them. When the file was last written, the group had read about up
-# to the newest messages of that time. So the group continues a little before those messages. If a
-# torn file still has whole entries, their offsets are used unchanged.
-#
-# Offsets were lost if the file is unreadable, or if an earlier save moved an unreadable file to
-# quarantine. They were also lost if there is no offset file at all, but the store shows that the
-# group existed: the group sent messages back, or the broker's list of groups contains the group.
+# A group with lost offsets must not start like a new group: ``latest`` would skip messages, and
+# ``earliest`` would repeat all messages. At the last write of the file, the group had read nearly
+# all messages. So the group continues at messages stored a little before the last write. Complete
+# entries of a torn file are used unchanged.
 
 BEFORE_MS: Final = 10_000
 """An estimate starts this many ms before the last write, because brokers write every 5 s."""
@@ -192,14 +176,7 @@ _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
 
 
 class OffsetEstimate(NamedTuple):
-    """A queue offset at which a group continues because its committed offset was lost.
-
-    Attributes:
-        topic: the queue's topic.
-        queue_id: its number.
-        offset: the estimated queue offset.
-        reason: how it was estimated.
-    """
+    """A queue offset at which a group continues because its committed offset was lost."""
 
     topic: str
     queue_id: int
@@ -208,7 +185,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """The remains of one store's lost offsets. Only reads files."""
+    """The remains of one store's lost offsets. Changes no file."""
 
     def __init__(
         self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
@@ -225,7 +202,7 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read now: later saves change the files' times.
+        # Read the time now: later saves change the files' times.
         self.saved_at = self._find_saved_at()
 
     @property
@@ -234,7 +211,7 @@ class LostOffsets:
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:
-        """Whole entries of torn files: topic, group, queue id, offset, and the file."""
+        """Yield complete entries of torn files: topic, group, queue id, offset, and the file."""
         for path, text in self._torn:
             for topic, group, pairs in _ENTRY.findall(text):
                 for pair in pairs.split(","):
@@ -243,7 +220,11 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group must have had offsets in a topic, and these offsets are lost."""
+        """Whether a group had offsets in a topic that are lost now.
+
+        If the offset file is missing, the group's retry topic, its dead-letter topic or the
+        broker's list of groups shows that the group existed.
+        """
         if self._has_offsets and not self.files:
             return False
         texts = [text for _, text in self._torn]
@@ -260,10 +241,10 @@ class LostOffsets:
         return listed is not None and f'"{group}"' in listed
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
-        """The time (ms) of the last write before offsets were lost, and the file that shows it.
+        """Return the last write time (ms) of the lost offsets, and the file with this time.
 
-        The file is an offset file. If there is none, it is the newest other file of the same folder
-        (not the list of topics, because that list changes when messages are put).
+        If the offset file is missing, the newest file of ``config/`` counts, except for the list of
+        topics: that list changes when messages are put.
         """
         paths = self.files
         if not paths and self._config.is_dir():
@@ -277,7 +258,7 @@ class LostOffsets:
 
 
 def _torn_text(path: Path) -> str | None:
-    """The text of a file that exists and is invalid."""
+    """Return the text of an invalid file; None if the file is valid or missing."""
     try:
         broker_config.decode_consumer_offsets(read_file(path))
     except FileNotFoundError:

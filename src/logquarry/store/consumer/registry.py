@@ -1,4 +1,4 @@
-"""All consumers of one store: makes them, forms their groups, and saves offsets periodically."""
+"""All consumers of one store: makes consumers and groups, and saves offsets periodically."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from logquarry import arguments
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.message import Message
-from logquarry.store.consumer.consumer import Consumer, ConsumerParts
+from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.progress import Progress, Start
-from logquarry.store.consumer.source import (
-    Arrivals,
-    QueueReader,
-)
+from logquarry.store.consumer.source import Arrivals, QueueReader
 from logquarry.store.consumer.subscription import MAX_RECONSUME_TIMES, ConsumerGroup, Subscription
 from logquarry.write.put_result import PutResult
 
@@ -26,11 +23,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Consumers:
-    """The consumers of one store. Any thread may request a consumer.
+    """The consumers of one store. Thread-safe.
 
-    Args:
-        interval_ms: how often offsets are written (``flushConsumerOffsetInterval``); None if they
-            stay in memory because another process writes the store.
+    Offsets are saved every ``interval_ms`` (``flushConsumerOffsetInterval``). If ``interval_ms`` is
+    None, offsets stay in memory, because another process writes the store.
     """
 
     reader: QueueReader
@@ -84,18 +80,15 @@ class Consumers:
             if self._saver is None and self.interval_ms is not None:
                 self._saver = _Saver(self._save_handled, self.health, self.interval_ms)
                 self._saver.start()
-        parts = ConsumerParts(
+        made = Consumer(
+            subscription,
+            shared,
             reader=self.reader,
             arrivals=self.arrivals,
             progress=self.progress,
             put=self.put,
             save=self.save,
             closed=self._closed,
-        )
-        made = Consumer(
-            subscription,
-            shared,
-            parts,
             auto_commit=auto_commit,
             timeout=timeout,
             max_reconsume_times=max_reconsume_times,
@@ -103,8 +96,7 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close() closes only the consumers in the list. It may have run before
-            # this one was added.
+            # A concurrent close() may have run before this consumer was added to the list.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -153,10 +145,9 @@ class _Saver(Service):
         self._save = save
 
     def run_once(self) -> None:
-        """Write the offsets; after a failure the next run tries again."""
         try:
             self._save()
         except StoreError as error:
-            # Raise if an earlier sync failed: otherwise the warning below would repeat forever.
+            # After a failed sync, raise: otherwise the warning below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)

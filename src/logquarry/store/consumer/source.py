@@ -1,8 +1,7 @@
 """How consumers read queues, and how they wait for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes the
-store, a waiting consumer polls the store. The pauses between polls grow while no message arrives.
-Each pause is long compared with a poll, so polls take almost no processor time.
+store, a waiting consumer polls the store at growing intervals.
 """
 
 from __future__ import annotations
@@ -28,15 +27,13 @@ from logquarry.stored_message import StoredMessage
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""The pause after a poll is at least this many times as long as the poll, so that polls take at
-most 0.3 % of a processor."""
+"""Minimum pause after a poll, in multiples of the poll's duration: polls take at most 0.3 % of a
+processor.
+"""
 
 
 class Arrivals:
-    """A number that grows when there may be new messages. Any thread may wait until it grows.
-
-    If this process writes the store, the dispatcher's listener calls :meth:`wake`.
-    """
+    """A version number that grows when there may be new messages. Thread-safe."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -53,16 +50,13 @@ class Arrivals:
             callback()
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """Wait until the version differs from ``seen``.
+        """Wait until the version differs from ``seen``; return whether the version differs.
 
         Args:
-            seen: the version read before a search that found nothing.
+            seen: the version before a search that found no message.
             timeout: in seconds (default: no limit).
-
-        Returns:
-            Whether the version differs; False if the time ran out.
         """
-        # The longest wait that a lock supports: 292 years.
+        # A lock rejects waits above 292 years.
         longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
             return self._changed.wait_for(lambda: self.version != seen, longest)
@@ -73,7 +67,7 @@ class Arrivals:
         event = asyncio.Event()
 
         def tell() -> None:
-            # The loop may be closed by now. The thread that calls wake() must not fail then.
+            # If the loop is closed, the thread that calls wake() must not fail.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -93,7 +87,7 @@ class Arrivals:
 
 
 class PolledArrivals(Arrivals):
-    """Arrivals of a store that another process writes."""
+    """Arrivals of a store that another process writes; a waiting consumer polls with ``look``."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
@@ -136,7 +130,7 @@ class PolledArrivals(Arrivals):
 # Reading queues
 
 MOST_AT_ONCE: Final = 256
-"""Maximum number of messages of one read."""
+"""Maximum number of messages per read."""
 AT_ONCE: Final = TransferLimits(
     memory_bytes=java.LONG_MAX,
     count=MOST_AT_ONCE,
@@ -144,7 +138,7 @@ AT_ONCE: Final = TransferLimits(
     disk_count=MOST_AT_ONCE,
     disk_size=1 << 18,
 )
-"""Limits of one read: larger than for ``get``, whose limits suit responses over a network."""
+"""Limits of one read: larger than the limits of ``get``, which suit responses over a network."""
 
 _MOVED: Final = (GetMessageStatus.OFFSET_TOO_SMALL, GetMessageStatus.OFFSET_OVERFLOW_BADLY)
 
@@ -153,8 +147,8 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        positions: the queue offset of each message. It differs from the message's own
-            ``queue_offset`` if the message is in several queues.
+        positions: the queue offset of each message. If a message is in several queues, the position
+            can differ from the message's ``queue_offset``.
         is_moved: whether the queue has no entry at the requested offset (expired, or never
             written). Then there are no messages, and the next read must start at ``next_offset``.
     """
@@ -166,7 +160,7 @@ class QueueBatch(NamedTuple):
 
 
 def batch_of(queue: Queue, offset: int, result: GetResult) -> QueueBatch:
-    """The result of a ``get`` with the queue offset of each message."""
+    """Return the messages of a ``get`` with their queue offsets."""
     if result.status in _MOVED:
         return QueueBatch((), (), result.next_offset, is_moved=True)
     if result.status is GetMessageStatus.NO_MESSAGE_IN_QUEUE:
@@ -203,7 +197,7 @@ class StoreQueues(Protocol):
         """(topic, queue id) of each queue."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if the store does not have it."""
+        """Return one queue; None if the store does not have the queue."""
 
 
 class PolledStore(StoreQueues, Protocol):
@@ -214,11 +208,7 @@ class PolledStore(StoreQueues, Protocol):
 
 
 class QueueReader:
-    """The queues of a store that this process writes. Any thread may use it.
-
-    Args:
-        getter: gets messages, without the caps of a ``get``.
-    """
+    """Reads the queues of a store that this process writes. Thread-safe."""
 
     def __init__(self, store: StoreQueues, getter: MessageGetter) -> None:
         self._store = store
@@ -226,12 +216,12 @@ class QueueReader:
         self._lock: AbstractContextManager[object] = nullcontext()
 
     def queue_ids(self, topic: str) -> Sequence[int]:
-        """The queues of a topic, sorted."""
+        """Return the queue ids of a topic, sorted."""
         with self._lock:
             return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """First queue offset, and one past the last; (0, 0) if there is no such queue."""
+        """Return the first queue offset, and one past the last; (0, 0) if there is no queue."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -242,11 +232,7 @@ class QueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Read messages from a queue offset on.
-
-        Raises:
-            CorruptFrame: if the first of them is damaged.
-        """
+        """Read messages from a queue offset on; raise CorruptFrame if the first one is damaged."""
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
@@ -257,11 +243,10 @@ class QueueReader:
             return batch_of(queue, offset, found)
 
     def _ready_queue(self, topic: str, queue_id: int, offset: int, max_count: int) -> Queue | None:
-        """A queue whose messages from an offset on can be read."""
         return self._store.queue(topic, queue_id)
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The queue offset of the first message stored at a time or later."""
+        """Return the queue offset of the first message stored at a time or later."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -271,17 +256,14 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # The time of a lost message is unknown. It counts as late: better start too early.
+                # Treat a lost message as late: a start that is too early skips no message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
 
 
 class PolledQueueReader(QueueReader):
-    """The queues of a store that another process may write; it polls for new messages.
-
-    It has a lock, so that only one thread at a time uses the store.
-    """
+    """Reads the queues of a store that another process may write; one thread at a time."""
 
     def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
         super().__init__(store, getter)
@@ -291,7 +273,7 @@ class PolledQueueReader(QueueReader):
         self._refreshed_for = -1
 
     def look(self, topics: Iterable[str]) -> Hashable:
-        """The ends of the queues of some topics; the value differs if there are new messages."""
+        """Return the ends of some topics' queues; new messages change the value."""
         with self._lock:
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -314,7 +296,7 @@ class PolledQueueReader(QueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # If a message is beyond the listed files, its file is new: list the files again.
+            # If a message is after the listed log files, its file is new: list the files again.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()

@@ -1,11 +1,9 @@
 """SQL92 filters over message properties: the tree of a filter, and its evaluation for a message.
 
-A condition is true, false or unknown. It is unknown (None) if a property is missing. A message
-matches if the whole filter is true. The rules are those of ``org.apache.rocketmq.filter`` 4.9.3,
-and values compare as in Java (``ComparisonExpression``): a property is text, and a constant is an
-``Integer``, ``Long``, ``Double``, ``String`` or ``Boolean``. If text is compared with a number, the
-text is parsed as the number's type. If this fails (``'4.5'`` is not an ``Integer``), the message
-does not match, no matter what the rest of the filter says. :mod:`.sql_parser` parses filters.
+The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None);
+a missing property is unknown. Properties are text. In a comparison with a number, text is parsed as
+the number's Java type. If the parsing fails, the message does not match, regardless of the rest of
+the filter.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class CannotCompare(Exception):
 
 
 def compare(left: Value, right: Value) -> int:
-    """Compare two known values (``ComparisonExpression.__compare``); returns below 0, 0 or above 0.
+    """Compare two known values (``ComparisonExpression.__compare``); return <0, 0 or >0.
 
     Raises:
         CannotCompare: if Java's comparison throws.
@@ -53,7 +51,7 @@ def compare(left: Value, right: Value) -> int:
         return -1
     if isinstance(left, str):
         if isinstance(right, str):
-            # Texts are only tested for equality, so any order is correct.
+            # Filters test two texts only for equality, so any order is correct.
             return (left > right) - (left < right)
         left = _number_like(left, right)
     elif isinstance(right, str):
@@ -66,11 +64,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def as_double(text: str) -> float:
-    """``Double.valueOf(text)``.
-
-    Raises:
-        CannotCompare: if the text is not a number.
-    """
+    """Parse text like Java's ``Double.valueOf``. Raises CannotCompare if the text is no number."""
     plain = text.strip(_BLANKS)
     if _DOUBLE.fullmatch(plain):
         if plain[-1:] in "fFdD":
@@ -86,13 +80,12 @@ def as_double(text: str) -> float:
 
 
 def _number_like(text: str, number: Value) -> int | float:
-    """Parse text as a number of the same type as ``number``."""
     if isinstance(number, float):
         return as_double(text)
     assert isinstance(number, int)
     is_int = java.INT_MIN <= number <= java.INT_MAX
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java checks single chars, and so accepts no digits beyond the BMP.
+    # Java checks single chars, so no digits beyond the BMP are accepted.
     if not digits.isdecimal() or max(digits) > "\uffff":
         raise CannotCompare
     digits = digits.lstrip("0") or "0"
@@ -106,7 +99,7 @@ def _number_like(text: str, number: Value) -> int | float:
 
 
 def _order(number: float) -> tuple[bool, float, float]:
-    """Sorts numbers like ``Double.compareTo``."""
+    """Return a sort key for the order of ``Double.compareTo``."""
     is_nan = math.isnan(number)
     return (is_nan, 0.0, 0.0) if is_nan else (is_nan, number, math.copysign(1.0, number))
 
@@ -129,9 +122,8 @@ class Node:
     """A node of a filter.
 
     Attributes:
-        evaluate: gives the node's value for the properties of a message; raises CannotCompare if
-            Java does not compare two of its values.
-        is_condition: whether its value is always true, false or unknown.
+        evaluate: returns the node's value for a message's properties; raises CannotCompare.
+        is_condition: whether the value is always true, false or unknown.
         depth: number of nodes on the longest path down from this node, including this node.
     """
 
@@ -155,23 +147,23 @@ class Property(Node):
 
 
 def constant(value: Value) -> Constant:
-    """A number, a text, TRUE, FALSE or NULL. The last three are conditions."""
+    """Make a constant. TRUE, FALSE and NULL are conditions."""
     is_condition = value is None or isinstance(value, bool)
     return Constant(lambda _: value, is_condition, value=value)
 
 
 def property_text(name: str) -> Property:
-    """The text of a property; unknown if the message does not have the property."""
+    """Make a node for a property's text; unknown if the message lacks the property."""
     return Property(lambda properties: properties.get(name), is_condition=False, name=name)
 
 
 def is_true(inner: Node) -> Node:
-    """A property used as a condition: text is never true (``createBooleanCast``)."""
+    """Make a condition from a property: text is never true (``createBooleanCast``)."""
     return _above(lambda found: None if inner.evaluate(found) is None else False, inner)
 
 
 def negative(inner: Node) -> Node:
-    """``-`` before a number; unknown before any other value."""
+    """Make a minus before a number; unknown before any other value."""
 
     def evaluate(properties: Properties) -> Value:
         value = inner.evaluate(properties)
@@ -183,7 +175,7 @@ def negative(inner: Node) -> Node:
 
 
 def negation(inner: Node) -> Node:
-    """NOT; unknown stays unknown."""
+    """Make a NOT; unknown stays unknown."""
 
     def evaluate(properties: Properties) -> Value:
         value = inner.evaluate(properties)
@@ -193,10 +185,7 @@ def negation(inner: Node) -> Node:
 
 
 def joined(stop: bool, parts: Sequence[Node]) -> Node:
-    """Conditions joined by AND or OR, evaluated until the result is known.
-
-    ``stop`` is the value that decides: False for AND, True for OR.
-    """
+    """Join conditions; ``stop`` is the deciding value: False for AND, True for OR."""
 
     def evaluate(properties: Properties) -> Value:
         result: Value = not stop
@@ -212,7 +201,11 @@ def joined(stop: bool, parts: Sequence[Node]) -> Node:
 
 
 def equality(left: Node, right: Node) -> Node:
-    """Unknown if the left value is unknown; false if only the right value is unknown."""
+    """Make an ``=``.
+
+    If only the left value is unknown, the result is unknown. If only the right value is unknown,
+    the result is false. If both values are unknown, the result is true.
+    """
 
     def evaluate(properties: Properties) -> Value:
         one, other = left.evaluate(properties), right.evaluate(properties)
@@ -224,12 +217,12 @@ def equality(left: Node, right: Node) -> Node:
 
 
 def is_null(inner: Node) -> Node:
-    """Whether a value is unknown. The result is always true or false."""
+    """Make an IS NULL, which is always true or false."""
     return _above(lambda properties: inner.evaluate(properties) is None, inner)
 
 
 def ordered(sign: str, left: Node, right: Node) -> Node:
-    """``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double`` values."""
+    """Make a ``>``, ``>=``, ``<`` or ``<=``. Two texts are compared as ``Double`` values."""
     is_ordered = _ORDERED[sign]
 
     def evaluate(properties: Properties) -> Value:
@@ -245,7 +238,7 @@ def ordered(sign: str, left: Node, right: Node) -> Node:
 
 
 def is_in(name: str, texts: frozenset[str]) -> Node:
-    """Whether a property equals one of some texts."""
+    """Make an IN: whether a property equals one of some texts."""
 
     def evaluate(properties: Properties) -> Value:
         value = properties.get(name)
@@ -268,10 +261,7 @@ class SqlFilter:
     condition: Node
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with these properties matches.
-
-        A message does not match if the filter has to compare values that Java does not compare.
-        """
+        """Whether a message with these properties matches; False if Java cannot compare values."""
         try:
             return self.condition.evaluate(properties) is True
         except CannotCompare:

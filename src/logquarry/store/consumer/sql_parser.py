@@ -10,12 +10,9 @@
                        | [NOT] IN "(" text { "," text } ")" }
     unary      = ("+" | "-" | NOT) unary | constant | property | "(" or ")"
 
-This is RocketMQ 4.9.3's grammar (``SelectorParser``), and it rejects the same comparisons. This
-parser is stricter in one case: it rejects text after a complete filter (``a = 'x' b``), which
-RocketMQ ignores. It is more lenient in one case: a number too small for a double becomes ``0.0``.
-
-Guarantees: any text gives a filter or :class:`~logquarry.errors.BadFilter`; neither the text nor
-the tree is nested deeper than MAX_DEPTH.
+This is the grammar of RocketMQ 4.9.3 (``SelectorParser``), with two differences. RocketMQ ignores
+text after a complete filter (``a = 'x' b``); this parser rejects such text. RocketMQ rejects a
+number too small for a double; this parser reads ``0.0``.
 """
 
 from __future__ import annotations
@@ -26,28 +23,12 @@ from typing import Final, NamedTuple, NoReturn
 
 from logquarry.errors import BadFilter
 from logquarry.format import java
-from logquarry.store.consumer.sql_filter import (
-    Constant,
-    Node,
-    Property,
-    SqlFilter,
-    compare,
-    constant,
-    equality,
-    is_in,
-    is_null,
-    is_true,
-    joined,
-    negation,
-    negative,
-    ordered,
-    property_text,
-)
+from logquarry.store.consumer import sql_filter as tree
 
 MAX_LENGTH: Final = 1 << 16
 """Maximum characters of a filter."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting: of brackets, of NOT and minus, and of the tree."""
+"""Maximum nesting of brackets, NOT and minus, and maximum depth of the tree."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19
@@ -68,11 +49,7 @@ _CONSTANTS: Final = {"TRUE": True, "FALSE": False, "NULL": None}
 
 
 class _Token(NamedTuple):
-    """A token of a filter.
-
-    Attributes:
-        kind: real, whole, text, name, sign, keyword or end.
-    """
+    """A token; ``kind`` is real, whole, text, name, sign, keyword or end."""
 
     kind: str
     text: str
@@ -80,15 +57,11 @@ class _Token(NamedTuple):
 
 
 @lru_cache(_CACHED)
-def parse(expression: str) -> SqlFilter:
-    """Parse a filter.
-
-    Raises:
-        BadFilter: if it is invalid.
-    """
+def parse(expression: str) -> tree.SqlFilter:
+    """Parse a filter. Raises BadFilter, and no other exception, if the filter is invalid."""
     if len(expression) > MAX_LENGTH:
         raise BadFilter(expression, MAX_LENGTH + 1, f"it has more than {MAX_LENGTH} characters")
-    return SqlFilter(expression, _Parser(expression).whole())
+    return tree.SqlFilter(expression, _Parser(expression).whole())
 
 
 def _tokens(expression: str) -> list[_Token]:
@@ -114,16 +87,13 @@ def _tokens(expression: str) -> list[_Token]:
 
 
 class _Parser:
-    """Parses one filter."""
-
     def __init__(self, expression: str) -> None:
         self._expression = expression
         self._tokens = _tokens(expression)
         self._next = 0
         self._depth = 0
 
-    def whole(self) -> Node:
-        """Parse the whole filter."""
+    def whole(self) -> tree.Node:
         node = self._condition(self._or(), self._tokens[0])
         if self._token.kind != "end":
             self._fail(self._token, f"the filter ends before {self._token.text!r}")
@@ -140,7 +110,6 @@ class _Parser:
         return token
 
     def _is_at(self, *texts: str) -> bool:
-        """Whether these signs or keywords are the next tokens."""
         for number, text in enumerate(texts, self._next):
             if number >= len(self._tokens):
                 return False
@@ -162,24 +131,23 @@ class _Parser:
     def _fail(self, token: _Token, reason: str) -> NoReturn:
         raise BadFilter(self._expression, token.at + 1, reason)
 
-    def _made(self, node: Node, at: _Token) -> Node:
+    def _made(self, node: tree.Node, at: _Token) -> tree.Node:
         if node.depth > MAX_DEPTH:
             self._fail(at, f"it is nested more than {MAX_DEPTH} deep")
         return node
 
-    def _condition(self, node: Node, at: _Token) -> Node:
-        """Return the node as a condition; raise if it cannot be one."""
+    def _condition(self, node: tree.Node, at: _Token) -> tree.Node:
         if node.is_condition:
             return node
-        if isinstance(node, Property):
-            return self._made(is_true(node), at)
+        if isinstance(node, tree.Property):
+            return self._made(tree.is_true(node), at)
         self._fail(at, "this is neither true nor false")
 
     # ---------------------------------------------------------------------------- the grammar
-    def _or(self) -> Node:
+    def _or(self) -> tree.Node:
         return self._joined("OR", stop=True)
 
-    def _joined(self, word: str, *, stop: bool) -> Node:
+    def _joined(self, word: str, *, stop: bool) -> tree.Node:
         inner = partial(self._joined, "AND", stop=False) if stop else self._equality
         at = self._token
         first = inner()
@@ -189,9 +157,9 @@ class _Parser:
         while self._took(word):
             start = self._token
             parts.append(self._condition(inner(), start))
-        return self._made(joined(stop, parts), at)
+        return self._made(tree.joined(stop, parts), at)
 
-    def _equality(self) -> Node:
+    def _equality(self) -> tree.Node:
         at = self._token
         left = self._comparison()
         while True:
@@ -201,25 +169,25 @@ class _Parser:
                 right = self._comparison()
                 self._check_equal(left, at)
                 self._check_equal(right, start)
-                if _is_truth(left) and isinstance(right, Constant) and not _is_truth(right):
+                if _is_truth(left) and isinstance(right, tree.Constant) and not _is_truth(right):
                     self._fail(sign, "TRUE and FALSE cannot be compared with other constants")
-                left = self._made(equality(left, right), at)
+                left = self._made(tree.equality(left, right), at)
                 if sign.text == "<>":
-                    left = self._made(negation(left), at)
+                    left = self._made(tree.negation(left), at)
             elif self._took("IS", "NULL"):
-                left = self._made(is_null(left), at)
+                left = self._made(tree.is_null(left), at)
             elif self._took("IS", "NOT", "NULL"):
-                left = self._made(negation(self._made(is_null(left), at)), at)
+                left = self._made(tree.negation(self._made(tree.is_null(left), at)), at)
             elif self._is_at("IS"):
                 self._fail(sign, "IS must be followed by NULL or NOT NULL")
             else:
                 return left
 
-    def _check_equal(self, node: Node, at: _Token) -> None:
-        if isinstance(node, Constant) and node.value is None:
+    def _check_equal(self, node: tree.Node, at: _Token) -> None:
+        if isinstance(node, tree.Constant) and node.value is None:
             self._fail(at, "NULL equals nothing: use IS NULL to test for a missing property")
 
-    def _comparison(self) -> Node:
+    def _comparison(self) -> tree.Node:
         at = self._token
         left = self._unary()
         while True:
@@ -235,17 +203,21 @@ class _Parser:
             elif self._took("IN"):
                 left = self._in(left, at)
             elif self._took("NOT", "IN"):
-                left = self._made(negation(self._in(left, at)), at)
+                left = self._made(tree.negation(self._in(left, at)), at)
             else:
                 return left
 
-    def _ordered(self, sign: str, left: Node, at: _Token, right: Node, start: _Token) -> Node:
+    def _ordered(
+        self, sign: str, left: tree.Node, at: _Token, right: tree.Node, start: _Token
+    ) -> tree.Node:
         for node, token in ((left, at), (right, start)):
-            if node.is_condition or (isinstance(node, Constant) and isinstance(node.value, str)):
+            if node.is_condition or (
+                isinstance(node, tree.Constant) and isinstance(node.value, str)
+            ):
                 self._fail(token, "only numbers can be compared with <, <=, > and >=")
-        return self._made(ordered(sign, left, right), at)
+        return self._made(tree.ordered(sign, left, right), at)
 
-    def _between(self, value: Node, at: _Token, *, is_not: bool) -> Node:
+    def _between(self, value: tree.Node, at: _Token, *, is_not: bool) -> tree.Node:
         low_at = self._token
         low = self._unary()
         self._expect("AND")
@@ -256,20 +228,20 @@ class _Parser:
             self._ordered(signs[0], value, at, low, low_at),
             self._ordered(signs[1], value, at, high, high_at),
         )
-        is_constant = isinstance(low, Constant) and isinstance(high, Constant)
-        if not is_not and is_constant and compare(_value(high), _value(low)) < 0:
+        is_constant = isinstance(low, tree.Constant) and isinstance(high, tree.Constant)
+        if not is_not and is_constant and tree.compare(_value(high), _value(low)) < 0:
             self._fail(low_at, "BETWEEN takes the smaller number first")
-        return self._made(joined(is_not, parts), at)
+        return self._made(tree.joined(is_not, parts), at)
 
-    def _in(self, left: Node, at: _Token) -> Node:
-        if not isinstance(left, Property):
+    def _in(self, left: tree.Node, at: _Token) -> tree.Node:
+        if not isinstance(left, tree.Property):
             self._fail(at, "IN needs a property before it")
         self._expect("(")
         texts = [self._text()]
         while self._took(","):
             texts.append(self._text())
         self._expect(")")
-        return is_in(left.name, frozenset(texts))
+        return tree.is_in(left.name, frozenset(texts))
 
     def _text(self) -> str:
         token = self._take()
@@ -278,7 +250,7 @@ class _Parser:
             self._fail(token, "a text in single quotes is missing")
         return _unquoted(token.text)
 
-    def _unary(self) -> Node:
+    def _unary(self) -> tree.Node:
         self._depth += 1
         if self._depth > MAX_DEPTH:
             self._fail(self._token, f"it is nested more than {MAX_DEPTH} deep")
@@ -286,10 +258,10 @@ class _Parser:
         if self._took("+"):
             node = self._unary()
         elif self._took("-"):
-            node = self._made(negative(self._unary()), at)
+            node = self._made(tree.negative(self._unary()), at)
         elif self._took("NOT"):
             start = self._token
-            node = self._made(negation(self._condition(self._unary(), start)), at)
+            node = self._made(tree.negation(self._condition(self._unary(), start)), at)
         elif self._took("("):
             node = self._or()
             self._expect(")")
@@ -298,19 +270,19 @@ class _Parser:
         self._depth -= 1
         return node
 
-    def _primary(self) -> Node:
+    def _primary(self) -> tree.Node:
         token = self._token
-        node: Node
+        node: tree.Node
         if token.kind == "name":
-            node = property_text(token.text)
+            node = tree.property_text(token.text)
         elif token.kind == "text":
-            node = constant(_unquoted(token.text))
+            node = tree.constant(_unquoted(token.text))
         elif token.kind == "whole":
-            node = constant(self._whole_number(token))
+            node = tree.constant(self._whole_number(token))
         elif token.kind == "real":
-            node = constant(self._real_number(token))
+            node = tree.constant(self._real_number(token))
         elif token.kind == "keyword" and token.text in _CONSTANTS:
-            node = constant(_CONSTANTS[token.text])
+            node = tree.constant(_CONSTANTS[token.text])
         else:
             self._fail(token, "a property or a constant is missing")
         self._take()
@@ -329,13 +301,13 @@ class _Parser:
         return value
 
 
-def _value(node: Node) -> int | float:
-    assert isinstance(node, Constant) and isinstance(node.value, (int, float))
+def _value(node: tree.Node) -> int | float:
+    assert isinstance(node, tree.Constant) and isinstance(node.value, (int, float))
     return node.value
 
 
-def _is_truth(node: Node) -> bool:
-    return isinstance(node, Constant) and node.is_condition
+def _is_truth(node: tree.Node) -> bool:
+    return isinstance(node, tree.Constant) and node.is_condition
 
 
 def _unquoted(text: str) -> str:

@@ -1,7 +1,6 @@
-"""What a group subscribes to (tags or SQL92), its retry and dead-letter topics, and its queues.
+"""A group's subscription (tags or SQL92), its retry and dead-letter topics, and its queues.
 
-The queues are assigned to the group's consumers as RocketMQ does
-(``AllocateMessageQueueAveragely``).
+The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 """
 
 from __future__ import annotations
@@ -34,23 +33,18 @@ _FALSE: Final = "false"
 
 
 def retry_topic(group: str) -> str:
-    """The topic of messages that a group sent back (``MixAll.getRetryTopic``)."""
+    """Return the topic of messages that a group sent back (``MixAll.getRetryTopic``)."""
     return RETRY_PREFIX + group
 
 
 def dead_topic(group: str) -> str:
-    """The topic of messages that a group sent back too often (``MixAll.getDLQTopic``)."""
+    """Return the topic of messages that a group sent back too often (``MixAll.getDLQTopic``)."""
     return DEAD_PREFIX + group
 
 
 @dataclass(frozen=True)
 class Subscription:
-    """A consumer's group, topics and filter. Made by :meth:`of`.
-
-    Attributes:
-        tags: a message must have one of these tags; None for any.
-        sql: the filter that its properties must match; None for any.
-    """
+    """A group, its topics and filter; a message needs one of the tags. Made by :meth:`of`."""
 
     group: str
     topics: tuple[str, ...]
@@ -91,14 +85,11 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """The tags to match in a topic.
-
-        None for the retry topic, whose messages have matched before.
-        """
+        """Return the tags to match; None for the retry topic: its messages have matched before."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
-        """The filter for messages of a topic; None for the retry topic."""
+        """Return the filter for messages of a topic; None for the retry topic."""
         return None if self._is_retry(topic) else self.sql
 
     def _is_retry(self, topic: str) -> bool:
@@ -108,15 +99,14 @@ class Subscription:
 def sent_back(
     message: StoredMessage, group: str, delay_level: int | None, max_reconsume_times: int
 ) -> Message:
-    """Make the message that is put when a consumer sends a message back (``consumerSendMsgBack``).
+    """Return the message to put when a consumer sends a message back (``consumerSendMsgBack``).
 
-    The new message is a delayed copy in the group's retry topic; its properties name its origin.
-    The delay grows each time. A message that was sent back too often is put into the dead letter
-    topic, which the group does not consume.
+    The new message is a delayed copy in the group's retry topic, or, if sent back too often, in the
+    dead-letter topic.
 
     Args:
         delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
-            below 0: the dead letter topic at once.
+            below 0: the dead-letter topic at once.
     """
     arguments.instance(message, "message", StoredMessage, "a StoredMessage of this consumer")
     delay_level = arguments.optional(arguments.int32, delay_level, "delay_level")
@@ -131,8 +121,7 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Encode here, in Java's order. That order depends on the order of the insertions into Java's
-    # map, and Java inserts the properties in the order in which it parsed them.
+    # The order of Java's map depends on the insertions; Java inserts the properties as parsed.
     order = java.hash_map_order(properties)
     return Message(
         topic,
@@ -148,10 +137,7 @@ def sent_back(
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """The queues of one member: a range of ``queue_ids``.
-
-    The ranges of two members differ by at most one queue in length.
-    """
+    """Return a member's share of the queues; the shares differ by at most one queue."""
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
     return queue_ids[start : start + each + (number < rest)]
@@ -160,9 +146,8 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 # --------------------------------------------------------------------------------------------------
 # The consumers of one group in one process
 #
-# The assignment changes when a consumer joins or leaves, or when a new queue appears. A member
-# claims only free queues, and the previous owner releases a queue between two messages. So no two
-# consumers handle the same message, and the next owner knows which messages are handled.
+# A member claims only free queues, and the previous owner releases a queue between two messages. So
+# no two consumers handle the same message, and the next owner knows the handled messages.
 
 
 class Member(Protocol):
@@ -170,21 +155,14 @@ class Member(Protocol):
 
     @property
     def topics(self) -> Sequence[str]:
-        """The topics that it consumes."""
+        """The topics that the member consumes."""
 
     def disturb(self) -> None:
-        """Make the consumer check its assignment after the current message.
-
-        Any thread may call this.
-        """
+        """Make the consumer check its assignment after the current message. Thread-safe."""
 
 
 class ConsumerGroup:
-    """The members of one group.
-
-    Attributes:
-        version: a number that changes whenever the assignment may have changed.
-    """
+    """The members of one group. Thread-safe. ``version`` changes with the assignment."""
 
     def __init__(
         self, name: str, queue_ids: Callable[[str], Sequence[int]], wake: Callable[[], None]
@@ -204,7 +182,7 @@ class ConsumerGroup:
         self.share_out()
 
     def leave(self, member: Member) -> None:
-        """Remove a member; its queues become free."""
+        """Remove a member, and release the member's queues."""
         with self._lock:
             self._members = [other for other in self._members if other is not member]
             self._owners = {key: who for key, who in self._owners.items() if who is not member}
@@ -220,7 +198,7 @@ class ConsumerGroup:
         self._wake()
 
     def share_of(self, member: Member) -> set[QueueKey]:
-        """The queues assigned to a member, regardless of their current owners."""
+        """Return the queues assigned to a member, regardless of their current owners."""
         members = self._members
         share: set[QueueKey] = set()
         for topic in member.topics:
@@ -231,17 +209,16 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Release queues; the caller has committed their handled messages."""
+        """Release queues; the caller has committed the handled messages."""
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:
                     del self._owners[key]
             self.version += 1
-        # Another member may wait for them.
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:
-        """Claim the queues that are free, or that the member already owns."""
+        """Claim the queues that are free or that the member already owns; return these queues."""
         with self._lock:
             if member not in self._members:
                 return set()

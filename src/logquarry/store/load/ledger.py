@@ -6,9 +6,9 @@
     ledger/<app>.json       for each application the last version that is in the log
     staged/<app>/<version>/ segments to load
 
-Each file is written completely under a temporary name, synced, and renamed before the next step. An
-application gives its loads increasing versions, like Delta Lake's ``txnAppId`` and ``txnVersion``.
-The log already has every load with a version up to the last recorded version.
+Each file is written under a temporary name, synced, and renamed. Versions of an application
+increase, like Delta Lake's ``txnAppId`` and ``txnVersion``; the log has all loads up to the
+recorded version.
 """
 
 from __future__ import annotations
@@ -39,13 +39,7 @@ _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class LoadId:
-    """Identifies a load.
-
-    Attributes:
-        version: number of the load; later loads have larger numbers.
-        is_named: whether the application may repeat the load later. A load without a name is
-            recorded only while it runs.
-    """
+    """Identifies a load. A load that is not named is recorded only while the load runs."""
 
     app: str
     version: int
@@ -67,11 +61,11 @@ class LoadId:
 
     @property
     def staged(self) -> str:
-        """Folder of its segments, below ``loads``."""
+        """Folder of the load's segments, below ``loads``."""
         return f"{STAGED}/{self.folder}/{self.version}"
 
     def to_json(self) -> dict[str, Any]:
-        """The load as a JSON document."""
+        """Return the load as a JSON document."""
         return document(self)
 
     @classmethod
@@ -89,9 +83,9 @@ class Intent:
     """A load that is being appended.
 
     Attributes:
-        start: physical offset at or before its first frame.
-        loads: path from the store to the ``loads`` folder that has the segments. It belongs to the
-            store, or to the folder that has the stores of several brokers.
+        start: physical offset at or before the load's first frame.
+        loads: path from the store to the ``loads`` folder with the segments. The folder belongs to
+            the store, or to the parent folder of the stores of several brokers.
     """
 
     load: LoadId
@@ -100,7 +94,7 @@ class Intent:
     segments: tuple[Segment, ...]
 
     def folder(self, root: Path) -> Path:
-        """Folder of the segments."""
+        """Return the folder of the segments."""
         return root / self.loads / self.load.staged
 
     @property
@@ -110,7 +104,7 @@ class Intent:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the frames."""
+        """Size of all frames."""
         return sum(segment.bytes for segment in self.segments)
 
 
@@ -129,11 +123,7 @@ class Ledger:
         return self.folder / _LEDGER / f"{load.folder}.json"
 
     def has(self, load: LoadId) -> bool:
-        """Whether a load is in the log.
-
-        Raises:
-            CorruptFile: if the record is unreadable.
-        """
+        """Whether a load is in the log. Raises CorruptFile if the record is unreadable."""
         path = self._path(load)
         document = read_document(path)
         if document is None:
@@ -152,11 +142,7 @@ class Ledger:
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
-        """The load that is being appended, None if there is none.
-
-        Raises:
-            CorruptFile: if the record is unreadable.
-        """
+        """Return the load that is being appended. Raises CorruptFile for a bad record."""
         path = self.folder / INTENT
         document = read_document(path)
         if document is None:
@@ -186,11 +172,7 @@ class Ledger:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document that this module wrote, None if it does not exist.
-
-    Raises:
-        CorruptFile: if the file is not a JSON document of this module.
-    """
+    """Read a JSON document of this module, None if there is no file. Raises CorruptFile."""
     try:
         document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -203,20 +185,19 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write and sync a JSON document that replaces the earlier document."""
+    """Write and sync a JSON document in place of the earlier document."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
     """Delete the segments of a load, and of earlier versions of the same application.
 
-    Segments that cannot be deleted stay; no load uses them.
+    The load must be in the log, or must never be appended.
 
     Args:
-        folder: ``loads``.
-        load: the load. Either the log has it already, or it will never be appended.
-        names: delete only the segments of this version with these names. Default: delete all
-            segments of this version and of older versions.
+        folder: the ``loads`` folder.
+        names: segments of this version to delete (default: all segments of this version and of
+            older versions).
     """
     own = folder / load.staged
     if names is not None:

@@ -4,16 +4,13 @@
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-If the process dies in between, the intent stays. The next writer finishes the load when it opens
-the store, before any other put (:func:`pending_load`, :meth:`Loads.finish`):
+Readers see the messages of an unfinished load. After a crash the intent stays. When the next writer
+opens the store (:func:`pending_load`):
 
-- If the segments are intact, the writer finds out which part is already in the log, and appends the
-  rest. The log is then the same as without the crash.
-- If a segment is missing or damaged, but all frames are in the log, it writes only the ledger.
-- Otherwise the writer rolls the load back: it copies the load's bytes to quarantine, and truncates
-  the log to the load's start. The load can then be repeated.
-
-Readers see all whole messages of the log, even those of an unfinished load.
+- If the segments are intact, the writer appends the missing frames.
+- If the log has all frames, the writer writes only the ledger.
+- Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
+  start. The load can then be repeated.
 """
 
 from __future__ import annotations
@@ -53,15 +50,11 @@ _STEP: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of a load.
+    """The result of a load, with the log's end before and after the load (physical offsets).
 
     Attributes:
-        rows: messages that this call appended.
-        bytes: bytes of their frames.
-        start: the log's end before the load.
-        end: the log's end now.
-        was_there: whether an earlier call had already appended the load; then this call did
-            nothing.
+        rows: number of messages that this call appended.
+        was_there: whether the load was in the log already; then this call did nothing.
     """
 
     rows: int
@@ -75,8 +68,7 @@ class Loaded:
 class Loads:
     """Appends staged segments to the log of an open writer.
 
-    Args:
-        counted: called with each topic, its appended messages, and their bytes.
+    ``counted`` is called with each topic, the number of appended messages, and their bytes.
     """
 
     disk: Disk
@@ -92,15 +84,12 @@ class Loads:
         self.ledger = Ledger(self.disk, self.root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append segments, unless an earlier call has appended them.
-
-        Args:
-            loads: path from the store to the folder ``loads`` with the segments.
+        """Append segments from the folder ``loads``, unless the log has the load already.
 
         Raises:
             CorruptFile: if a segment is missing or damaged; nothing is appended.
             StoreUnavailable: if the store accepts no more writes. A load that has begun stays
-                recorded, and the next opening finishes it.
+                recorded, and the next opening of the store finishes the load.
         """
         end = self.log.wrote_offset
         if self.ledger.has(load):
@@ -128,7 +117,7 @@ class Loads:
         logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Sync the names of all folders above the segments. (Tasks sync only the last folder.)"""
+        """Sync the names of all folders above the segments; tasks sync only the last folder."""
         folder = Path(os.path.normpath(intent.folder(self.root)))
         top = Path(os.path.normpath(self.root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -137,9 +126,7 @@ class Loads:
                 break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
-        """Find the first frame that is not in the log: the number of its segment, and its position
-        there.
-        """
+        """Return the segment number and the position of the first frame that the log lacks."""
         position = intent.start
         for number, segment in enumerate(intent.segments):
             reader = SegmentReader(intent.folder(self.root), segment, check=False)
@@ -152,7 +139,7 @@ class Loads:
         return len(intent.segments), 0
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
-        # Create no log file in advance for messages after the load: it may never be needed.
+        # Create no log file in advance that the load may not need.
         self.log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
@@ -173,11 +160,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load to finish.
-
-    Attributes:
-        is_whole: whether the log has all of the load, so that only the ledger is missing.
-    """
+    """A load to finish; ``is_whole``: only the ledger is missing."""
 
     intent: Intent
     is_whole: bool
@@ -186,8 +169,8 @@ class Pending:
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
     """Return the interrupted load to finish once the store is open; None if there is none.
 
-    Hold the lock, and call this before you read any other part of the store. If the load cannot be
-    finished, this rolls it back, and the store needs a recovery.
+    The caller holds the lock, and has not read the store yet. After a rollback of the load, the
+    store needs a recovery.
 
     Raises:
         CorruptFile: if the intent is unreadable.
@@ -216,7 +199,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
 
 
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
-    """Whether the log has all frames of a load, without a break."""
+    """Whether the log has all frames of a load, without damage between them."""
     rows, size = intent.rows, intent.bytes
     for event in LogReader(StoreLayout.open(root, config)).events(intent.start):
         if isinstance(event, Run):
@@ -231,7 +214,7 @@ def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
 
 
 def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent: Intent) -> None:
-    """Truncate the log to a load's start. The recovery after it adapts queues and index."""
+    """Truncate the log to a load's start; a later recovery corrects queues and index."""
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
@@ -251,7 +234,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # Otherwise the truncated bytes would count as lost.
+        # Lower the durable offset: otherwise the truncated bytes would count as lost.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, intent.start, checkpoint.times).close()
@@ -263,7 +246,6 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
 
 
 def _keep(disk: Disk, root: Path, log: MappedFileQueue, start: int, end: int) -> None:
-    """Copy the frames of a load to quarantine, before they are cut off."""
     folder = quarantine(root, COMMIT_LOG)
     disk.make_folders(folder)
     path = folder / f"{start:020d}.taken-back"

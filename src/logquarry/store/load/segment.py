@@ -5,8 +5,8 @@
     | frame | frame | ... | JSON: queues by the numbers in the frames | size of all frames 8 |
     | size of the JSON 4 | "LQSG" |
 
-Numbers are big-endian. The task reports the CRC of the whole file to the loader. The loader
-rejects a segment whose CRC differs.
+Numbers are big-endian. The task reports the file's CRC to the loader, and the loader rejects a
+segment with another CRC.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class Segment:
 
     Attributes:
         size: bytes of the file.
-        rows: number of frames.
         bytes: bytes of the frames alone.
         crc: CRC-32 of the file.
         queues: topic, queue id and number of frames of each queue.
@@ -56,7 +55,7 @@ class Segment:
     queues: tuple[tuple[str, int, int], ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The metadata as a JSON document. It omits the queues, which are in the segment's file."""
+        """Return the metadata as a JSON document, without the queues."""
         return document(self, ("name", "size", "rows", "bytes", "crc"))
 
     @classmethod
@@ -75,16 +74,7 @@ class Segment:
 
 
 class SegmentWriter:
-    """Writes one segment.
-
-    A load can use the segment only after :meth:`finish` has returned its metadata.
-
-    Args:
-        path: the file, which must not exist.
-
-    Raises:
-        StoreUnavailable: if the file cannot be created.
-    """
+    """Writes one segment to a new file. Raises StoreUnavailable if the file cannot be created."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -102,18 +92,14 @@ class SegmentWriter:
             raise _refused(path, error) from error
 
     def number(self, queue: QueueKey) -> int:
-        """The number of a queue in this segment."""
+        """Return the number of a queue in this segment."""
         found = self._numbers.setdefault(queue, len(self._numbers))
         if found == len(self._counts):
             self._counts.append(0)
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Append whole frames.
-
-        Args:
-            frames: their bytes, with queue numbers in place of queue ids.
-        """
+        """Append frames with queue numbers in place of queue ids; ``counts``: frames per number."""
         self._write(frames)
         self.bytes += len(frames)
         for number, count in counts:
@@ -121,7 +107,7 @@ class SegmentWriter:
             self.rows += count
 
     def finish(self) -> Segment:
-        """Write the footer and sync the file; returns the metadata."""
+        """Write the footer and sync the file; return the metadata."""
         text = json.dumps({"queues": [[*key] for key in self._numbers]}, ensure_ascii=False)
         footer = text.encode()
         self._write(footer + _TAIL.pack(self.bytes, len(footer), _MAGIC))
@@ -170,11 +156,7 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
-    """Open the file of a segment for reading. This checks the file's size, but not its CRC.
-
-    Raises:
-        CorruptFile: if the file is missing, cannot be read, or has another size.
-    """
+    """Open a segment for reading. Raises CorruptFile if it is missing or has another size."""
     path = folder / segment.name
     try:
         file = whole_file(path)
@@ -190,16 +172,9 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 
 
 class SegmentReader:
-    """Opens a segment for reading, and verifies it.
+    """Opens and verifies a segment; without ``check``, the caller has verified the CRC.
 
-    Args:
-        check: whether to verify the CRC; False if the caller has just verified it.
-
-    Attributes:
-        frames: its frames, valid until :meth:`close`.
-
-    Raises:
-        CorruptFile: if the file is missing or damaged.
+    ``frames`` is valid until :meth:`close`. Raises CorruptFile if the file is missing or damaged.
     """
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:

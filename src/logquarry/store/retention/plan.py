@@ -47,11 +47,9 @@ class ExpiredFile:
 
     Attributes:
         path: path below the store's root.
-        base: offset of its first byte (its name); 0 for an index file.
-        size: its bytes.
-        reason: why it is deleted.
-        last_timestamp: for a log file, the store time in ms of its last message. If the file has no
-            message, that of the next message after the file. For other files None.
+        base: offset of the first byte (the file's name); 0 for an index file.
+        last_timestamp: for a log file, the store time in ms of the last message. A log file without
+            messages has the time of the next message. None for other files.
     """
 
     path: str
@@ -61,18 +59,15 @@ class ExpiredFile:
     last_timestamp: int | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The file as a JSON document."""
+        """Return the file as a JSON document."""
         return document(self, ("path", "size", "last_timestamp", "reason"))
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """The leading files of the state table and the redo log whose messages are all deleted.
+    """Return the leading files of state table and redo log with only messages before ``cut``.
 
-    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). If a transaction in them is
-    still open, it can no longer be ended, because its message is gone.
-
-    Args:
-        cut: the log's start after the retention.
+    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). An open transaction in such
+    a file can no longer be ended, because its message is deleted.
     """
     if not layout.has_state_table:
         return ()
@@ -92,7 +87,7 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
     for file in sequence.files[:-1]:
         start = file.base // size - found.first
         stop = start + sequence.file_size // size
-        # The last file is the one with the last entry.
+        # The file with the last entry stays, even if further files exist.
         if stop >= len(found.units) or int(found.units["physical_offset"][start:stop].max()) >= cut:
             break
         reason = f"all its entries are of messages before the log's start at {cut}"
@@ -103,10 +98,9 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules decide which log files are deleted, and so the log's new start. Then the leading files
-# of queues and index are deleted that point only to messages before this start, but never the last
-# file. RocketMQ does the same (``ConsumeQueue.deleteExpiredFile``,
-# ``IndexService.deleteExpiredFile``).
+# The rules decide which log files are deleted, and so the log's new start. Leading files of queues
+# and index follow if all their messages are deleted, but the last file always stays. RocketMQ does
+# the same (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -119,25 +113,17 @@ _PLAN_MEMBERS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionPlan:
-    """The files to delete.
+    """The files to delete. Files are listed with the oldest file first.
 
     Attributes:
-        store: the store's folder.
-        rules: the rules that allow files to be deleted.
         now: the time for computing ages, in milliseconds.
         min_offset: the log's start.
         new_min_offset: the log's start after the retention.
         max_offset: the log's end.
-        log: log files, oldest first.
-        queues: files of consume queues, by queue, oldest first.
-        index: index files, oldest first.
-        transactions: files of 3.x's state table, then of its redo log, oldest first.
-        stays_because: the reason why the oldest log file that is kept is not deleted.
-        disk: use of the log's disk, None if unknown.
-        messages: for each topic, number of messages in its queues that are deleted.
-        unread: those of these messages that consumers have not read.
-        refused: the reason why the plan cannot be applied now, None if it can.
-        applied: whether the files were deleted.
+        transactions: files of 3.x's state table, then of the redo log.
+        stays_because: why the oldest kept log file stays.
+        messages: number of deleted messages by topic, counted in the queues.
+        refused: why the plan cannot be applied now, None if possible.
     """
 
     store: str
@@ -165,7 +151,7 @@ class RetentionPlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all files together."""
+        """Size of all files to delete."""
         return sum(file.size for file in self.files)
 
     @property
@@ -174,7 +160,7 @@ class RetentionPlan:
         return None if self.disk is None else self.disk.ratio
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as a JSON document."""
+        """Return the plan as a JSON document."""
         queues = [file.to_json() for _, files in self.queues for file in files]
         return document(self, _PLAN_MEMBERS) | {"queues": queues, "applied": self.applied}
 
@@ -192,11 +178,11 @@ def plan_retention(
     """Plan the retention of a local store.
 
     Args:
-        safe_end: for a store that is being written, the offset up to which the log is synced and
-            dispatched.
+        safe_end: if a writer has the store open: the log is synced and dispatched up to this
+            physical offset.
         held: paths of index files that a writer still uses.
-        always_derived: whether to check queues and index even if no log file is deleted, because an
-            interrupted retention may have left expired files there.
+        always_derived: whether to check queues and index even if no log file is deleted: an
+            interrupted retention may have left expired files.
 
     Raises:
         StoreNotFound: if a file cannot be read.
@@ -210,8 +196,6 @@ class _Stays(Exception):
 
 
 class _Planner:
-    """Makes one plan."""
-
     def __init__(
         self,
         layout: StoreLayout,
@@ -276,11 +260,11 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _expired(self, disk: DiskUse | None) -> tuple[tuple[ExpiredFile, ...], str]:
-        """The log files to delete, and the reason why the next file stays."""
+        """Return the log files to delete, and the reason why the next file stays."""
         log = self._log
         if not log.files:
             return (), "there is no log"
-        # The last file is the one with the last message; files created in advance follow it.
+        # The file with the last message stays; files created in advance follow this file.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
         try:
@@ -309,7 +293,7 @@ class _Planner:
             raise _Stays("it is not yet synced and dispatched as a whole")
 
     def _by_age(self, file: StoreFile) -> tuple[str | None, int | None]:
-        """The reason why a file's age allows its deletion, and the time of its last message."""
+        """Return why a file's age allows its deletion, and the time of its last message."""
         limit = self._rules.older_than_ms
         if limit is None:
             return None, None
@@ -326,10 +310,7 @@ class _Planner:
         return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """The store time of a file's last message, from which the file's age is computed.
-
-        If the file has no message, the store time of the next message of the log counts.
-        """
+        """Return the store time of the last message in a file, or else after the file."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -346,7 +327,7 @@ class _Planner:
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, *, is_first: bool
     ) -> tuple[str | None, DiskUse | None]:
-        """The reason why the use of the disk allows a deletion, and its use after the deletion."""
+        """Return why the use of the disk allows a deletion, and the use after the deletion."""
         most = self._rules.max_disk_ratio
         if most is None:
             return None, disk
@@ -364,9 +345,9 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """The leading files of a queue that have no entry of a kept message.
+        """Return the leading files of a queue whose messages are all deleted.
 
-        From RocksDB, only a broker deletes expired entries; until then it skips them.
+        From RocksDB, only a broker deletes expired entries; until then the broker skips them.
         """
         if isinstance(queue, RocksQueue):
             return ()
@@ -380,11 +361,10 @@ class _Planner:
         for file in sequence.files[:-1]:
             first = file.base // UNIT_SIZE
             stop = first + queue.units_per_file
-            # The last file is the one with the last entry.
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # In a sound queue, checking the last entry is enough; RocketMQ checks no other entry.
+            # RocketMQ checks only the last entry; in a sound queue this is enough.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)
@@ -409,7 +389,7 @@ class _Planner:
         return tuple(found)
 
     def _first_kept(self, queue: Queue, start: int) -> int:
-        """The first queue offset whose message is at or after a physical offset; else the end."""
+        """Return the first queue offset with a message at or after ``start``; else the end."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):
@@ -429,7 +409,6 @@ class _Planner:
 
 
 def _expired_batches(queue: BatchQueue, cut: int) -> Iterator[ExpiredFile]:
-    """The leading files of a batch queue that have no entry of a kept message."""
     room = queue.sequence.file_size // ENTRY_SIZE
     end = queue.entry_end
     for file, entries in queue.batches():

@@ -1,12 +1,8 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, files are deleted while other threads put, dispatch and read. A log file may be
-deleted only if it is synced, dispatched and not the last file; so no thread writes to it. A reader
-that has mapped a deleted file can still read it, in this process and in any other: the map exists
-until its last view is released.
-
-A writer runs the retention of its open store
-(:meth:`logquarry.store.message_store.StoreWriter.retain`); :func:`retain` is for other stores.
+In an open store, files are deleted while other threads put, dispatch and read. A log file can be
+deleted only if the file is synced, dispatched and not the last file, so no thread writes to the
+file. A reader that has mapped a deleted file can still read it.
 """
 
 from __future__ import annotations
@@ -58,9 +54,7 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 class LiveRetention:
     """Plans and applies the retention of one store; only one retention runs at a time.
 
-    Attributes:
-        removed: called after log files were deleted, so that objects which hold views of these
-            files release them.
+    ``removed`` is called after log files were deleted, to release views of the deleted files.
     """
 
     disk: Disk
@@ -83,18 +77,13 @@ class LiveRetention:
         self.removed: Callable[[], None] = lambda: None
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """Plan which files to delete now. Changes nothing.
-
-        Raises:
-            CorruptFile: if the record of an interrupted load is unreadable.
-        """
+        """Plan which files to delete now. Raises CorruptFile if a load's intent is unreadable."""
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
-            # If a load is interrupted, the writer that finishes it reads the log from the load's
-            # start on.
+            # To finish an interrupted load, a writer reads the log from the load's start on.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the files are listed: a file that has left `held` never returns to it.
+        # Read `held` before the list of files: a file that has left `held` never returns.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             self.layout(),
@@ -107,7 +96,7 @@ class LiveRetention:
         )
 
     def run(self, rules: RetentionRules, *, pause_s: float = 0.0) -> RetentionPlan:
-        """Delete expired files; returns the plan that was applied.
+        """Delete expired files; return the applied plan.
 
         Args:
             pause_s: pause in seconds between two log files, so that the disk can do other work.
@@ -131,7 +120,7 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self.root / file.path, file.reason)
                     self.log.remove_first()
             finally:
-                # Call this even if a deletion failed: earlier files were deleted.
+                # Even if a deletion failed, earlier files were deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -151,13 +140,13 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # If this process keeps no state table (dialect 4.9), these files are not open and stay.
+            # Without a state table (dialect 4.9), these files are not open and stay.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
-        """Refuse further deletions and wait for the current deletion: the store is closing."""
+        """Refuse further deletions, and wait for the current deletion: the store is closing."""
         self._is_ended = True
         with self._working:
             logger.debug("%s: retention has ended", self.root)
@@ -184,13 +173,13 @@ class RetentionService(Service):
         self._clock = clock
 
     def due(self) -> RetentionRules | None:
-        """The rules that apply now; None if there is nothing to delete."""
+        """Return the rules that apply now; None to delete nothing."""
         found = least_used(self._retention.log.folders)
         used_ratio = 0.0 if found is None else found.ratio
         return rules_due(self._config, self._clock(), used_ratio)
 
     def run_once(self) -> None:
-        """Delete the files that have expired."""
+        """Delete the expired files."""
         rules = self.due()
         if rules is None:
             return
@@ -199,7 +188,7 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # Raises if an earlier sync failed; otherwise the next run tries again.
+            # After a failed sync, raise; otherwise the next run tries again.
             self.health.require_writable()
             logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
@@ -226,23 +215,18 @@ def retain(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> RetentionPlan:
-    """Plan which files of a store to delete; with ``apply`` delete them.
+    """Plan which files of a store to delete; with ``apply`` delete the files.
 
-    Without ``apply`` nothing changes, and the store may be open in another program: the plan then
-    shows what that program would delete now. With ``apply``, the call takes the store's lock before
-    it makes the plan. After an interruption, call it again.
+    Without ``apply`` nothing changes, and another program may have the store open. With ``apply``,
+    the store is locked before the plan is made. After an interruption, call this function again.
 
     Args:
-        path: the store's folder.
-        rules: which log files may be deleted.
-        apply: whether to delete the files.
         config: the store's settings; missing sizes are inferred from the files.
-        clock: gives the time for computing ages, in milliseconds.
-        disk: the store's disk.
-        progress: called with the number of deleted files.
+        clock: the current time in milliseconds, for the files' ages.
+        progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan; :attr:`RetentionPlan.refused` gives the reason if it cannot be applied now.
+        The plan. :attr:`RetentionPlan.refused` says why the plan cannot be applied now.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -258,7 +242,7 @@ def retain(
         arguments.optional(arguments.function, value, name)
     arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     clock = clock or now_ms
-    # Do this before the lock file is created: there may be no store.
+    # Open the layout before the lock file is created: there may be no store.
     layout = StoreLayout.open(root, settings)
     if not apply:
         plan = plan_retention(layout, rules, now_ms=clock())
@@ -280,7 +264,7 @@ def retain(
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
-    """The reason why no file may be deleted now; None if deletion is possible."""
+    """Return why no file may be deleted now; None if deletion is possible."""
     unsupported = refusal(layout, Action.RETAIN)
     if unsupported is not None:
         return str(unsupported).removeprefix(f"{layout.root}: ")
@@ -306,24 +290,22 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# The log's files are deleted first, from its start on, and each deletion is synced before the next.
-# So a crash leaves a log that starts later, but never a log with a hole. Then the files of queues
-# and index are deleted. Readers and RocketMQ skip their entries before the log's start, so after a
-# crash nothing needs a repair, and the next retention finishes the work. In the opposite order a
-# crash would leave messages in the log that are in no queue.
+# The log's files are deleted first, from the log's start on, and each deletion is synced before the
+# next. So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ
+# skip queue entries and index entries before the log's start, so a crash needs no repair, and the
+# next retention finishes the work. In the opposite order, a crash would leave messages in the log
+# that are in no queue.
 #
-# The log's end, the durable offset and the checkpoint do not change. The log's new start is
-# recorded before the first deletion: if the log starts later than recorded, it has lost files.
+# The new start is recorded before the first deletion: if the log starts after the recorded start,
+# log files are lost.
 
 
 def apply_retention(
     plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
 ) -> None:
-    """Delete the files of a plan, and sync their folders. The caller holds the store's lock.
+    """Delete the files of a plan, and sync their folders.
 
-    Args:
-        plan: the plan; it must have been made after the lock was taken.
-        progress: called with the number of deleted files.
+    The caller holds the store's lock, and made the plan under the lock.
 
     Raises:
         StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.

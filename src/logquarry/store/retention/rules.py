@@ -1,12 +1,8 @@
 """Computes what a retention considers: the age of files, the use of the disk, and unread messages.
 
-The age of a file is that of its last message. RocketMQ uses the file's modification time, which
-changes when the store is copied, restored from a backup or touched (apache/rocketmq#4549).
-
-:func:`unread` lists the consumer groups, the delivery of delayed messages and the open transactions
-that still need expiring messages. As in RocketMQ, the retention does not wait for any of these; the
-plan only reports them. If a group's offset is unknown, all expiring messages of its topics count as
-unread by this group.
+The age of a file is the age of its last message. RocketMQ uses the file's modification time, which
+changes when the store is copied, restored or touched (apache/rocketmq#4549). As in RocketMQ, the
+retention does not wait for consumers; the plan only lists the unread messages.
 """
 
 from __future__ import annotations
@@ -41,9 +37,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""Used in place of a group's name if the delivery of delayed messages has not read the messages."""
+"""Group name in :class:`Unread` for the delivery of delayed messages."""
 OPEN: Final = "(transactions that are open)"
-"""Used in place of a group's name for half or PREPARED messages of open transactions."""
+"""Group name in :class:`Unread` for open transactions (half or PREPARED messages)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +47,9 @@ class Unread:
     """Messages that are deleted before a consumer group has read them.
 
     Attributes:
-        topic: their topic.
-        queue_id: their queue.
         group: the consumer group, or DELAYED, or OPEN.
         offset: the next queue offset of the group. For open transactions: the queue offset of
             the first open half message, or the state table number of the first PREPARED message.
-        messages: number of messages.
     """
 
     topic: str
@@ -66,7 +59,7 @@ class Unread:
     messages: int
 
     def to_json(self) -> dict[str, Any]:
-        """The finding as a JSON document."""
+        """Return the finding as a JSON document."""
         return document(self)
 
 
@@ -80,17 +73,20 @@ def unread(
 ) -> tuple[Unread, ...]:
     """List the groups that have not read expiring messages.
 
+    If a group's offset is unknown, all expiring messages of its topics count as unread.
+
     Args:
-        firsts: for each queue that loses messages, its first queue offset before and after.
+        firsts: for each queue that loses messages, the first queue offset before and after.
+        start: the log's start before the retention.
         cut: the log's start after the retention.
     """
-    # Log at debug level, because the retention of a running store calls this every ten seconds.
+    # Log at debug level: a running store calls this function every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {
         queue.queue_id: queue.max_offset for queue in queues if queue.topic == props.SCHEDULE_TOPIC
     }
-    # If the saved offset is beyond the queue's end, the delivery starts at the first message.
+    # If the saved offset is after the queue's end, the delivery starts at the first message.
     delivered = {
         level - 1: offset for level, offset in levels.items() if offset <= ends.get(level - 1, 0)
     }
@@ -106,7 +102,7 @@ def unread(
     for (topic, group), offsets in sorted(readers.items()):
         for queue_id in sorted(by_topic[topic]):
             before, after = firsts[topic, queue_id]
-            # In a queue without an offset the group starts at the first message.
+            # A group without an offset in a queue starts at the first message.
             offset = offsets.get(queue_id, 0)
             lost = after - max(offset, before)
             if lost > 0:
@@ -119,7 +115,6 @@ def unread(
 
 
 def _timers(layout: StoreLayout, firsts: Mapping[QueueKey, tuple[int, int]]) -> Iterator[Unread]:
-    """Expiring timer messages that wait for their time."""
     key = timer.TOPIC, QUEUE_ID
     if key in firsts:
         before, after = firsts[key]
@@ -134,7 +129,6 @@ def _halves(
     firsts: Mapping[QueueKey, tuple[int, int]],
     consumed: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> Iterator[Unread]:
-    """Expiring half messages of open transactions."""
     passed = consumed.get((HALF_TOPIC, GROUP), {})
     passed_ops = consumed.get((OP_TOPIC, GROUP), {})
     for (topic, queue_id), (before, after) in sorted(firsts.items()):
@@ -152,7 +146,6 @@ def _halves(
 
 
 def _prepared(layout: StoreLayout, log: CommitLog, start: int, cut: int) -> Iterator[Unread]:
-    """Expiring PREPARED messages (3.x) of open transactions."""
     numbers: dict[QueueKey, list[int]] = defaultdict(list)
     for offset, transaction in open_in(read_table(layout)).items():
         frame = log.sound_frame_at(offset) if start <= offset < cut else None
@@ -168,11 +161,7 @@ _GROWTH: Final = 8
 
 
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
-    """Store time in ms of the last message that starts in a file; None if there is none.
-
-    Usually reads only the last MiB of the file: a frame contains its own offset, so reading may
-    start anywhere.
-    """
+    """Return the store time in ms of the last message that starts in a file, or None."""
     start, stop = file.base, file.base + layout.commit_log.file_size
     step = _FIRST_STEP
     while True:
@@ -184,7 +173,7 @@ def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
 
 
 def first_time_from(layout: StoreLayout, start: int, stop: int) -> int | None:
-    """Store time in ms of the first message in a range of the log; None if there is none."""
+    """Return the store time in ms of the first message in a range of the log, or None."""
     for event in LogReader(layout, check_crc=False, batch_bytes=1).events(start, stop):
         if isinstance(event, Run) and len(event.rows):
             return _time(event, 0)
@@ -200,7 +189,7 @@ def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> i
 
 
 def _time(run: Run, at: int) -> int:
-    # Import here: a command that shows statistics uses this module, but need not load pyarrow.
+    # Import late: a command for statistics uses this module, but does not load pyarrow.
     from logquarry.log import columns
 
     rows = run.rows[at:] if at < 0 else run.rows[at : at + 1]
@@ -216,30 +205,25 @@ _BLOCK: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes of a disk.
-
-    Attributes:
-        used: bytes in use.
-        usable: free bytes that users other than root can use.
-    """
+    """Bytes of a disk; ``usable`` is the free space for users other than root."""
 
     used: int
     usable: int
 
     @property
     def ratio(self) -> float:
-        """Used part of the disk, from 0 to 1. (RocketMQ rounds up to whole percents.)"""
+        """Used part of the disk, from 0 to 1. (RocketMQ rounds up to a whole percent.)"""
         whole = self.used + self.usable
         return self.used / whole if whole else 0.0
 
     def without(self, freed: int) -> DiskUse:
-        """The use of the disk after ``freed`` bytes were freed."""
+        """Return the use of the disk after ``freed`` bytes were freed."""
         freed = min(freed, self.used)
         return DiskUse(self.used - freed, self.usable + freed)
 
 
 def disk_use(path: Path) -> DiskUse | None:
-    """The use of the disk that a path is on; None if unknown."""
+    """Return the use of the disk that has a path; None if unknown."""
     try:
         found = os.statvfs(path)
     except (OSError, AttributeError):  # Windows has no statvfs
@@ -249,9 +233,9 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
-    """The use of the disk with the most free space among the disks of some paths; None if unknown.
+    """Return the use of the path's disk with the most free space; None if unknown.
 
-    RocketMQ deletes files to free space only when all disks of the log are full
+    RocketMQ deletes files to free space only if all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
     """
     found = [use for path in paths if (use := disk_use(path)) is not None]
@@ -259,7 +243,7 @@ def least_used(paths: Iterable[Path]) -> DiskUse | None:
 
 
 def freed_bytes(path: Path) -> int:
-    """Number of bytes that deleting a file frees; 0 if the file has another hard link elsewhere."""
+    """Return how many bytes the deletion of a file frees; 0 if there is another hard link."""
     try:
         status = path.stat()
         # The writer keeps a second hard link to the file, and deletes both together.
@@ -270,15 +254,15 @@ def freed_bytes(path: Path) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rules, and when a running store applies them
+# The rules, and when a running store applies the rules
 #
-# A log file is deleted only if *all* given rules allow it, so one more rule never deletes more
-# files. (RocketMQ deletes all expired files, and if the disk is full, it deletes further files.)
+# A log file is deleted only if *all* given rules allow the deletion, unlike in RocketMQ.
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
 """Use of the disk above which RocketMQ deletes files that have not expired
-(``rocketmq.broker.diskSpaceCleanForciblyRatio``)."""
+(``rocketmq.broker.diskSpaceCleanForciblyRatio``).
+"""
 
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS, "d": 24 * HOUR_MS}
 _HOURS: Final = 24
@@ -291,10 +275,9 @@ class RetentionRules:
 
     Attributes:
         older_than_ms: allows files whose last message was stored at least this long ago.
-        max_disk_ratio: allows the oldest files, as long as the used part of the disk is larger than
-            this (0 to 1).
+        max_disk_ratio: allows the oldest files while the used part of the disk is larger (0 to 1).
         keep_bytes: allows the files before the newest ``keep_bytes`` bytes of the log.
-        most_files: maximum number of log files to delete at a time.
+        most_files: maximum number of log files per run.
 
     Raises:
         UsageError: if a value is invalid, or no rule is given.
@@ -311,7 +294,7 @@ class RetentionRules:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # The condition is written so that it also rejects NaN, which would allow every deletion.
+        # `not x >= 0` also rejects NaN, which would allow every deletion.
         if self.older_than_ms is not None and not self.older_than_ms >= 0:
             raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
@@ -324,21 +307,18 @@ class RetentionRules:
             raise UsageError(f"most_files is {self.most_files}; it must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
-        """The rules as a JSON document."""
+        """Return the rules as a JSON document."""
         return document(self)
 
 
 def require_rules(rules: object) -> RetentionRules:
-    """Check that an argument is rules."""
+    """Check that an argument is a RetentionRules object."""
     takes = "RetentionRules, such as RetentionRules(older_than_ms=259_200_000)"
     return arguments.instance(rules, "rules", RetentionRules, takes)
 
 
 def duration_ms(text: str) -> int:
-    """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to milliseconds.
-
-    A bare number is hours, as in ``fileReservedTime``.
-    """
+    """Parse ``72h``, ``3d``, ``90m``, ``30s``, ``500ms``, or hours without a unit, to ms."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
         raise UsageError(f"takes a time such as 72h, 3d or 30m, not {text!r}")
@@ -357,7 +337,7 @@ def disk_ratio(text: str) -> float:
 
 
 def delete_hours(when: str) -> frozenset[int]:
-    """Parse ``deleteWhen``: an hour such as ``04``, or several separated by ``;``."""
+    """Parse ``deleteWhen``: an hour such as ``04``, or several hours separated by ``;``."""
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
         raise UsageError(f"delete_when takes hours such as 04 or 04;16, not {when!r}")
@@ -365,7 +345,7 @@ def delete_hours(when: str) -> frozenset[int]:
 
 
 def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
-    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
+    """Whether a time is in an hour of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
     return datetime.fromtimestamp(now_ms / 1_000, zone).hour in delete_hours(when)
 
 
@@ -374,14 +354,14 @@ def rules_due(
 ) -> RetentionRules | None:
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
-    In the hours of ``delete_when``: delete all expired files. At any hour: if the disk is fuller
-    than ``disk_max_used_space_ratio``, delete expired files until it is not. With
-    ``clean_file_forcibly_enable``: if the disk is fuller than FORCIBLY_RATIO, delete also files
-    that have not expired.
+    - In the hours of ``delete_when``: all expired files.
+    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until it is not.
+    - With ``clean_file_forcibly_enable``, if the disk is fuller than FORCIBLY_RATIO: also files
+      that have not expired.
 
     Args:
-        used_ratio: the current use of the disk.
-        zone: time zone of the hours (default: this machine's).
+        used_ratio: the current use of the disk, from 0 to 1.
+        zone: time zone of the hours (default: this machine's time zone).
     """
     most_files = config.delete_files_batch_max
     if config.clean_file_forcibly_enable and used_ratio > FORCIBLY_RATIO:

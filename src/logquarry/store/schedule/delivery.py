@@ -1,4 +1,4 @@
-"""Delivers delayed messages (``ScheduleMessageService``), and runs the thread that does this.
+"""Delivers delayed messages (``ScheduleMessageService``), in a background thread.
 
 ::
 
@@ -9,12 +9,9 @@
         v
     put, in bulk                         -> progress: next offset of each level
 
-Guarantees: each message of a level is delivered once, in the order of the level's queue. The
-delivery skips only messages that cannot be delivered: it logs a warning, and these messages stay in
-the log. If messages of several levels are due together, they are delivered in the order of their
-due times. If a put fails, the next call repeats it. If the clock was set back, a message still
-waits at most for the delay of its level: as in RocketMQ, a message that is due later than now plus
-that delay is delivered at once.
+Each message is delivered once. Messages of one level are delivered in the order of their queue. Due
+messages of several levels are delivered in the order of their due times. The delivery skips a
+message that cannot be delivered, and logs an error.
 """
 
 from __future__ import annotations
@@ -51,21 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 AT_ONCE: Final = 2_048
-"""Maximum number of queue entries that are read at once, and of messages in one put call."""
+"""Maximum number of queue entries per read, and of messages per put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds, in seconds, of the classes of delays, as in RocketMQ 5. One more class has no
-bound.
-"""
+"""Upper bounds of the classes of delays in seconds, as in RocketMQ 5; one more class has none."""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The result of a put: the number of appended messages, and the reason why the others
-    failed.
-    """
+    """The number of messages that a put appended, and why the put failed for the next message."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -73,12 +66,7 @@ class Put(NamedTuple):
 
 @dataclass(slots=True)
 class Delays:
-    """The delays of a topic's delivered messages.
-
-    Attributes:
-        counts: number of messages in each class of DELAYS_S, and in a last class of longer delays.
-        seconds: the sum of all delays, each in whole seconds.
-    """
+    """Delays of a topic's delivered messages: a count per class of DELAYS_S, and their sum in s."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     seconds: int = 0
@@ -91,10 +79,9 @@ class Delays:
 
 
 class Delivery(ABC):
-    """Delivers messages that waited for their time. Any thread may call it: calls take turns.
+    """Delivers messages that waited for their time. Thread-safe.
 
-    Args:
-        put: puts messages in order, all of them or the first ones.
+    ``put`` puts messages in order, either all messages or the first ones.
     """
 
     def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
@@ -112,26 +99,22 @@ class Delivery(ABC):
         """Deliver messages that are due at a time in ms; return how many, at most ``limit``.
 
         Raises:
-            StoreUnavailable: if a put failed. Messages delivered before it stay delivered; the next
-                call continues after them.
+            StoreUnavailable: if a put failed. Earlier messages stay delivered, and the next call
+                continues after them.
         """
 
     @abstractmethod
     def save(self) -> bool:
-        """Save the progress durably; returns whether anything was written.
+        """Save and sync the progress; return whether any file was written.
 
         Raises:
-            StoreUnavailable: if the write failed; the progress saved before stays valid.
+            StoreUnavailable: if the write failed; the previously saved progress stays valid.
         """
 
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
         """Put messages; yield the number of each, and the reason if the store rejects it.
 
-        A rejected message can never be delivered, and all messages after it would wait forever. So
-        the others are put without it.
-
-        Raises:
-            StoreUnavailable: if the messages that were not yielded could not be put.
+        Messages after a rejected message are put without it, because it would block them forever.
         """
         numbers = list(range(len(messages)))
         while numbers:
@@ -147,8 +130,6 @@ class Delivery(ABC):
 
 
 class _Due(NamedTuple):
-    """One message that is due."""
-
     time: int
     level: int
     queue_offset: int
@@ -159,12 +140,9 @@ class _Due(NamedTuple):
 class DelayedDelivery(Delivery):
     """The delivery of the messages with a delay level.
 
-    Args:
-        levels_ms: delay of each level, level 1 first.
-
     Attributes:
         offsets: delay level -> next queue offset, for each level that has delivered.
-        delays: for each topic the delays of its delivered messages, from their born time.
+        delays: for each topic, the delays of delivered messages since their born time.
     """
 
     is_waiting = True
@@ -180,7 +158,7 @@ class DelayedDelivery(Delivery):
         self._levels_ms = levels_ms
         self._progress = progress
         self._saving = threading.Lock()
-        # Include queues above the known levels: they come from a table with more levels.
+        # Another configuration with more levels may have filled further queues.
         known = {*range(len(levels_ms)), *log.queue_ids(props.SCHEDULE_TOPIC)}
         self._queue_ids = sorted(queue_id for queue_id in known if queue_id >= 0)
         self.delays: dict[str, Delays] = {}
@@ -189,9 +167,6 @@ class DelayedDelivery(Delivery):
 
     # ------------------------------------------------------------------------------------ start
     def _find_offsets(self) -> None:
-        """Find the offsets at which to continue: the saved offsets, advanced past the deliveries in
-        the log.
-        """
         saved = self._progress.load()
         if saved is not None:
             self.offsets = dict(saved.offsets)
@@ -201,7 +176,7 @@ class DelayedDelivery(Delivery):
             level = queue_id + 1
             if level not in self.offsets:
                 continue
-            # If there is no queue, the level starts at 0, with the queue's first message.
+            # Without a queue, the level starts at the first message that the queue will have.
             low, high = (0, 0) if queue is None else queue.bounds()
             if low <= self.offsets[level] <= high:
                 continue
@@ -210,8 +185,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file is of
-            # another store, that skips messages.
+            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file belongs to
+            # another store, Java skips messages.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -222,16 +197,14 @@ class DelayedDelivery(Delivery):
         return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Skip the messages whose deliveries are in the log; the first waiting message is at offset
-        ``first``.
-        """
+        """Skip messages whose deliveries are in the log, from physical offset ``first`` on."""
         start, unique = first, True
         if saved is None:
-            # Either there was no delivery yet, or the progress file is lost. If it is lost, the log
-            # shows all deliveries only if it starts at 0.
+            # There was no delivery, or the progress file is lost. If the file is lost, only a log
+            # from 0 on shows all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
-            # If one saved offset is wrong, the position that was saved with it cannot be trusted.
+            # If a saved offset is wrong, the saved position cannot be trusted either.
             if saved.position > self._log.end:
                 return
             start, unique = max(first, saved.position), False
@@ -240,9 +213,7 @@ class DelayedDelivery(Delivery):
             logger.warning("%d delayed messages were already delivered: found in the log", known)
 
     def _waiting(self) -> list[int]:
-        """For each level, the physical offset of the first message that is not known to be
-        delivered.
-        """
+        """Return the physical offset of each level's first message that may be undelivered."""
         found: list[int] = []
         for queue_id in self._queue_ids:
             queue = self._queue(queue_id)
@@ -278,7 +249,7 @@ class DelayedDelivery(Delivery):
         return count
 
     def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
-        """The next due messages in order, or only the first of them."""
+        """Return due messages in order, at least the first due message."""
         found: list[_Due] = []
         until: int | None = None
         is_waiting = chosen is not None
@@ -296,7 +267,7 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # Messages whose entries are not read yet may be due before messages of other levels.
+        # If a level has more due messages than were read, later messages of other levels wait.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
@@ -315,12 +286,16 @@ class DelayedDelivery(Delivery):
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # None of these entries was ever written: skip them.
+            # All these entries are unwritten or fillers: skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
     def _times(self, level: int, units: Units, now: int) -> Int64:
-        """The due time of each entry (``correctDeliverTimestamp``)."""
+        """Return the due time of each entry (``correctDeliverTimestamp``).
+
+        As in RocketMQ, a message that is due later than now plus the level's delay is due now. So
+        after the clock was set back, a message still waits at most for the level's delay.
+        """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
         delay_ms = self._levels_ms[level - 1] if known else 0
@@ -332,7 +307,7 @@ class DelayedDelivery(Delivery):
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, at most as many as one put call takes.
+        """Put due messages, as many as one call takes.
 
         Returns:
             The number of delivered messages, and the number of delivered or skipped messages.
@@ -362,7 +337,6 @@ class DelayedDelivery(Delivery):
         finally:
             for one in passed:
                 if one not in outcomes:
-                    # The next call continues here.
                     break
                 self.offsets[one.level] = one.queue_offset + 1
                 why = outcomes[one]
@@ -404,18 +378,15 @@ _INTERVAL_MS: Final = 100
 may be set while the thread sleeps.
 """
 _IDLE_INTERVAL_MS: Final = 250
-"""The interval while no message waits. It is shorter than RocketMQ's shortest delay, 1 s."""
+"""The interval while no message waits; RocketMQ's shortest delay is 1 s."""
 _BETWEEN_SAVES: Final = 20_000
 """After at most this many deliveries, the service checks whether it must save the progress."""
 
 
 class DeliveryService(Service):
-    """Delivers due messages, and saves the progress periodically.
+    """Delivers due messages, and saves the progress periodically. All clocks return ms.
 
-    Args:
-        clock: gives the time in milliseconds.
-        dispatched: gives the physical offset up to which the queues have the log's messages.
-        monotonic: the clock for that interval, in milliseconds.
+    ``dispatched`` returns the physical offset up to which the log is dispatched.
     """
 
     def __init__(
@@ -442,8 +413,8 @@ class DeliveryService(Service):
         """Deliver due messages."""
         try:
             dispatched = self._dispatched()
-            # If no message waits and none is new, do not search the queues: in an idle process
-            # this search would take most of the store's processor time.
+            # If no message waits and no message is new, do not search the queues: in an idle
+            # process the search would take most of the store's processor time.
             if dispatched != self._idle_at:
                 is_idle = self._deliver()
                 self._idle_at = dispatched if is_idle else -1
@@ -452,13 +423,12 @@ class DeliveryService(Service):
             self._is_failing = False
         except StoreUnavailable as error:
             self.health.require_writable()
-            # The disk is full or busy: the next run tries again.
             if not self._is_failing:
                 logger.warning("delivery of delayed messages failed, will be retried: %s", error)
             self._is_failing = True
 
     def _deliver(self) -> bool:
-        """Deliver due messages; returns whether no message waits any more."""
+        """Deliver due messages; return whether no message waits any more."""
         for delivery in self._deliveries:
             while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
                 self._save_if_due()

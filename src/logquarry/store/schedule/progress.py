@@ -1,8 +1,7 @@
 """Makes the delivered copy of a delayed message (``messageTimeup``), and saves the progress.
 
 The delivery puts a copy of the message into the topic and queue that REAL_TOPIC and REAL_QID name.
-The copy has the same body, flags, born time, hosts and properties. It also has DELAY, which this
-put ignores. So the log shows which messages were delivered.
+The copy keeps the property DELAY, so the log shows which messages were delivered.
 """
 
 from __future__ import annotations
@@ -32,11 +31,7 @@ class Undeliverable(ValueError):
 
 
 def due_message(frame: Frame) -> Message:
-    """Make the message that delivers a message of the schedule topic.
-
-    Raises:
-        Undeliverable: if the message has no destination, or must not be put there.
-    """
+    """Return the message to deliver. Raises Undeliverable without an allowed destination."""
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
     if topic is None:
@@ -50,25 +45,21 @@ def due_message(frame: Frame) -> Message:
 
 
 # --------------------------------------------------------------------------------------------------
-# Progress files: ``config/delayOffset.json``, and ``.logquarry/delay.json`` beside it
+# Progress files: RocketMQ's ``config/delayOffset.json`` and ``.logquarry/delay.json``
 #
-# The first file is RocketMQ's: it has the next queue offset of each level. It is written only
-# periodically, so after a crash it is outdated. The second file is logquarry's: it has the log's
-# end at the time when the first file was written. Later deliveries are in the log after this
-# position, where they can be found. The second file is valid only together with the version of the
-# first file for which it was written. If another program has written the first file since, the
-# position is unknown.
+# ``delayOffset.json`` has the next queue offset of each level. ``delay.json`` also has the log's
+# end at the time of writing; later deliveries are in the log after this position. If another
+# program has written ``delayOffset.json`` since, the position is unknown.
 #
-# Order: sync the log, write the second file, write the first file. The second file also contains
-# its previous position, which is valid until the first file is written. So the offsets never count
-# a delivery that the log may lose.
+# A save syncs the log, writes ``delay.json``, then writes ``delayOffset.json``. So ``delay.json``
+# also keeps the previous position, which is valid until ``delayOffset.json`` is written.
 
 logger = logging.getLogger(__name__)
 
 MARK_FILE: Final = "delay.json"
 UNKNOWN: Final = -1
 _FAR: Final = 64 << 20
-"""After so many new bytes of the log, the position is saved again even without deliveries."""
+"""After this many new bytes of the log, the position is saved again even without deliveries."""
 
 
 class Progress(NamedTuple):
@@ -76,8 +67,8 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: for each delay level, the next queue offset of its queue in the schedule topic.
-        position: physical offset in the log: ``offsets`` counts the deliveries before it, and no
-            delivery after it; UNKNOWN if not known.
+        position: physical offset: ``offsets`` counts the deliveries before this position in the
+            log, and no later delivery. UNKNOWN if not known.
     """
 
     offsets: dict[int, int]
@@ -100,13 +91,9 @@ class DelayProgress:
         )
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None
-        """The progress in the files."""
 
     def load(self) -> Progress | None:
-        """The saved progress, None if there is none.
-
-        If RocketMQ's file is lost or unreadable, the offsets are taken from logquarry's file.
-        """
+        """Return the saved progress, or None; if RocketMQ's file is lost, from logquarry's file."""
         loaded = self._file.load()
         marks = self._read_marks()
         if loaded.value is None:
@@ -118,7 +105,7 @@ class DelayProgress:
         return Progress(loaded.value, UNKNOWN)
 
     def save(self, progress: Progress) -> bool:
-        """Write both files durably, if the progress changed; returns whether they were written."""
+        """If the progress changed, write and sync the files; return whether files were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
         # If the saved position is after the log's end, the log was truncated since.
@@ -158,24 +145,21 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # Finding deliveries in the log
 #
 # A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
-# in the queue that REAL_TOPIC and REAL_QID name. (The put of a user's message with DELAY writes it
-# to the schedule topic.) The deliveries of one level are in the log in the order of its queue. So
-# reading the log once, from the saved position on, shows message by message which entries of each
-# level were delivered:
+# in the queue that REAL_TOPIC and REAL_QID name. The deliveries of one level are in the log in the
+# order of the level's queue. So one pass over the log finds the next message of each level:
 #
 # ::
 #
 #     schedule queue, from the saved offset   a  b  c  d  e
 #     log, from the saved position            ... a' ... b' ... c' |end
-#                                             -> the next one is d
+#                                             -> the next message is d
 #
-# Guarantees: a message counts as delivered only if its delivery is in the log after the saved
-# position, equal in all bytes except for offsets and store time. So after any crash no message is
-# lost and none is delivered twice.
+# A delivery must equal its message in all bytes except for offsets and store time. So after a crash
+# no message is lost or delivered twice.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 """Called with a level and a queue offset; yields queue offset and message of each entry of the
-level's queue from there on.
+level's queue, from that offset on.
 """
 
 _SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
@@ -187,16 +171,13 @@ _LOOK_AHEAD: Final = 256
 def advance(
     offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
 ) -> int:
-    """Advance the offset of each level past the deliveries in the log.
+    """Advance each level's offset past new deliveries in the log; return the number of deliveries.
 
     Args:
         offsets: for each level, the next queue offset; changed in place.
         runs: the log from the saved position on.
-        unique: whether to recognise only messages with a UNIQ_KEY. This is needed if ``runs``
-            starts before the saved position: counted deliveries may look like later ones.
-
-    Returns:
-        The number of deliveries in the log that the offsets did not include.
+        unique: whether to recognise only messages with a UNIQ_KEY. Needed if ``runs`` starts before
+            the saved position, because older deliveries may look like later deliveries.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
@@ -215,18 +196,13 @@ def advance(
 
 
 class _Waiting:
-    """The messages of one level that may or may not have been delivered."""
-
     def __init__(self, pending: Iterator[tuple[int, Frame | None]], unique: bool) -> None:
         self._rest = pending
         self._unique = unique
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """The queue offset of the waiting message that a frame delivers; None if there is none.
-
-        The messages before it are skipped, because the delivery keeps the order.
-        """
+        """Return the queue offset of the message that a frame delivers; drop earlier messages."""
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
                 return None
@@ -237,7 +213,6 @@ class _Waiting:
         return None
 
     def _read(self) -> bool:
-        """Read one more message; returns whether there was one."""
         for offset, frame in self._rest:
             if frame is None or (self._unique and _UNIQUE not in frame.properties):
                 continue
@@ -250,7 +225,7 @@ class _Waiting:
 
 
 def _delivery(frame: Frame) -> tuple[int, Message] | None:
-    """Level and message of a frame that is a delivery, None for any other frame."""
+    """Return level and message of a delivery; None for any other frame."""
     if frame.topic == _SCHEDULE_TOPIC:
         return None
     values = props.decode_bytes(frame.properties)
@@ -266,5 +241,4 @@ def _delivery(frame: Frame) -> tuple[int, Message] | None:
 
 
 def _seen(message: Message) -> Message:
-    """The fields of a message that are compared."""
     return message._replace(properties=None)

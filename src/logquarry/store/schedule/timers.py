@@ -10,14 +10,10 @@
     .logquarry/timers.json          progress, written periodically and at the end
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
-Guarantees: each message is delivered once, not before its time. After a crash, deliveries since the
-last saved progress are found in the log. A message is skipped only if it cannot be delivered. Then
-the delivery logs an error, and the message stays in the log.
-
-After a clean shutdown, a broker that is started on the store delivers each waiting message once.
-After a crash, the wheel on the disk is older than the last deliveries, and the broker repeats these
-deliveries. To prevent this, open the store with logquarry for writing and close it, before the
-broker starts.
+Each message is delivered once, not before its time. A message that cannot be delivered is skipped
+with an error in the log. After a crash, the log shows the deliveries since the last save. But a
+broker started then repeats these deliveries, because its timer wheel is older. To prevent this,
+open the store with logquarry for writing and close the store, before the broker starts.
 """
 
 from __future__ import annotations
@@ -51,16 +47,7 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerDelivery(Delivery):
-    """The delivery of timer messages.
-
-    Args:
-        known: the deliveries that ``timercheck`` shows.
-        precision_ms: ``timerPrecisionMs``.
-        file_size: bytes of a file of the timer log.
-
-    Attributes:
-        skipped: number of messages that could not be delivered.
-    """
+    """The delivery of timer messages; ``known``: the deliveries that ``timercheck`` shows."""
 
     def __init__(
         self,
@@ -117,7 +104,6 @@ class TimerDelivery(Delivery):
         return count
 
     def _read(self) -> None:
-        """Read the messages that were put since the last call."""
         queue = self._queue
         timers = self._timers
         if queue is None or queue.max_offset <= timers.stop:
@@ -133,7 +119,6 @@ class TimerDelivery(Delivery):
                 heappush(self._heap, _rank(one))
 
     def _due(self, now: int, limit: int) -> list[Timer]:
-        """The next due messages, in order."""
         heap, waiting = self._heap, self._timers.waiting
         found: list[Timer] = []
         room = BYTES_AT_ONCE
@@ -146,7 +131,7 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # Messages of the same slot come after it in the heap, so they still wait.
+                # In the heap, messages of the same slot follow this message, so they still wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -156,7 +141,6 @@ class TimerDelivery(Delivery):
         return found
 
     def _deliver(self, due: list[Timer], now: int) -> int:
-        """Put due messages; returns how many."""
         messages: list[Message] = []
         taken: list[Timer] = []
         for one in due:
@@ -198,9 +182,8 @@ class TimerDelivery(Delivery):
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The file has the values of a check (see Known), the delivered messages that this check does
-    # not count, and the log's end at that time. The log is synced first, so that the file never
-    # counts a delivery that the log may lose.
+    # The progress file has the values of a check (see Known), further delivered messages, and the
+    # log's end. The log is synced first, so that the file counts no delivery that the log may lose.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
@@ -214,8 +197,8 @@ class TimerDelivery(Delivery):
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # Messages with a slot before read_time count as delivered, and so do messages before the
-        # first waiting message. The list need not contain them.
+        # Messages before read_time or before the first waiting message count as delivered, without
+        # being listed.
         if read_time <= self._last_left_out:
             # The clock was set back: read_time no longer covers messages that it covered before.
             for offset in range(first, timers.stop):
@@ -262,7 +245,6 @@ class TimerDelivery(Delivery):
         return self._root / SIDECAR / PROGRESS_FILE
 
     def _with_progress(self, known: Known, queue_end: int) -> Known:
-        """``known``, extended by the saved progress."""
         try:
             saved: dict[str, Any] = json.loads(read_file(self._progress_path))
             position, first = int(saved["position"]), int(saved["first"])
@@ -274,7 +256,6 @@ class TimerDelivery(Delivery):
             logger.warning("%s: ignored: %s", self._progress_path, error)
             return known
         if position > self._log.end or enqueued > queue_end:
-            # The log was truncated since the progress was saved.
             return known
         check = TimerCheck(read_time, 0, enqueued, enqueued)
         checks = (*known.checks, check)
@@ -282,5 +263,5 @@ class TimerDelivery(Delivery):
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """The sort key in the heap: by slot; within a slot, messages that delete others come first."""
+    """Return the sort key in the heap: by slot, and messages that delete other messages first."""
     return one.slot_time, one.deletes is None, one.queue_offset

@@ -6,21 +6,20 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-A check puts an open half message back: it puts a copy at the queue's end, as a new half message
-whose TRANSACTION_CHECK_TIMES is higher by 1. So the progress can pass the old half message. Then
-the check calls the listener. RocketMQ has the same rules, except where they would lose messages:
+To put an open half message back, a check puts a copy at the queue's end, and the progress passes
+the old half message. Then the check calls the listener. The rules follow RocketMQ, unless RocketMQ
+would lose messages:
 
-- The check calls the listener for a half message that is old enough: older than the timeout, or if
-  it has the property CHECK_IMMUNITY_TIME_IN_SECONDS, older than that time. A younger half message
-  with this property is put back. At a younger half message without it, the check stops.
+- A half message is checked if it is older than the timeout. The property
+  CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout. A younger half message with this property is
+  put back. At a younger half message without this property, the check stops.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. (RocketMQ also counts each time that it puts back a younger one
-  with the property, so it can move a half message that was never checked.)
+  to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts a put-back without a check, so RocketMQ can
+  move a half message that was never checked.
 
-Guarantees, even after a crash: a committed half message is not committed again; and of a half
-message and its copy, only the copy is checked. Therefore the first check after the opening searches
-the log for commits and copies. The progress is saved after a sync of the log. So if the progress
-has passed a half message, a power cut cannot lose its copy.
+Even after a crash, no half message is committed twice, and only the last copy of a half message is
+checked. For this, the first check after the opening searches the log for commits and copies. The
+log is synced before the progress is saved, so a power cut loses no copy that was counted.
 """
 
 from __future__ import annotations
@@ -61,9 +60,9 @@ class CheckRules(NamedTuple):
     """When to check a half message.
 
     Attributes:
-        timeout_ms: minimum age (``transactionTimeOut``).
+        timeout_ms: minimum age in milliseconds (``transactionTimeOut``).
         most_checks: maximum number of checks (``transactionCheckMax``).
-        kept_hours: age in hours above which it is abandoned unchecked (``fileReservedTime``).
+        kept_hours: age in hours; an older half message is given up (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -76,10 +75,10 @@ class OpenTransaction:
     """An open transaction, as passed to a listener.
 
     Attributes:
-        topic: topic of its message.
-        queue_id: queue of its message.
+        topic: topic of the message to commit.
+        queue_id: queue of the message to commit.
         message: the half message, with the message's body, tags, keys and properties.
-        check_times: number of checks, including this one.
+        check_times: number of checks, including this check.
     """
 
     topic: str
@@ -97,8 +96,6 @@ class CheckReport:
     """Counts of one check.
 
     Attributes:
-        committed: transactions that the listener committed.
-        rolled_back: transactions that the listener rolled back.
         unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
@@ -121,8 +118,8 @@ class _Round:
 
     Attributes:
         start: queue offset of the first half message.
-        next: queue offset of the next half message to check; all before it are finished.
-        ops: for the queue offset of each half message that has op messages, their queue offsets.
+        next: queue offset of the next half message; all earlier half messages are finished.
+        ops: queue offset of a half message -> queue offsets of its op messages.
         old: half messages before ``start`` that have op messages.
         op_start: queue offset of the first op message.
         done: queue offsets of op messages that are no longer needed.
@@ -143,7 +140,7 @@ class _Round:
 
 @dataclass(eq=False, repr=False)
 class TransactionChecks:
-    """The checks of one open store. Any thread may call them; one check runs at a time."""
+    """The checks of one open store. Thread-safe; one check runs at a time."""
 
     log: ServedLog
     append: Append
@@ -157,13 +154,13 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, what the first check found out about older half messages.
+        # For each queue, the outcome of older half messages, as the first check found it.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
         """Check all half messages after the saved progress.
 
-        An exception of the listener is logged, and the transaction stays open.
+        If the listener raises an exception, the check logs it, and the transaction stays open.
 
         Raises:
             StoreUnavailable: if a put failed. The next check continues with that message.
@@ -224,7 +221,7 @@ class TransactionChecks:
         return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
-        """Sync the log, then save the progress, which relies on the log."""
+        """Sync the log, then commit the progress, which relies on the log."""
         op_end = round_.op_start
         while op_end in round_.done:
             op_end += 1
@@ -251,7 +248,7 @@ class TransactionChecks:
             round_.next = offset + 1
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
-        """Handle one half message; returns whether it is finished."""
+        """Handle one half message; return whether the progress can pass it."""
         now, report = round_.now, round_.report
         half = self._half(round_.queue, offset)
         if half is None:
@@ -300,10 +297,8 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # It stays at its offset, where it can still be ended. The check does not pass it before
-            # that.
+            # Without a copy at the queue's end, the check waits until this half message is ended.
             return self._ask(round_, half, half, times + 1)
-        # From here on the check uses the half message that was put back.
         round_.next = offset + 1
         self._ask(round_, half, moved, times + 1)
         return True
@@ -311,16 +306,12 @@ class TransactionChecks:
     def _put_back(
         self, half: Frame, *, check_times: int | None = None, first_offset: int | None = None
     ) -> Frame | None:
-        """Put the half message back; None if the store rejects it."""
         message = halves.put_back(half, check_times=check_times, first_offset=first_offset)
         result = self._append_half(half, message)
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it.
-
-        The store may have smaller limits now, or no space for one more property.
-        """
+        """Put a copy of a half message; None if the store rejects it, e.g. with new limits."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -376,7 +367,6 @@ class TransactionChecks:
 
     # ------------------------------------------------------------------------- first check
     def _look_back(self, round_: _Round, stop: int) -> _Before:
-        """Read from the log the outcomes of the half messages that are open at the first check."""
         opened: dict[int, _Identity] = {}
         sound: set[int] = set()
         moved: set[int] = set()
@@ -387,7 +377,7 @@ class TransactionChecks:
                 continue
             sound.add(half.physical_offset)
             values = props.decode_bytes(half.properties)
-            # Without UNIQ_KEY (every client sets it) copies cannot be recognised.
+            # Without UNIQ_KEY (every client sets it), copies cannot be recognised.
             unique = values.get(props.UNIQ_KEY)
             if offset not in round_.ops:
                 opened[half.physical_offset] = values.get(props.REAL_TOPIC), unique
@@ -399,15 +389,14 @@ class TransactionChecks:
         return _Before(moved, self._committed(opened, sound) if opened else set())
 
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
-        """Find the half messages in ``opened`` that were committed; return their physical offsets.
+        """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A copy of a committed message may be put later (sent back, delayed, imported). The copy has
-        type COMMIT too, but its PREPAREDTRANSACTIONOFFSET is 0 or belongs to another log. So topic
-        and UNIQ_KEY must match those of the half message too. A power cut can lose a half message
-        that was put back, and leave its committed message. That message then ends the original half
-        message, because ``sound`` (the readable ones) lacks the lost one.
+        A copy of a committed message (sent back, delayed, imported) has type COMMIT too, and its
+        PREPAREDTRANSACTIONOFFSET may belong to another log. So topic and UNIQ_KEY must also match.
+        A power cut can lose the copy of a half message and keep the commit. Then the commit ends
+        the original half message, because ``sound`` lacks the copy.
         """
-        # The module imports pyarrow, which a store without transactions does not need.
+        # This module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns
 
         found: set[int] = set()
@@ -433,8 +422,9 @@ class TransactionChecks:
 
 
 class _Before(NamedTuple):
-    """The first check's findings: queue offsets of half messages that were put back later, and
-    physical offsets of committed half messages."""
+    """Queue offsets of half messages that were put back later, and physical offsets of committed
+    half messages.
+    """
 
     moved: set[int]
     committed: set[int]
@@ -446,7 +436,7 @@ def _identity(committed: Frame) -> _Identity:
 
 
 def _immunity_ms(values: dict[str, str]) -> int | None:
-    """The property CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None if missing (``getImmunityTime``)."""
+    """Return CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None if missing (``getImmunityTime``)."""
     text = values.get(props.CHECK_IMMUNITY_TIME)
     seconds = java.NO_NUMBER if text is None else java.digits(text)
     return None if seconds == java.NO_NUMBER else seconds * _MS

@@ -48,25 +48,25 @@ _FALSE: Final = "false"
 
 
 class ServedLog(Protocol):
-    """The log and the queues of an open store, as its delivery and its checks read them."""
+    """The log and the queues of an open store, for delivery and checks."""
 
     def queue_ids(self, topic: str) -> Iterable[int]:
-        """The queues of a topic."""
+        """Return the queue ids of a topic."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if there is no such queue."""
+        """Return one queue; None if there is no such queue."""
 
     def frame_at(self, offset: int) -> Frame | None:
-        """The sound frame at a physical offset; None if there is none."""
+        """Return the sound frame at a physical offset, or None."""
 
     def message(self, offset: int, size: int) -> Frame | None:
-        """The message at a physical offset, None if no sound message of that size is there."""
+        """Return the message at a physical offset; None without a sound message of that size."""
 
     def store_time_at(self, offset: int, size: int) -> int:
-        """The store time of the message at a physical offset, below 0 if there is none."""
+        """Return the store time of the message at a physical offset; below 0 if there is none."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """The frames of the log from a physical offset on, which may lie inside a frame."""
+        """Read the log's frames from a physical offset on; ``start`` may lie inside a frame."""
 
     @property
     def start(self) -> int:
@@ -78,11 +78,7 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Make the half message for a message.
-
-    Raises:
-        UsageError: if the message cannot be in a transaction.
-    """
+    """Return the half message for a message; raise UsageError if the message cannot be in one."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
@@ -91,7 +87,7 @@ def half_message(message: Message, group: str) -> Message:
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # Identifies the transaction when its half message is put back.
+    # This property identifies the transaction after its half message was put back.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
@@ -108,7 +104,7 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """The frame of a half message that was put. The log may not be readable there yet."""
+    """Build the frame of a half message from the put's result: the log may not be readable yet."""
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
@@ -130,11 +126,7 @@ def frame_of(message: Message, result: PutResult) -> Frame:
 
 
 def destination(half: Frame) -> tuple[str, int]:
-    """Topic and queue id of the message inside a half message.
-
-    Raises:
-        MessageRejected: if the half message does not have them.
-    """
+    """Return topic and queue id of the message in a half message, or raise MessageRejected."""
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
     queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
@@ -148,11 +140,7 @@ def destination(half: Frame) -> tuple[str, int]:
 
 
 def commit_message(half: Frame) -> Message:
-    """Make the message that a commit puts (``endMessageTransaction``).
-
-    Raises:
-        MessageRejected: if the half message does not have its topic and queue.
-    """
+    """Return a commit's message (``endMessageTransaction``), or raise MessageRejected."""
     topic, queue_id = destination(half)
     return put_again(
         half,
@@ -165,7 +153,7 @@ def commit_message(half: Frame) -> Message:
 
 
 def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
-    """Make the op message for an ended half message (``makeOpMessageInner``)."""
+    """Return the op message for an ended half message (``makeOpMessageInner``)."""
     values = {props.TAGS: OP_TAG, props.WAIT: _TRUE}
     return Message(
         OP_TOPIC,
@@ -179,9 +167,7 @@ def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> M
 
 
 def ended_halves(op: Frame) -> list[int]:
-    """Queue offsets of the half messages that an op message lists; empty if the message lists
-    none.
-    """
+    """Return the queue offsets of the half messages that an op message lists."""
     if props.decode_bytes(op.properties).get(props.TAGS) != OP_TAG:
         return []
     words = (java.digits(word.decode("latin-1")) for word in op.body.split(OP_SEPARATOR))
@@ -191,14 +177,13 @@ def ended_halves(op: Frame) -> list[int]:
 def put_back(
     half: Frame, *, check_times: int | None = None, first_offset: int | None = None
 ) -> Message:
-    """Make the copy with which a half message is put back (``renewHalfMessageInner``).
+    """Return the copy that puts a half message back (``renewHalfMessageInner``).
 
     The copy keeps flag and reconsume times, which RocketMQ drops here.
 
     Args:
-        half: the open half message.
-        check_times: number of checks including this one, if the listener is called for it.
-        first_offset: the half message's first queue offset, if it is put back without a check.
+        check_times: number of checks including this check, if the listener is called.
+        first_offset: the half message's first queue offset, if there is no check.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -209,7 +194,7 @@ def put_back(
 
 
 def given_up(half: Frame) -> Message:
-    """Make the copy of an abandoned half message (``resolveDiscardMsg``)."""
+    """Return the copy of an abandoned half message (``resolveDiscardMsg``)."""
     values = props.decode_bytes(half.properties)
     return put_again(half, GIVEN_UP_TOPIC, HALF_QUEUE, values, waits=False)
 
@@ -222,7 +207,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Queue offsets of the half messages that the op messages from ``start`` on list."""
+    """Return queue offsets of the half messages that op messages from ``start`` on list."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -237,8 +222,8 @@ class _Known:
     Attributes:
         halves: queue offset in the half topic up to which half messages were read.
         ops: queue offset in the op topic up to which op messages were read.
-        open: for the queue offset of each open half message, the topic of its message.
-        ended: queue offsets that op messages list, of half messages that were not read yet.
+        open: queue offset -> topic of the message, for each open half message.
+        ended: queue offsets in op messages, of half messages that were not read yet.
     """
 
     halves: int = 0
@@ -248,10 +233,7 @@ class _Known:
 
 
 class HalfCounter:
-    """Counts the open half messages of one store by topic. Any thread may use it.
-
-    Each count reads only new half and op messages.
-    """
+    """Counts open half messages by topic; each count reads only new messages. Thread-safe."""
 
     def __init__(self) -> None:
         self._counting = threading.Lock()
@@ -260,12 +242,7 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """Count the open half messages by topic.
-
-        Args:
-            passed: queue id -> progress of the checks in the half topic. Half messages before it
-                are finished, or were put back; then the new half message counts.
-        """
+        """Count open half messages by topic; start at the progress of the checks (``passed``)."""
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
         with self._counting:
@@ -274,7 +251,7 @@ class HalfCounter:
                     continue
                 ops = by_name.get((OP_TOPIC, queue_id))
                 known = self._queues.get(queue_id)
-                # A queue is shorter than before if its topic was deleted and recreated.
+                # If a topic was recreated, its queue is shorter than before.
                 if known is None or _is_shorter(queue, known.halves) or _is_shorter(ops, known.ops):
                     known = self._queues[queue_id] = _Known()
                 _read(known, queue, ops, frame_at)
@@ -289,7 +266,7 @@ def _is_shorter(queue: Queue | None, end: int) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read the new messages. Read the halves first, because an op is put after its half."""
+    """Read the new messages. Read half messages first: an op message follows its half message."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

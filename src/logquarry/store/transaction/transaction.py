@@ -1,4 +1,4 @@
-"""Runs the transactions of this process: a half message begins one, a commit or rollback ends it.
+"""Begins and ends the transactions of this process.
 
 ::
 
@@ -7,9 +7,8 @@
                                                   next check finds that the half has ended
     rollback    an op
 
-Guarantees: this process commits a message at most once. A check never treats an open half message
-of this process as if a crash had left it open. If the check puts the half message back, it gives
-the transaction the new offset.
+This process commits a message at most once. If a check puts a half message of this process back,
+the transaction continues with the copy.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 Append = Callable[[Message], tuple[PutResult, PutFuture]]
-"""Appends a message. Returns its result, and the future of that result after the waits for flush
-and replica. Raises an error if the message is not appended."""
+"""Appends a message; returns the result, and the future of the result after the waits for flush and
+replica. Raises an error if the message is not appended.
+"""
 HalfKey = tuple[int, int]
 """Queue id and queue offset of a half message."""
 
@@ -50,12 +50,12 @@ class TransactionState(enum.StrEnum):
 class Transaction:
     """A message that is put when the transaction is committed. Made by ``store.transaction``.
 
-    A context manager. The start of the block puts the half message. If the block has neither
-    committed the transaction nor left it open, the end of the block rolls it back, with or without
-    an exception. If the process dies in the block, a check ends the transaction.
+    A context manager. The start of the block puts the half message. The end of the block rolls an
+    open transaction back, unless :meth:`leave_open` was called. If the process dies in the block, a
+    check ends the transaction.
 
     Attributes:
-        state: UNKNOWN until it has ended.
+        state: UNKNOWN until the transaction has ended.
         half: the half message in the log, None before the block.
     """
 
@@ -75,16 +75,13 @@ class Transaction:
 
     @property
     def transaction_id(self) -> str | None:
-        """The UNIQ_KEY, which is kept when the half message is put back; None before the block."""
+        """The UNIQ_KEY, which stays if the half message is put back; None before the block."""
         if self.half is None:
             return None
         return props.decode_bytes(self.half.properties).get(props.UNIQ_KEY)
 
     def commit(self) -> PutResult:
-        """Put the message, and wait for flush and replica if the message requests it.
-
-        Returns:
-            The result of the put.
+        """Put the message, and wait for flush and replica if the message requests the wait.
 
         Raises:
             StoreUnavailable: if the put failed; the transaction is then still open. After a failed
@@ -120,7 +117,7 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # A check ends it later. An exception of the block takes precedence.
+            # A check ends the transaction later. An exception of the block takes precedence.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._service.leave(self)
@@ -136,13 +133,12 @@ class Transaction:
 
 
 class TransactionService:
-    """Begins and ends the transactions of one open store. Any thread may use it.
+    """Begins and ends the transactions of one open store. Thread-safe.
 
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended. A check that reads their op messages
-            removes them.
+        ended: half messages that this process has ended, until a check reads their op messages.
         unnoted: the half messages in ``ended`` whose op message could not be put.
     """
 
@@ -182,14 +178,10 @@ class TransactionService:
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
-        """End a half message. The caller holds the lock.
-
-        Returns:
-            The future of the put that decides: of the message for a commit, of the op for a
-                rollback.
+        """End a half message; return the future of the put. The caller holds the lock.
 
         Raises:
-            StoreUnavailable, MessageRejected: if that put failed; the half message is still open.
+            StoreUnavailable, MessageRejected: if the put failed; the half message is still open.
         """
         is_commit = state is TransactionState.COMMIT
         key = key_of(half)
@@ -207,7 +199,7 @@ class TransactionService:
         return future
 
     def note(self, key: HalfKey) -> None:
-        """Put the op of an ended half message."""
+        """Put the op message of an ended half message."""
         self._append(op_message(*key, self._store_host, waits=False))
         self.ended.add(key)
 
@@ -219,7 +211,7 @@ class TransactionService:
 
 
 def key_of(half: Frame) -> HalfKey:
-    """The key of a half message."""
+    """Return the key of a half message."""
     return half.queue_id, half.queue_offset
 
 
@@ -232,11 +224,10 @@ _LOOK_MS: Final = 500
 
 
 class TransactionCheckService(Service):
-    """Runs checks at an interval. The first check runs after the first interval.
+    """Runs checks at an interval; the first check runs after the first interval.
 
-    Args:
-        interval_ms: the pause between checks, by the store's clock or by the machine's, whichever
-            ends first: the store's clock can be set back.
+    The interval ends when the store's clock or the machine's clock shows its end: the store's clock
+    can be set back.
     """
 
     def __init__(
@@ -252,7 +243,7 @@ class TransactionCheckService(Service):
         return [clock() + self._pause_ms for clock in self._clocks]
 
     def run_once(self) -> None:
-        """Run a check if it is due."""
+        """Run a check if the pause is over."""
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
             return
         self._due = self._next()
