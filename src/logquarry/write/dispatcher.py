@@ -1,12 +1,8 @@
 """The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
 
-:mod:`logquarry.log.follow` decodes many frames at once (a run). The dispatcher writes the queues
-before the index, as RocketMQ does, and then calls the arrival listeners
-(``MessageArrivingListener``).
-
-Guarantees: frames are dispatched in the log's order. The dispatched offset advances only after
-queues and index have the entries of all messages before it. If a frame cannot be read, or would
-leave a gap in its queue, the dispatcher stops there and skips no frame. (Java skips the rest of its
+The dispatcher handles many frames at once (a run): first the queues, then the index, then the
+arrival listeners (``MessageArrivingListener``). It dispatches frames in the log's order, and stops
+at a frame that cannot be read or would leave a gap in its queue. (Java skips the rest of its
 buffer.)
 """
 
@@ -50,13 +46,10 @@ class MessageArrival(NamedTuple):
     """New messages of a queue.
 
     Attributes:
-        topic: the queue's topic.
-        queue_id: the queue's id.
-        next_offset: one past the queue offset of the last message.
-        messages: the number of messages.
+        next_offset: the queue offset after the last message.
         store_timestamp: store time of the last message, in milliseconds.
-        tags_codes: the different tags codes of the messages; None if they are unknown, as in a
-            batch queue or in an arrival of more than 1,024 messages.
+        tags_codes: the distinct tags codes of the messages. None in a batch queue, and if there are
+            more than 1,024 messages.
     """
 
     topic: str
@@ -71,18 +64,15 @@ Listener = Callable[[MessageArrival], None]
 
 
 class ArrivalListeners:
-    """The arrival listeners of one store.
-
-    Any thread may add or remove them; the dispatcher calls them.
-    """
+    """The arrival listeners of one store. Any thread may add or remove listeners."""
 
     def __init__(self) -> None:
-        # The tuple is replaced, never changed, so that calling the listeners takes no lock.
+        # The tuple is replaced, never changed, so that tell() takes no lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
-        """Call a listener from now on; a listener that is added twice is called once."""
+        """Call a listener at each arrival; a listener that is added twice is called once."""
         with self._change:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
@@ -93,7 +83,7 @@ class ArrivalListeners:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
-        """Call the listeners once for each queue of a dispatched run."""
+        """Call the listeners once for each queue of a dispatched run; called by the dispatcher."""
         if not self._listeners:
             return
         for (topic, queue_id), part in groups.items():
@@ -121,7 +111,6 @@ class ArrivalListeners:
 # The consume queues that the dispatcher writes to, and the dispatcher.
 
 Groups = Mapping[QueueKey, QueuePart]
-"""Maps each queue of a run to its entries."""
 WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]
 PutKeys = Callable[[Int64, Int64, Int64, Int64], None]
 Arrived = Callable[[DispatchRequests], None]
@@ -130,29 +119,25 @@ Grown = Callable[[DispatchRequests, Groups], None]
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
-"""Maximum bytes of a run. The dispatcher writes the entries of a run queue by queue."""
+"""Maximum bytes of a run."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs, because a run costs as much for one frame as for
-many.
-"""
+"""Minimum and maximum seconds between two runs. A run for one frame costs as much as a run for many
+frames."""
 _PAUSE_SHARE: Final = 4
-"""A pause is this many times as long as the run before it, so that puts get processor time."""
+"""A pause is this many times as long as the run before the pause: puts need processor time."""
 
 
 def queue_name_fault(topic: str) -> str | None:
-    """The reason why a topic is not permitted as a folder name; None if it is permitted."""
+    """Return why a topic is not permitted as a folder name; None if the topic is permitted."""
     return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
 
 
 class QueueWriters:
     """The writers of the consume queues, opened with the first message of each queue.
 
-    Any thread may get one; only the dispatcher writes.
-
-    Args:
-        mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
+    Any thread may get a writer; only the dispatcher writes.
     """
 
     def __init__(
@@ -171,9 +156,9 @@ class QueueWriters:
         return iter([writer for writer in list(self._writers.values()) if writer is not None])
 
     def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None if the topic is not a permitted folder name.
+        """Return the writer of a queue; None if the topic is not a permitted folder name.
 
-        Puts check the topic, but a log that another program wrote can have any topic.
+        Puts check the topic, but a log of another program can have any topic.
         """
         try:
             return self._writers[key]
@@ -185,7 +170,7 @@ class QueueWriters:
 
     @property
     def known(self) -> list[QueueKey]:
-        """The queues that :meth:`get` was called with."""
+        """The queues for which :meth:`get` was called."""
         return list(self._writers)
 
     def __contains__(self, key: object) -> bool:
@@ -207,10 +192,10 @@ class QueueWriters:
 
 
 def load_kernels() -> None:
-    """Load the kernels that dispatch, from numba's cache.
+    """Load the kernels for dispatching from numba's cache before the first put.
 
-    If the first run loaded them, other threads would be putting at the same time, and the loading
-    would take half a second: each import waits for the GIL, and the puts wait for the imports.
+    During puts, the load takes half a second: its imports wait for the GIL, and the puts wait for
+    the imports.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -223,18 +208,19 @@ class Dispatcher:
     """Dispatches the log to queues and index. Not thread-safe.
 
     Args:
-        writer_of: gives the writer of a queue; None to skip the queue.
-        put_keys: takes the keys, as :meth:`IndexWriter.put
-            <logquarry.write.index_writer.IndexWriter.put>`; None if the store keeps no index.
+        writer_of: returns the writer of a queue; None to skip the queue.
+        put_keys: puts index keys (:meth:`IndexWriter.put
+            <logquarry.write.index_writer.IndexWriter.put>`); None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
-        arrived: called with each run of frames, after queues and index.
-        grown: called after ``arrived``, with the run and the queues of its frames.
+        arrived: called with each run, after queues and index.
+        grown: called after ``arrived``, with the run and its queue entries.
         follow: called with each run between queues and index (for the state table of 3.1).
 
     Attributes:
-        offset: all frames before this physical offset are dispatched.
-        limit: physical offset; a frame that ends after it is not dispatched. None if there is no
-            limit. A slave uses the limit to check its master's bytes before they are dispatched.
+        offset: the dispatched offset. Queues and index have the entries of all messages before this
+            physical offset.
+        limit: physical offset at which dispatching stops; None without a limit. A slave checks its
+            master's bytes before it raises the limit.
     """
 
     def __init__(
@@ -263,13 +249,13 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        If the log ends inside a frame, that frame is not dispatched yet. Only bytes from a master
-        can end so.
+        A log with bytes from a master may end inside a frame. The incomplete frame is not
+        dispatched.
 
         Raises:
-            CorruptFrame: if there is damage; all frames before it are dispatched.
-            CorruptFile: if entries before a new entry are missing in a queue.
-            StoreUnavailable: if a file cannot be made.
+            CorruptFrame: if there is damage; all frames before the damage are dispatched.
+            CorruptFile: if a queue lacks entries before a new entry.
+            StoreUnavailable: if a file cannot be created.
         """
         end = self._files.max_offset
         if self.limit is not None:
@@ -278,7 +264,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # The store is a slave and was empty; the log of its master starts above 0.
+                # The store is a slave and was empty; the master's log starts above 0.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -288,10 +274,10 @@ class Dispatcher:
         return self.offset
 
     def dispatch_piece(self, start: int, stop: int) -> None:
-        """Dispatch one range of the log, which need not begin at :attr:`offset`.
+        """Dispatch one range of the log; the range need not begin at :attr:`offset`.
 
         Raises:
-            StoreUnavailable: if the range cannot be read to its end, or a file cannot be made.
+            StoreUnavailable: if the range cannot be read to its end, or a file cannot be created.
         """
         self.offset = start
         reached = self.dispatch_until(stop)
@@ -299,7 +285,7 @@ class Dispatcher:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
-        """Dispatch frames of a file, or move to the next file; return False if both fail."""
+        """Dispatch a run, or advance to the next file; return False at an incomplete frame."""
         position = self.offset - file.base
         data = file.select(position, most=most)
         is_part = data is not None and len(data) == most
@@ -309,8 +295,7 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes are left for a blank. RocketMQ never leaves so few bytes; other programs
-            # may.
+            # RocketMQ always leaves room for a blank; other programs may not.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -356,20 +341,17 @@ class Dispatcher:
 class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
-    If dispatching fails, the store accepts no more messages, because readers would never get them.
-    After a disk error (for example a full disk) the service tries again, and continues if the disk
-    works.
-
-    Args:
-        flags: gets LOGICS_QUEUE_ERROR on a failure.
+    If dispatching fails, the store refuses puts, because readers would never get the messages: the
+    service sets LOGICS_QUEUE_ERROR in ``flags``. After a disk error (for example a full disk) the
+    service tries again.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # Each waiting thread has a flag. Do not use a Condition: it is written in Python, and
-        # Ctrl-C inside it could leave its lock taken.
+        # One flag for each waiting thread. A Condition is written in Python: if Ctrl-C arrives
+        # inside the Condition, its lock could stay taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -377,7 +359,7 @@ class DispatchService(Service):
 
     @property
     def failure(self) -> StoreError | None:
-        """The error that stopped the dispatching, None if there is none."""
+        """The error that stopped the dispatching; None if there is no error."""
         return self._failure
 
     def run_once(self) -> None:
@@ -413,7 +395,7 @@ class DispatchService(Service):
         return super().stop(timeout_s)
 
     def ended(self) -> None:
-        """Wake the threads that wait."""
+        """Wake the waiting threads."""
         self._is_over = True
         self._tell_waiting()
 
@@ -425,12 +407,12 @@ class DispatchService(Service):
         """Wait until the log is dispatched up to an offset.
 
         Returns:
-            Whether the log is dispatched up to there. False after the timeout, or if the service
-            ended.
+            Whether the log is dispatched up to the offset. False after the timeout, or if the
+            service has ended.
 
         Raises:
             StoreError: the error that stopped the dispatching.
-            UsageError: if a listener calls this method, in the thread that dispatches.
+            UsageError: if a listener calls this method in the dispatcher's thread.
         """
         if self._dispatcher.offset >= offset:
             return True
@@ -442,8 +424,7 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Reset the flag first, then read the offset: if the offset advances later, the flag is
-            # set again.
+            # Reset the flag before reading the offset. A later advance sets the flag again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

@@ -1,12 +1,9 @@
-"""Makes the frame of a message, except for the fields that are known only under the log's lock.
+"""Makes the frame of a message, without the fields that are known only under the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
-``MessageExtEncoder`` of 4.9.3. The checks have the same order, because the first check that fails
-determines the status. :mod:`logquarry.format.frame` defines the order of the bytes.
-
-Guarantees: readers can read every frame that is made here. For some messages, RocketMQ writes a
-frame that cannot be read: the length of the topic wraps, or a flag contradicts a host. This module
-rejects such messages.
+``MessageExtEncoder`` of 4.9.3. The checks have RocketMQ's order, because the first failed check
+determines the status. This module rejects messages for which RocketMQ writes an unreadable frame: a
+topic whose length wraps, or a flag that contradicts a host.
 """
 
 from __future__ import annotations
@@ -55,7 +52,7 @@ _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 _ONE_FRAME: Final = (0,)
 
 Numbers = tuple[int, int, int, int, int]
-"""Queue id, flag, born time, reconsume times and the prepared transaction's offset."""
+"""Queue id, flag, born time, reconsume times, prepared transaction's offset."""
 
 
 class Encoded:
@@ -63,15 +60,16 @@ class Encoded:
 
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
-        key: topic and queue id of the frames; for a delayed message, those of the schedule topic.
+        key: topic and queue id of the frames; the schedule topic for a delayed message.
         store_host: the broker's address, as in the frame.
         starts: where each frame starts in ``data``.
         store_time_at: where STORETIMESTAMP starts in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
-        body_size: bytes of all bodies, for log messages.
-        copies: further queues of the message. If there are any, ``data`` is empty, and the frame is
-            made under the lock, because it contains the message's offsets in these queues.
+        body_size: total bytes of the bodies, for log messages.
+        copies: the further queues. With further queues, ``data`` is empty until the appender makes
+            the frame under the lock, because the frame contains the message's offsets in these
+            queues.
         own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
@@ -117,23 +115,21 @@ class Encoded:
         now: int,
         placed: Callable[[Encoded], None],
     ) -> None:
-        """Append the frames to a file that has room for them.
+        """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        Args:
-            file: the file.
-            queue_offset, physical_offset, now: see :meth:`place`; ``now`` is the store time.
-            placed: called after :meth:`place` to complete the frames, if no kernel writes them.
+        ``placed`` completes the frames after :meth:`place`. If a kernel writes the frames,
+        ``placed`` is not called.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a second call overwrites them.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a second call overwrites the
+        fields.
 
         Args:
-            queue_offset: queue offset of the first frame.
-            physical_offset: physical offset of the first frame.
+            queue_offset, physical_offset: the offsets of the first frame.
             store_timestamp: store time of all frames, in milliseconds.
         """
         data, time_at = self.data, self.store_time_at
@@ -146,13 +142,12 @@ class Encoded:
 class Copies:
     """A message whose properties contain queue offsets: its frame is made under the log's lock.
 
-    If the message has further queues (``MultiDispatch``), the properties contain its offset in each
-    of them. The properties of an inner batch contain the offset of its first message.
+    If the message has further queues (``MultiDispatch``), its properties contain its offset in each
+    further queue. The properties of an inner batch contain the offset of its first message.
 
     Attributes:
         keys: topic and queue id of each further queue.
-        messages: number of messages in the frame, which is also the number of queue offsets that it
-            takes.
+        messages: number of messages in the frame. The frame takes as many queue offsets.
     """
 
     __slots__ = ("_encode", "keys", "messages")
@@ -168,18 +163,14 @@ class Copies:
         """Make the frame from its queue offset and its offset in each further queue.
 
         Raises:
-            MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
-                RocketMQ.
+            MessageRejected: if the offsets make the message too large. The status is UNKNOWN_ERROR,
+                as in RocketMQ.
         """
         return self._encode(props.MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
 
 
 def check_widths(numbers: Numbers) -> None:
-    """Check that each number fits its field of the frame.
-
-    Raises:
-        UsageError: if a number does not fit; the text gives the field.
-    """
+    """Raise UsageError, with the field's name, if a number does not fit its field of the frame."""
     queue_id, flag, born, reconsume_times, prepared_offset = numbers
     arguments.int32(queue_id, "queue_id")
     arguments.int32(flag, "flag")
@@ -192,10 +183,9 @@ class MessageEncoder:
     """Checks messages and makes their frames.
 
     Args:
-        config: the store's settings.
-        clock: the born time of messages that have none, in milliseconds.
+        clock: the born time of messages without one, in milliseconds.
         has_property_crc: whether each frame ends with room for a property CRC
-            (:mod:`logquarry.format.property_crc`), which the writer fills in.
+            (:mod:`logquarry.format.property_crc`). The appender fills in the CRC.
     """
 
     def __init__(
@@ -212,12 +202,12 @@ class MessageEncoder:
         self._is_3_1 = config.is_3_1
 
     def encode(self, message: Message) -> Encoded:
-        """The frame of a message.
+        """Return the frame of a message.
 
         Raises:
-            MessageRejected: if the store does not take it.
-            UsageError: if a number does not fit its field, or the message has tags or keys
-                in addition to a property string.
+            MessageRejected: if the store refuses the message.
+            UsageError: if a number does not fit its field, or the message has tags or keys in
+                addition to a property string.
         """
         topic, queue_id, body = message.topic, message.queue_id, message.body
         topic_data = topic_bytes(topic, self._topic_check)
@@ -242,7 +232,7 @@ class MessageEncoder:
         encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
-            # The frame is not complete without its offsets, so it is checked later.
+            # The frame is checked later, when its offsets are known.
             make = partial(self.frame, hosts, topic_data, body, numbers)
             encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
             encoded.data = bytearray()
@@ -251,16 +241,13 @@ class MessageEncoder:
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
-        """Make the frame of a message that was stored before, without the changes that a put makes.
+        """Return the frame of a message that was stored before, without the changes of a put.
 
-        The topic and the property string already contain the delay and the further queues. If the
-        store writes further queues, the offsets in the string must be the next offsets of these
-        queues.
+        Topic and property string already contain the delay and the further queues. If the store
+        writes further queues, the offsets in the string must be the next offsets of these queues.
 
         Raises:
-            MessageRejected: if the store does not take it.
-            UsageError: if a number does not fit its field, or the message has tags or keys
-                in addition to a property string.
+            MessageRejected, UsageError: as :meth:`encode`.
         """
         topic_data = topic_bytes(message.topic, self._topic_check)
         properties = given_properties(message, is_closed=self._is_3_1)
@@ -286,10 +273,10 @@ class MessageEncoder:
         return encoded
 
     def hosts(self, message: Message) -> HostFields:
-        """Hosts and SYSFLAG of a message or batch.
+        """Return hosts and SYSFLAG of a message or batch.
 
         Raises:
-            MessageRejected: if the store does not take them.
+            MessageRejected: if a host or its address family is not valid.
         """
         store_host = self._store_host if message.store_host is None else message.store_host
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
@@ -300,7 +287,7 @@ class MessageEncoder:
         return hosts
 
     def numbers(self, message: Message) -> Numbers:
-        """The numbers of a message or batch that :meth:`frame` takes."""
+        """Return the numbers of a message or batch for :meth:`frame`."""
         born = message.born_timestamp
         return (
             message.queue_id,
@@ -325,7 +312,7 @@ class MessageEncoder:
             UsageError: if a number does not fit its field.
         """
         if type(body) is not bytes:
-            # len() of a view counts its items, which may be larger than bytes.
+            # len() of a view counts items, and an item may have several bytes.
             body = bytes(body)
         queue_id, flag, born, reconsume_times, prepared_offset = numbers
         if self.has_property_crc:
@@ -367,10 +354,7 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[PropertyMap | None, QueueKey]:
-        """Return the properties of a delayed message, and the queue in which it waits.
-
-        For any other message, return None and the message's queue.
-        """
+        """Return the changed properties (None if not delayed), and the queue in the log."""
         own = message.topic, message.queue_id
         if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
             config = self._config
@@ -419,7 +403,6 @@ class MessageEncoder:
 
 
 def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
-    """The further queues of a message whose property string is written unchanged."""
 
     def encode(offsets: str) -> bytearray:
         stated = props.MULTI_SEPARATOR.join(map(str, named.values()))

@@ -1,13 +1,9 @@
-"""Makes the frames of a batch: messages of one topic and queue, of which all are put or none.
+"""Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. The caller gives the batch in the wire form that clients send
-(:mod:`logquarry.format.batch`), or as messages, from which this module makes the wire form.
-
-The guarantees are those for single messages (:mod:`logquarry.write.encode`). If Java would throw,
-because the wire form is cut short or has too many bytes, the batch is rejected. A kernel makes the
-frames. If the kernel finds a fault, its readable twin (the reference) makes the frames again and
-raises the error.
+``MessageExtEncoder.encode`` of 4.9.3. The input is the wire form of clients
+(:mod:`logquarry.format.batch`), or messages. If Java would throw on the wire form, the batch is
+rejected. If the kernel finds a fault, its readable twin (the reference) raises the error.
 """
 
 from __future__ import annotations
@@ -53,11 +49,10 @@ _SHARED: Final = (
     "store_host",
     "reconsume_times",
 )
-"""The fields that all messages of a batch share."""
 
 Bytes8 = Bytes
 _Frames = tuple[bytearray, tuple[int, ...], int]
-"""The bytes of some frames, the start of each frame, and the size of all their bodies."""
+"""The bytes of some frames, the start of each frame, and the total size of the bodies."""
 
 
 def encode_batch(
@@ -68,20 +63,19 @@ def encode_batch(
     *,
     is_producer: bool = False,
 ) -> Encoded:
-    """The frames of a batch in wire form.
+    """Return the frames of a batch in wire form.
 
     In a topic with batch queues, a batch with a UNIQ_KEY becomes one frame, an inner batch
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
-        wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the fields that the messages share; its properties are added to those of each
-            message.
+        wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC in the wire form are ignored.
+        message: the shared fields. Its properties are added to the properties of each message.
         is_producer: whether to treat the batch as if it had a UNIQ_KEY. Producers of RocketMQ 5
             give a UNIQ_KEY to each batch.
 
     Raises:
-        MessageRejected: if the store does not take it.
+        MessageRejected: if the store refuses the batch.
         UsageError: if a number does not fit its field, or ``message`` has a body.
     """
     if len(message.body):
@@ -126,7 +120,6 @@ def encode_batch(
 def _filled(
     encoded: Encoded, message: Message, hosts: HostFields, values: Mapping[str, str]
 ) -> Encoded:
-    """Set the fields that do not depend on the frames."""
     encoded.key = message.topic, message.queue_id
     encoded.store_host = hosts.store_host
     encoded.store_time_at = hosts.store_time_at
@@ -139,10 +132,10 @@ def _filled(
 def encode_messages(
     encoder: MessageEncoder, config: StoreConfig, messages: Sequence[Message]
 ) -> Encoded:
-    """The frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
+    """Return the frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
-    # A client sets WAIT in each message and again for the whole batch; the broker writes it twice.
+    # A client sets WAIT in each message and in the whole batch; the broker writes WAIT twice.
     encoded.wait = all(waits(looked_at(message)) for message in messages)
     return encoded
 
@@ -155,7 +148,6 @@ def _inner_batch(
     topic_data: bytes,
     shared: bytes,
 ) -> Encoded:
-    """One frame with all messages of a batch (:mod:`logquarry.format.batch`)."""
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
@@ -181,17 +173,19 @@ def _inner_batch(
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
     encoded.copies = Copies((), frame_at, count)
-    # A batch that is too large is refused here, not under the log's lock.
+    # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     return _filled(encoded, message, hosts, looked_at(message))
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
-    """The wire form of messages, and the fields they share (``MessageDecoder.encodeMessages``).
+    """Return the wire form of messages, and the fields that all messages share.
+
+    Follows ``MessageDecoder.encodeMessages``.
 
     Raises:
-        UsageError: if the messages differ in a field that all messages of a batch share.
-        MessageRejected: if one of them is delayed, or its properties are too long.
+        UsageError: if the messages differ in a shared field, or if there are no messages.
+        MessageRejected: if a message is delayed, or its properties are too long.
     """
     if not messages:
         raise UsageError("an empty batch has no topic: give a wire form and a message instead")
@@ -258,11 +252,11 @@ def _frames_reference(
 
 
 class WireFrames(Encoded):
-    """The frames of a batch, which a kernel writes into the log's file.
+    """The frames of a batch; a kernel writes the frames into the log's file.
 
     Args:
-        parts: arguments of the kernel: the wire form, the head of every frame, the topic, the
-            properties of the batch.
+        parts: arguments of the kernel: wire form, head of every frame, topic, properties of the
+            batch.
         time_at: where STORETIMESTAMP starts in a frame.
     """
 
@@ -287,7 +281,7 @@ class WireFrames(Encoded):
 
     @property
     def data(self) -> bytearray:  # type: ignore[override]
-        """The frames with the offsets and the time that were given to :meth:`place`."""
+        """The frames with the offsets and the store time from :meth:`place`."""
         out = np.empty(self._size, np.uint8)
         if self._size:
             self._run(out.ctypes.data, self._size, *self._place)
@@ -332,7 +326,6 @@ def _frames_kernel(
     numbers: Numbers,
     shared: bytes,
 ) -> WireFrames | None:
-    """The frames; None if the reference would refuse the batch."""
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(
@@ -352,10 +345,7 @@ def _frames_kernel(
 
 
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Flag, body and properties of each message.
-
-    Like RocketMQ, this ignores TOTALSIZE; :func:`logquarry.format.batch.decode` checks it.
-    """
+    """Like RocketMQ, ignore TOTALSIZE; :func:`logquarry.format.batch.decode` checks TOTALSIZE."""
     head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
     at, end = 0, len(wire)
     try:
