@@ -1,11 +1,9 @@
 """Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
-A message is common if the store changes nothing in its properties, and no check fails. Each common
-message becomes a row of the table that :mod:`logquarry.format.put_rows` defines. Every other
-message is *odd*: the encoder of single puts (the *reference*) makes its frame, or rejects it.
-
-Guarantees: a message becomes a row only if the reference would accept it and write the same bytes.
-All messages are checked before the first is appended.
+A message is common if the store changes nothing in its properties, and no check fails. A common
+message becomes a row of the table (:mod:`logquarry.format.put_rows`). Every other message is *odd*:
+the encoder of single puts (the *reference*) makes its frame, or rejects the message. Rows and
+reference give the same bytes. All messages are checked before the first message is appended.
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256
-"""Maximum number of distinct queues, and of distinct heads, in a small table."""
+"""Maximum number of distinct values in a small table."""
 _LOW: Final = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
 class Spans:
-    """A byte string for each of many messages: its address and length; length -1 if it has none.
+    """Address and length of a byte string for each message; length -1 without a byte string.
 
     Attributes:
         keep: the objects that own the bytes.
@@ -57,13 +55,13 @@ class Columns:
 
     Attributes:
         topics: the distinct topics.
-        topic_ids: for each message the index of its topic in ``topics``.
+        topic_ids: for each message, the index of its topic in ``topics``.
         hosts: the distinct pairs of born host and store host.
-        host_ids: for each message the index of its pair in ``hosts``.
-        numbers: the other fields of the frame by their names in :class:`Message`, int64; for
-            messages that were stored before, also ``queue_offset`` and ``store_timestamp``.
-        odd: for each message whether it is odd.
-        message: gives a message by its number.
+        host_ids: for each message, the index of its pair in ``hosts``.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
+            messages also have ``queue_offset`` and ``store_timestamp``.
+        odd: for each message, whether the message is odd.
+        message: returns a message by its number.
         first: the number of the first message within the call, for errors.
     """
 
@@ -85,16 +83,16 @@ class Outgoing:
     """Checked messages, ready for the log.
 
     Attributes:
-        sizes: bytes of each frame; for a message with further queues, an estimate.
-        odd: the frames of odd messages, by the number of the message.
+        sizes: bytes of each frame; an estimate for a message with further queues.
+        odd: the frames of odd messages, by message number.
         store_hosts: the distinct store hosts.
-        store_host_ids: for each message the index of its host in ``store_hosts``.
-        named: the distinct topics as the caller gave them. A delayed message is in the schedule
-            topic, but counts here under the caller's topic.
-        named_ids: for each message the index of its topic in ``named``.
+        store_host_ids: for each message, the index of its host in ``store_hosts``.
+        named: the distinct topics of the caller. A delayed message counts under the caller's topic,
+            not under the schedule topic.
+        named_ids: for each message, the index of its topic in ``named``.
         waits: whether any message waits for flush and replica.
-        times: the earliest allowed store time of each message; None if all get the time of the put.
-        frames: makes the frames of the messages that are not odd; None if there are none.
+        times: the earliest allowed store time of each message; None for the time of the put.
+        frames: makes the frames of the common messages; None if all messages are odd.
     """
 
     count: int
@@ -121,11 +119,12 @@ def outgoing_reference(
     Args:
         check: rejects a frame that no file could hold.
         first: the number of the first message within the call, for errors.
-        times: the earliest allowed store time of each.
+        times: the earliest allowed store time of each message.
 
     Raises:
-        MessageRejected: if a message is rejected; the error has the number of the first one.
-        UsageError: if a message is invalid; the text gives its number.
+        MessageRejected: if a message is rejected; the error has the number of the first such
+            message.
+        UsageError: if a message is invalid; the text gives the message's number.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -153,10 +152,8 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; compiled code has made the other frames.
-
-    Args:
-        frames: the compiled frames; it has taken all messages.
+    """Make the frames of the odd messages; ``frames`` has the compiled frames of all other
+    messages.
 
     Raises:
         MessageRejected, UsageError: as :func:`outgoing_reference`.
@@ -194,9 +191,8 @@ def outgoing_kernel(
 
     Args:
         largest: bytes of the largest frame that a file can hold.
-        refused: if given, the number of each rejected message and the reason are added here, and no
-            error is raised. A rejected message gets neither a frame nor a row; the other messages
-            do.
+        refused: if given, gets the number and the reason of each rejected message, and no error is
+            raised. A rejected message gets neither a frame nor a row.
 
     Raises:
         MessageRejected, UsageError: as :func:`outgoing_reference`, if ``refused`` is not given.
@@ -253,8 +249,7 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy the bytes: an array over them is read-only, and for a kernel a read-only array has
-        # another type.
+        # Copy the bytes: an array over bytes is read-only, and has another type for a kernel.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -288,28 +283,25 @@ def _encoded(
 
 
 def without_number(error: MessageRejected | UsageError) -> str:
-    """The text of an error without the number of the message."""
+    """Return the text of an error without the number of the message."""
     return re.sub(r"\Amessage \d+: ", "", str(error))
 
 
 def _size(encoded: Encoded) -> int:
-    # With multi-dispatch, the frame is made later, under the lock; the size is estimated.
+    # With multi-dispatch, the appender makes the frame later, under the lock. Estimate its size.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
 def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
-    """Mark the messages whose topic or head (by its index) makes them odd."""
     if any(is_odd):
         odd |= np.array(is_odd)[ids]
 
 
 def _each(values: Int64, ids: Any) -> Any:
-    """For each message the value at its index."""
     return values[0] if len(values) == 1 else values[ids]
 
 
 def _mark_large(odd: Bools, values: Int64) -> None:
-    """Mark the messages whose number does not fit a Java int."""
     if values.max() > java.INT_MAX or values.min() < java.INT_MIN:
         odd |= (values > java.INT_MAX) | (values < java.INT_MIN)
 
@@ -323,7 +315,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """The distinct values in order of first appearance, and for each value its index there."""
+    """Return the distinct values by first appearance, and the index of each value there."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
@@ -335,7 +327,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
     """Return the first message with each distinct byte string, and each message's string index.
 
-    All messages that have no byte string share one index.
+    All messages without a byte string share one index.
     """
     kernels = codec.require_kernels()
     at, length = spans.at, spans.length
@@ -343,9 +335,7 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Find distinct values by a kernel: with a small table, or if that overflows, with a full
-    one.
-    """
+    """Find distinct values by a kernel, first with a small table, then with a full table."""
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:
@@ -356,7 +346,7 @@ def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
-    """The distinct pairs of an index and a Java int, and for each pair its index there."""
+    """Find the distinct pairs of an index and a Java int."""
     values, ids = distinct((high << 32) | (low & _LOW))
     return [(value >> 32, java.to_int(value)) for value in values], ids
 
@@ -370,7 +360,7 @@ def _queues(columns: Columns, rows: r.PutRows) -> list[QueueKey]:
 def _heads(
     columns: Columns, rows: r.PutRows, config: StoreConfig, odd: Bools
 ) -> list[HostFields | None]:
-    """The host fields of each combination of hosts and SYSFLAG; None if it is rejected."""
+    """Return the host fields of each pair of hosts and SYSFLAG; None if the fields are rejected."""
     flags = columns.numbers["sys_flag"]
     _mark_large(odd, flags)
     pairs, ids = _pairs(columns.host_ids, flags)
