@@ -1,7 +1,8 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is made when it is first used, and ends before the store is closed. It puts messages only
-if a call or a setting has started it: the store may be open just for an import or a repair.
+A service is created at its first use, and ends before the store is closed. Without a call or a
+setting that starts it, a service puts no messages: the store may be open just for an import or a
+repair.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Part = TypeVar("Part")
 
 
 class Services:
-    """The services of one store. Any thread may use them."""
+    """The services of one store. Any thread may call the methods."""
 
     def __init__(self, engine: StoreEngine, store: LiveStore) -> None:
         self._engine = engine
@@ -67,7 +68,6 @@ class Services:
         self._lock = threading.RLock()
         self._threads: list[Service] = []
         self._parts: dict[Callable[[], Any], Any] = {}
-        """What each function made when the part was first used."""
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -87,7 +87,7 @@ class Services:
         """The tables that a slave copies from its master's ``config/``.
 
         Raises:
-            UsageError: if the store is not a slave: then its own services write these files.
+            UsageError: if the store is not a slave. Its own services then write these files.
         """
         if not self._is_slave:
             raise UsageError(
@@ -108,17 +108,15 @@ class Services:
         """Delivers delayed messages.
 
         Raises:
-            StoreUnavailable: if the store is a slave, which gets the delivered messages from its
-                master.
+            StoreUnavailable: if the store is a slave, because its master delivers.
         """
         if self._is_slave:
-            # The slave also gets the progress of delivery from its master, and must not overwrite
-            # it.
+            # The slave gets the progress of delivery from its master, and must not overwrite it.
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._make_delivery not in self._parts:
-            # Do not take the lock: the dispatcher may call a listener that uses a service.
+            # Wait without the lock: the dispatcher may call a listener that uses a service.
             self._wait_dispatched()
         return self._once(self._make_delivery)
 
@@ -127,7 +125,7 @@ class Services:
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
         delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
-        # Save the progress found in the log, so that the next opening need not search for it.
+        # Save the progress found in the log: the next opening then need not search the log.
         delivery.save()
         return delivery
 
@@ -140,7 +138,7 @@ class Services:
 
     @property
     def timers(self) -> TimerDelivery:
-        """Delivers timer messages; raises as :attr:`delivery` does."""
+        """Delivers timer messages; raises StoreUnavailable like :attr:`delivery`."""
         _ = self.delivery
         return self._once(self._make_timers)
 
@@ -345,7 +343,7 @@ class Services:
         self._threads.append(service)
 
     def _once(self, make: Callable[[], Part]) -> Part:
-        """The part that a function makes at the first call."""
+        """Return the result of the function's first call."""
         with self._lock:
             self._require_open()
             if make not in self._parts:
@@ -354,7 +352,8 @@ class Services:
             return part
 
     def _wait_dispatched(self) -> None:
-        # adopt() raises if the log ends inside a frame of another store: a wait would never end.
+        # If the log ends inside a frame of another store, a wait would never end. adopt() raises
+        # then.
         self._engine.feed.adopt()
         self._engine.wait_dispatched(None, None)
 
@@ -380,7 +379,7 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one part cannot save its progress, the other part still does.
+            # If one part cannot save its progress, still save the progress of the other part.
             try:
                 save()
             except StoreUnavailable as error:

@@ -36,21 +36,19 @@ _WATCH_INTERVAL_MS: Final = 1_000
 
 
 class StoreFiles:
-    """The open files of one store.
-
-    If opening a file fails, the files that were opened before are closed.
+    """The open files of one store. If opening a file fails, the earlier files are closed.
 
     Args:
         found: the contents of the folder, with the settings to use.
-        clock: gives the time, in milliseconds.
+        clock: returns the time, in milliseconds.
 
     Attributes:
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
-        pool: buffers for puts before they are committed; None if puts write directly to the files.
+        pool: buffers for puts before the commit; None if puts write directly to the files.
         allocator: creates the log's next file in advance.
-        index: the index, None if the store keeps none.
-        transactions: state table and redo log of dialect 3.1, None in another dialect.
+        index: the index; None if the store keeps no index.
+        transactions: state table and redo log of dialect 3.1; None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's topics.
         frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.
     """
@@ -152,9 +150,9 @@ class StoreFiles:
         )
 
     def derived(self) -> Iterator[Flushable]:
-        """The files that are made from the log: topics, queues, transactions, index."""
+        """Yield the files that are made from the log: topics, queues, transactions, index."""
         if self.topics is not None:
-            # The topics come first: a broker serves a queue only if it knows the topic.
+            # Topics come first: a broker serves a queue only if the topic is listed.
             yield self.topics
         if self._recovered is not None:
             yield self._recovered.written
@@ -165,7 +163,7 @@ class StoreFiles:
             yield self.index
 
     def close(self) -> None:
-        """Close all of them; a second call does nothing."""
+        """Close all files; a second call does nothing."""
         log, queues = self.log.last, self.root / CONSUME_QUEUE
         folders = [self.root / INDEX, *([] if log is None else [log.path.parent])]
         if self.frees_room:
@@ -179,9 +177,8 @@ class StoreFiles:
 class Housekeeping(Service):
     """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
-    store before it takes the lock, and the recovery deletes index files. When the broker closes, it
-    deletes ``abort``.
+    If a Java broker opens the same store, the broker fails to take the lock. But before, its
+    recovery deletes index files. When the broker then ends, it deletes ``abort``.
     """
 
     def __init__(
@@ -197,7 +194,7 @@ class Housekeeping(Service):
         self._sample = sample
 
     def run_once(self) -> None:
-        """Sample the counts, and restore the files that are missing."""
+        """Sample the counts, and restore missing files."""
         self._sample()
         if not self._abort.exists:
             logger.warning(
