@@ -1,7 +1,6 @@
 """Counts puts and gets. Each thread counts in a separate object, so a call takes no lock.
 
-The duration of a put includes its flush wait and its replica wait. Compiled if possible, because
-each put calls this module.
+The duration of a put includes its flush wait and its replica wait. Compiled if possible.
 """
 
 from __future__ import annotations
@@ -65,12 +64,8 @@ class CallCounts:
         longest: the longest duration of a put, in seconds.
         lock_longest_ms: the longest time that a put held the lock.
         times: number of puts in each class of :data:`BUCKETS` except the first class.
-        sizes: number of messages in each class of :data:`SIZES` except the first class. Compute the
-            first class from the number of all messages.
-        topics: number of messages and of bytes for each topic.
-        get_found: number of gets that returned messages.
+        sizes: number of messages in each class of :data:`SIZES` except the first class.
         get_missed: number of gets that returned no message.
-        get_messages: number of messages that gets returned.
         get_longest: the longest get, in seconds.
     """
 

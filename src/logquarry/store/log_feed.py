@@ -70,10 +70,9 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return the bytes from an offset to the end of the log or of its file; None without bytes.
+        """Return at most ``most`` bytes from an offset to the end of the log or of its file.
 
-        ``most`` is the maximum number of bytes. The bytes stay valid while the caller holds the
-        view.
+        Return None without bytes. The bytes stay valid while the caller holds the view.
         """
         return self._log.select(offset, most=most)
 
@@ -106,8 +105,8 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that the bytes before an offset are whole frames, and wake the dispatcher.
 
-        After the first call, the store dispatches only frames before that offset, and the next
-        opening keeps only these frames.
+        From then on, the store dispatches only frames before that offset, and the next opening
+        keeps only these frames.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
@@ -134,8 +133,7 @@ class LogFeed:
     def adopt(self) -> None:
         """Read the next queue offsets from the bytes that :meth:`append_data` appended.
 
-        Raises:
-            StoreUnavailable: if the bytes end inside a frame, because no put may follow.
+        If the bytes end inside a frame, raise StoreUnavailable: no put may follow.
         """
         with self._adopting:
             if not self.writer.has_foreign:

@@ -29,11 +29,8 @@ class Wakeable(Protocol):
 class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    Args:
-        flushing: syncs the messages of puts that do not wait for a sync.
-
-    Attributes:
-        settle_now: settles the puts of a store in which no put waits.
+    ``flushing`` syncs the messages of puts that do not wait for a sync. ``settle_now`` settles the
+    puts of a store in which no put waits.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:
@@ -73,11 +70,7 @@ class LogGrowth:
 
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
-        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`.
-
-        Raises:
-            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
-        """
+        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`."""
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle(result, wait, asked)

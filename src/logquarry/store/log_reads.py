@@ -21,10 +21,7 @@ if TYPE_CHECKING:
 
 
 class LogReads(ABC):
-    """The methods of an open store that read its log by physical offset.
-
-    ``broker`` is the name of the store; each message of the store has this name as ``broker``.
-    """
+    """The methods of an open store that read its log by physical offset."""
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
         self.layout = layout
@@ -95,11 +92,7 @@ class LogReads(ABC):
         return message
 
     def message_size_at(self, physical_offset: int) -> int:
-        """Return the bytes of the message at a physical offset, without a check of its body.
-
-        Raises:
-            MessageNotFound, CorruptFrame: as :meth:`message_at`.
-        """
+        """Return the bytes of the message at a physical offset, without a check of its body."""
         self._require_open()
         physical_offset = arguments.offset(physical_offset, "physical_offset")
         if physical_offset >= self.max_offset:
@@ -113,10 +106,8 @@ class LogReads(ABC):
     def get_data(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
 
-        Args:
-            physical_offset: physical offset of the first byte.
-            size: maximum bytes. The result is shorter only near the log's end, and empty at the
-                end. It may have bytes of several log files.
+        The result has at most ``size`` bytes, possibly of several log files. It is shorter only
+        near the log's end, and empty at the end.
 
         Raises:
             MessageNotFound: if the offset is before the log's start or after its end.
@@ -145,9 +136,9 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Return the start of the log file after a physical offset; the file need not exist.
+        """Return the start of the log file after a physical offset (``rollNextFile``).
 
-        Follows ``rollNextFile``.
+        The file need not exist.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")

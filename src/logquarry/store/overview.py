@@ -84,14 +84,9 @@ class IndexOverview:
 
 @dataclass(slots=True)
 class Overview:
-    """The result of :func:`overview`.
+    """The result of :func:`overview`. Times are store times in milliseconds.
 
     Attributes:
-        state: see :data:`logquarry.store.state.State`.
-        min_offset: physical offset at which the log starts.
-        max_offset: physical offset at which the log ends.
-        first_time: store time of the log's first message, in milliseconds.
-        last_time: store time of the log's last message, in milliseconds.
         topics: the topics with their queues, by name.
         index: the index files, oldest first.
         hint: why some numbers are missing, and how to get the numbers.
@@ -119,10 +114,8 @@ def overview(
 ) -> Overview:
     """Read the contents of a store.
 
-    Args:
-        exact: count messages and bytes in the log instead of in the queues. A store without queues
-            is always counted in the log.
-        progress: called during a walk over the log, with bytes done and bytes in total.
+    With ``exact``, and in a store without queues, count messages and bytes in the log instead of in
+    the queues. ``progress`` is then called with bytes done and bytes in total.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]

@@ -3,9 +3,6 @@
 A reader creates, locks and changes nothing, so a reader can run beside a live broker. If a store
 has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, the reader
 makes the entries from the log, in memory.
-
-A writer reads from the files of log and queues that it has open. So a get finds a message as soon
-as the message is dispatched. Scans and queries read the files up to the log's end at their start.
 """
 
 from __future__ import annotations
@@ -304,10 +301,7 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB with the later messages of the log, and the log's end.
-
-        Without RocksDB, this reads the whole log.
-        """
+        """The queues in RocksDB and the log's end. Without RocksDB, this reads the whole log."""
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
         end = store._log.min_offset if found is None else found

@@ -206,17 +206,9 @@ class ServiceCalls(ABC):
 
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """The transactions of dialect 3.1 (docs/dialect-3.1.md); UsageError in another dialect."""
         return self._open_services.prepared_transactions
 
     def config_tables(self) -> ConfigTables:
-        """Return the tables that a slave copies from its master's ``config/``.
-
-        Raises:
-            UsageError: if the store is not a slave.
-        """
+        """Return the tables that a slave copies from its master's ``config/``; else UsageError."""
         return self._open_services.config_tables

@@ -84,11 +84,7 @@ class Services:
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``.
-
-        Raises:
-            UsageError: if the store is not a slave. Its own services then write these files.
-        """
+        """The tables that a slave copies from its master's ``config/``; UsageError if no slave."""
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
@@ -105,11 +101,7 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages.
-
-        Raises:
-            StoreUnavailable: if the store is a slave, because its master delivers.
-        """
+        """Delivers delayed messages; StoreUnavailable in a slave, because its master delivers."""
         if self._is_slave:
             # The slave gets the progress of delivery from its master, and must not overwrite it.
             raise StoreUnavailable(
@@ -343,7 +335,6 @@ class Services:
         self._threads.append(service)
 
     def _once(self, make: Callable[[], Part]) -> Part:
-        """Return the result of the function's first call."""
         with self._lock:
             self._require_open()
             if make not in self._parts:
@@ -387,8 +378,6 @@ class Services:
 
 
 class _ServedLog:
-    """Implements :class:`~logquarry.store.transaction.half.ServedLog`."""
-
     def __init__(self, store: LiveStore, files: MappedFileQueue) -> None:
         self._store = store
         self._files = files

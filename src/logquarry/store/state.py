@@ -89,10 +89,8 @@ class GroupLag(NamedTuple):
 class DelayLevel(NamedTuple):
     """The progress of the delivery of one delay level (``scheduleMessageOffset_N``).
 
-    Attributes:
-        level: the level, from 1.
-        delivered: queue offset of the next message to deliver.
-        max_offset: queue offset after the last delayed message.
+    ``level`` begins with 1. ``delivered`` is the queue offset of the next message to deliver;
+    ``max_offset`` is the queue offset after the last delayed message.
     """
 
     level: int
@@ -167,9 +165,7 @@ class StateReader:
     ) -> StoreState:
         """Return the store's current state.
 
-        Args:
-            queues: the store's queues (default: the queues that the store returns).
-            behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
+        If this process writes the store, ``behind`` has ``dispatch_behind`` and ``flush_behind``.
         """
         store = self._store
         layout = StoreLayout(store.layout.filesystem, store.config)

@@ -82,15 +82,7 @@ _PATIENCE_SECONDS: Final = 600.0
 class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
-    Args:
-        accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
-
-    Attributes:
-        config: the settings, with all sizes.
-        health: whether the store may be written and read.
-        growth: wakes the services after an append, and settles puts.
-        feed: gives replication the log as bytes.
-        loads: appends staged segments.
+    A recovery may lose ``accept_loss`` bytes of messages; None allows a small share.
 
     Raises:
         StoreNotFound: if the folder holds other files.
@@ -401,9 +393,7 @@ class StoreEngine:
     def close(self) -> None:
         """Close the store, cleanly if possible; a second call does nothing.
 
-        Raises:
-            UsageError: if a listener or a callback of a put calls this method. Its thread would
-                wait for itself.
+        A listener or a callback of a put gets UsageError: its thread would wait for itself.
         """
         if self.health.is_forked:
             return

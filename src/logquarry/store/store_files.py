@@ -38,16 +38,10 @@ _WATCH_INTERVAL_MS: Final = 1_000
 class StoreFiles:
     """The open files of one store. If opening a file fails, the earlier files are closed.
 
-    Args:
-        found: the contents of the folder, with the settings to use.
-        clock: returns the time, in milliseconds.
-
     Attributes:
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before the commit; None if puts write directly to the files.
-        allocator: creates the log's next file in advance.
-        index: the index; None if the store keeps no index.
         transactions: state table and redo log of dialect 3.1; None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's topics.
         frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.

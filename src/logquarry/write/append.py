@@ -1,10 +1,7 @@
 """The writer of the commit log: puts messages and batches (``CommitLog.asyncPutMessage(s)``).
 
-:meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` puts common messages.
-:mod:`logquarry.write.encode` and :meth:`LogAppender.append` handle batches, puts in dialect 3.1,
-and messages with properties that the store acts on (a delay, WAIT, further queues). If a put
-raises, its message is not in the log. The rules of dialect 3.1 follow ``doAppend`` of RocketMQ
-3.1.3.
+If a put raises, its message is not in the log. The rules of dialect 3.1 follow ``doAppend`` of
+RocketMQ 3.1.3.
 """
 
 from __future__ import annotations
@@ -108,12 +105,9 @@ class ScratchBuffer:
 class AppendRules31(AppendRules):
     """The rules of dialect 3.1. The appender calls the rules under the log's lock.
 
-    A PREPARED message has the next number of the state table as QUEUEOFFSET. A ROLLBACK has the
-    number of its transaction.
-
-    Args:
-        next_in_table: returns the next number of the state table. The caller ensures that the table
-            has all messages of the log.
+    A PREPARED message gets the next number of the state table as QUEUEOFFSET; a ROLLBACK keeps the
+    number of its transaction. ``next_in_table`` is called only if the table has all messages of the
+    log.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:

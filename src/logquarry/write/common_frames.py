@@ -62,10 +62,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    Attributes:
-        count: number of messages that :meth:`take` was given.
-        odd: the odd messages, by message number.
-        topics, hosts: the distinct topics and store hosts, in the order of their numbers.
+    ``odd`` has the odd messages by message number; the order of ``topics`` and ``hosts`` gives
+    their numbers.
     """
 
     _data: Any
@@ -94,11 +92,7 @@ class CommonFrames:
         free(self._used)
 
     def take(self, messages: Iterable[Any], field: str) -> None:
-        """Make the frames of messages. Errors name the caller's argument ``field``.
-
-        Raises:
-            WrongType: if an object is not a message.
-        """
+        """Make frames. If an object is no message, raise WrongType with the argument's name."""
         path = self._path
         now = None
         head = None
@@ -232,10 +226,9 @@ class CommonFrames:
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:
-        """Fill in frame size (0 for an odd message), topic number and host number of each message.
+        """Fill in frame size (0 for an odd message), topic number and host number.
 
-        Args:
-            columns: three rows; one column for each message.
+        ``columns`` has three rows, and one column for each message.
         """
         column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         count = self.count
@@ -253,8 +246,7 @@ class CommonFrames:
         now: int,
         columns: Int64,
     ) -> int:
-        """Append frames, each one once and in order; see :meth:`FrameTable.append
-        <logquarry.write.frame_table.FrameTable.append>`."""
+        """Append frames in order; see :meth:`logquarry.write.frame_table.FrameTable.append`."""
         step = columns.strides[0] // 8
         column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         last = cython.cast(FilePlace, file)

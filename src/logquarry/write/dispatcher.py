@@ -43,13 +43,10 @@ logger = logging.getLogger(__name__)
 
 
 class MessageArrival(NamedTuple):
-    """New messages of a queue.
+    """New messages of a queue; ``next_offset`` is the queue offset after the last message.
 
-    Attributes:
-        next_offset: the queue offset after the last message.
-        store_timestamp: store time of the last message, in milliseconds.
-        tags_codes: the distinct tags codes of the messages. None in a batch queue, and if there are
-            more than 1,024 messages.
+    ``store_timestamp`` is the last message's, in milliseconds. ``tags_codes`` is None in a batch
+    queue, and if there are more than 1,024 messages.
     """
 
     topic: str
@@ -123,8 +120,7 @@ RUN_SPAN: Final = 2 * _MOST_BYTES
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs. A run for one frame costs as much as a run for many
-frames."""
+"""Minimum and maximum seconds between two runs. One frame in a run costs as much as many frames."""
 _PAUSE_SHARE: Final = 4
 """A pause is this many times as long as the run before the pause: puts need processor time."""
 
@@ -135,10 +131,7 @@ def queue_name_fault(topic: str) -> str | None:
 
 
 class QueueWriters:
-    """The writers of the consume queues, opened with the first message of each queue.
-
-    Any thread may get a writer; only the dispatcher writes.
-    """
+    """The writers of the queues. Any thread may get a writer; only the dispatcher writes."""
 
     def __init__(
         self,
@@ -192,10 +185,9 @@ class QueueWriters:
 
 
 def load_kernels() -> None:
-    """Load the kernels for dispatching from numba's cache before the first put.
+    """Load the kernels for dispatching before the first put.
 
-    During puts, the load takes half a second: its imports wait for the GIL, and the puts wait for
-    the imports.
+    During puts, the load takes half a second: its imports and the puts wait for each other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -209,18 +201,15 @@ class Dispatcher:
 
     Args:
         writer_of: returns the writer of a queue; None to skip the queue.
-        put_keys: puts index keys (:meth:`IndexWriter.put
-            <logquarry.write.index_writer.IndexWriter.put>`); None if the store keeps no index.
+        put_keys: puts index keys; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
-        arrived: called with each run, after queues and index.
-        grown: called after ``arrived``, with the run and its queue entries.
+        arrived: called with each run, after queues and index; then ``grown`` is called.
         follow: called with each run between queues and index (for the state table of 3.1).
 
     Attributes:
-        offset: the dispatched offset. Queues and index have the entries of all messages before this
-            physical offset.
-        limit: physical offset at which dispatching stops; None without a limit. A slave checks its
-            master's bytes before it raises the limit.
+        offset: queues and index have the entries of all messages before this physical offset.
+        limit: physical offset at which dispatching stops, or None. A slave checks its master's
+            bytes before the slave raises the limit.
     """
 
     def __init__(
@@ -249,8 +238,7 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        A log with bytes from a master may end inside a frame. The incomplete frame is not
-        dispatched.
+        An incomplete frame at the log's end (bytes from a master) is not dispatched.
 
         Raises:
             CorruptFrame: if there is damage; all frames before the damage are dispatched.
@@ -274,11 +262,7 @@ class Dispatcher:
         return self.offset
 
     def dispatch_piece(self, start: int, stop: int) -> None:
-        """Dispatch one range of the log; the range need not begin at :attr:`offset`.
-
-        Raises:
-            StoreUnavailable: if the range cannot be read to its end, or a file cannot be created.
-        """
+        """Dispatch one range of the log. Raise StoreUnavailable if the range cannot be read."""
         self.offset = start
         reached = self.dispatch_until(stop)
         if reached < stop:
@@ -341,9 +325,8 @@ class Dispatcher:
 class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
-    If dispatching fails, the store refuses puts, because readers would never get the messages: the
-    service sets LOGICS_QUEUE_ERROR in ``flags``. After a disk error (for example a full disk) the
-    service tries again.
+    If dispatching fails, the service sets LOGICS_QUEUE_ERROR: the store then refuses puts, because
+    readers would never get the messages. After a disk error (a full disk) the service tries again.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
@@ -404,11 +387,7 @@ class DispatchService(Service):
             flag.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
-        """Wait until the log is dispatched up to an offset.
-
-        Returns:
-            Whether the log is dispatched up to the offset. False after the timeout, or if the
-            service has ended.
+        """Wait until the log is dispatched up to an offset; return False after the timeout.
 
         Raises:
             StoreError: the error that stopped the dispatching.

@@ -61,15 +61,13 @@ class Encoded:
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
         key: topic and queue id of the frames; the schedule topic for a delayed message.
-        store_host: the broker's address, as in the frame.
         starts: where each frame starts in ``data``.
         store_time_at: where STORETIMESTAMP starts in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
         body_size: total bytes of the bodies, for log messages.
-        copies: the further queues. With further queues, ``data`` is empty until the appender makes
-            the frame under the lock, because the frame contains the message's offsets in these
-            queues.
+        copies: the further queues, or None. With further queues, ``data`` is empty until the
+            appender makes the frame under the lock.
         own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
@@ -117,20 +115,16 @@ class Encoded:
     ) -> None:
         """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        ``placed`` completes the frames after :meth:`place`. If a kernel writes the frames,
-        ``placed`` is not called.
+        After :meth:`place`, ``placed`` completes frames that no kernel writes.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a second call overwrites the
-        fields.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET (both of the first frame) and STORETIMESTAMP.
 
-        Args:
-            queue_offset, physical_offset: the offsets of the first frame.
-            store_timestamp: store time of all frames, in milliseconds.
+        A second call overwrites the fields.
         """
         data, time_at = self.data, self.store_time_at
         for start in self.starts:
@@ -142,12 +136,8 @@ class Encoded:
 class Copies:
     """A message whose properties contain queue offsets: its frame is made under the log's lock.
 
-    If the message has further queues (``MultiDispatch``), its properties contain its offset in each
-    further queue. The properties of an inner batch contain the offset of its first message.
-
-    Attributes:
-        keys: topic and queue id of each further queue.
-        messages: number of messages in the frame. The frame takes as many queue offsets.
+    The properties contain the message's offset in each further queue (``MultiDispatch``), or the
+    offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.
     """
 
     __slots__ = ("_encode", "keys", "messages")
@@ -162,9 +152,7 @@ class Copies:
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
         """Make the frame from its queue offset and its offset in each further queue.
 
-        Raises:
-            MessageRejected: if the offsets make the message too large. The status is UNKNOWN_ERROR,
-                as in RocketMQ.
+        If the frame is too large, raise MessageRejected with UNKNOWN_ERROR, as in RocketMQ.
         """
         return self._encode(props.MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
 
@@ -182,10 +170,9 @@ def check_widths(numbers: Numbers) -> None:
 class MessageEncoder:
     """Checks messages and makes their frames.
 
-    Args:
-        clock: the born time of messages without one, in milliseconds.
-        has_property_crc: whether each frame ends with room for a property CRC
-            (:mod:`logquarry.format.property_crc`). The appender fills in the CRC.
+    ``clock`` gives missing born times, in milliseconds. With ``has_property_crc``, each frame ends
+    with room for a property CRC (:mod:`logquarry.format.property_crc`), which the appender fills
+    in.
     """
 
     def __init__(
@@ -243,11 +230,8 @@ class MessageEncoder:
     def encode_stored(self, message: Message) -> Encoded:
         """Return the frame of a message that was stored before, without the changes of a put.
 
-        Topic and property string already contain the delay and the further queues. If the store
-        writes further queues, the offsets in the string must be the next offsets of these queues.
-
-        Raises:
-            MessageRejected, UsageError: as :meth:`encode`.
+        Topic and property string already contain the delay and the further queues. The offsets in
+        the string must be the next offsets of the further queues. Errors: as :meth:`encode`.
         """
         topic_data = topic_bytes(message.topic, self._topic_check)
         properties = given_properties(message, is_closed=self._is_3_1)
@@ -273,11 +257,7 @@ class MessageEncoder:
         return encoded
 
     def hosts(self, message: Message) -> HostFields:
-        """Return hosts and SYSFLAG of a message or batch.
-
-        Raises:
-            MessageRejected: if a host or its address family is not valid.
-        """
+        """Return hosts and SYSFLAG; raise MessageRejected if a host or its family is not valid."""
         store_host = self._store_host if message.store_host is None else message.store_host
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
         if self._is_3_1 and hosts.flags & _V6:

@@ -1,9 +1,8 @@
 """Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. The input is the wire form of clients
-(:mod:`logquarry.format.batch`), or messages. If Java would throw on the wire form, the batch is
-rejected. If the kernel finds a fault, its readable twin (the reference) raises the error.
+``MessageExtEncoder.encode`` of 4.9.3. If Java would throw on the wire form, the batch is rejected.
+If the kernel finds a fault, its readable twin (the reference) raises the error.
 """
 
 from __future__ import annotations
@@ -63,16 +62,16 @@ def encode_batch(
     *,
     is_producer: bool = False,
 ) -> Encoded:
-    """Return the frames of a batch in wire form.
+    """Return the frames of a batch in wire form (:mod:`logquarry.format.batch`).
 
     In a topic with batch queues, a batch with a UNIQ_KEY becomes one frame, an inner batch
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
-        wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC in the wire form are ignored.
+        wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the shared fields. Its properties are added to the properties of each message.
-        is_producer: whether to treat the batch as if it had a UNIQ_KEY. Producers of RocketMQ 5
-            give a UNIQ_KEY to each batch.
+        is_producer: whether to treat the batch as if it had a UNIQ_KEY, as from a producer of
+            RocketMQ 5.
 
     Raises:
         MessageRejected: if the store refuses the batch.
@@ -179,9 +178,7 @@ def _inner_batch(
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
-    """Return the wire form of messages, and the fields that all messages share.
-
-    Follows ``MessageDecoder.encodeMessages``.
+    """Return the wire form and the shared fields of messages (``MessageDecoder.encodeMessages``).
 
     Raises:
         UsageError: if the messages differ in a shared field, or if there are no messages.
@@ -254,10 +251,7 @@ def _frames_reference(
 class WireFrames(Encoded):
     """The frames of a batch; a kernel writes the frames into the log's file.
 
-    Args:
-        parts: arguments of the kernel: wire form, head of every frame, topic, properties of the
-            batch.
-        time_at: where STORETIMESTAMP starts in a frame.
+    ``parts``: wire form, head of every frame, topic, properties of the batch.
     """
 
     __slots__ = ("_parts", "_place", "_size", "_starts")
@@ -345,7 +339,6 @@ def _frames_kernel(
 
 
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Like RocketMQ, ignore TOTALSIZE; :func:`logquarry.format.batch.decode` checks TOTALSIZE."""
     head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
     at, end = 0, len(wire)
     try:

@@ -24,11 +24,7 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    Puts that arrive during a sync wait for the next sync, which covers all of these puts.
-
-    Args:
-        checkpoint: gets the store time up to which the log is on the disk.
-        timeout_ms: the maximum milliseconds that a put waits (``syncFlushTimeout``).
+    Puts that arrive during a sync wait for the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -65,12 +61,11 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread: the wait ends when the log is on the disk up to
-        ``offset``.
+        """Create a wait of the caller's thread until the log is on the disk up to an offset.
 
-        The result of the wait is False after the timeout. The put's status is then
-        FLUSH_DISK_TIMEOUT, and a later sync covers the message. If the sync failed, the wait raises
-        StoreUnavailable: the message may or may not be on the disk.
+        After the timeout, the wait's result is False (FLUSH_DISK_TIMEOUT); a later sync covers the
+        message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
+        on the disk.
         """
         waiter = ThreadWait(offset)
         self.add(waiter)
@@ -129,11 +124,7 @@ class GroupCommitService(Service):
             request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
-        """End the waits whose deadline has passed.
-
-        Returns:
-            Milliseconds until the next deadline; None if no wait is left.
-        """
+        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
         now = self._clock()
         with self._change:
             # Both lists are in the order of their deadlines.
@@ -214,10 +205,7 @@ class _TimedFlush(Service):
 class FlushRealTimeService(_TimedFlush):
     """Flushes the log at an interval (``ASYNC_FLUSH``).
 
-    Args:
-        checkpoint: gets the store time up to which the log is on the disk.
-        is_timed: whether the service keeps to the interval even when a put wakes the service
-            (``flushCommitLogTimed``).
+    If ``is_timed`` (``flushCommitLogTimed``), a wake-up by a put does not shorten the interval.
     """
 
     def __init__(
@@ -246,7 +234,7 @@ class FlushRealTimeService(_TimedFlush):
 class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    Stop this service before the flush service. The flush service then syncs the committed bytes.
+    Stop this service before the flush service, which syncs the committed bytes.
     """
 
     def __init__(
@@ -274,10 +262,6 @@ class FlushConsumeQueueService(_TimedFlush):
     A thorough run syncs the log, then the queues and the index, and then writes the checkpoint. So
     the checkpoint never covers messages that are not on the disk. (RocketMQ's checkpoint has the
     time of the last dispatched message even if the queues are not flushed.)
-
-    Args:
-        queues: returns the files to flush: the queues, and the index if the store keeps one.
-        dispatched_timestamp: returns the store time of the last message in the queues.
     """
 
     def __init__(
@@ -300,14 +284,10 @@ class FlushConsumeQueueService(_TimedFlush):
         self._is_over = False
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues with at least ``least_pages`` changed pages; with 0, make a thorough
-        run.
+        """Flush the queues with at least ``least_pages`` changed pages; with 0, run thoroughly.
 
-        Any thread may call this method. A lock orders the flushes, because each full index file is
-        synced and closed once.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed, or :meth:`close` was called.
+        Any thread may call. A lock orders the flushes, because each full index file is synced and
+        closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
         """
         with self._flushing:
             if self._is_over:
@@ -346,12 +326,6 @@ def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> Non
 
 class FlushServices:
     """The flush services of one store; the store starts and stops the services.
-
-    Args:
-        has_pool: whether the writer copies messages to buffers, which a service commits to the
-            files.
-        dispatched_timestamp: returns the store time of the last dispatched message, in
-            milliseconds.
 
     Attributes:
         group: the group commit; None with ASYNC_FLUSH.

@@ -140,11 +140,7 @@ class Topic:
 
 
 class FrameHead:
-    """Compiled: the start of the frames with the same hosts and SYSFLAG.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`~logquarry.write.host_fields.host_fields`.
-    """
+    """Compiled: the start of the frames with the same hosts and SYSFLAG."""
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
@@ -228,9 +224,8 @@ class FrameAppend:
             the status of the waits. Called outside the lock.
 
     Attributes:
-        bar: why no bytes may be appended now; None if appends are allowed. Appends check the bar
-            under the lock, because a put may pass its other checks before another thread sets the
-            bar.
+        bar: why no bytes may be appended now, or None. Appends check the bar under the lock,
+            because another thread may set the bar after a put's other checks.
     """
 
     def __init__(
@@ -272,11 +267,7 @@ class FrameAppend:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: return the start of the frames with these hosts and SYSFLAG.
-
-        Raises:
-            MessageRejected, UsageError: as :class:`FrameHead`.
-        """
+        """Compiled: return the start of the frames with these hosts and SYSFLAG."""
         head = self._head
         if (
             head is None
@@ -295,11 +286,7 @@ class FrameAppend:
         return head
 
     def topic_of(self, name: str) -> Topic:
-        """Compiled: return a topic by its name.
-
-        Raises:
-            MessageRejected: if the name is not a valid topic.
-        """
+        """Compiled: return a topic; raise MessageRejected if the name is not a valid topic."""
         found: Topic | None = cython.cast(Topic, self._recent.get(name))
         if found is not None:
             return found
@@ -332,17 +319,12 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        With the wall clock, this method calls no Python code under the log's lock. So no other
-        thread and no signal handler runs between writing the bytes and counting the queue offset.
+        ``items`` is ``Item *``; this method sets the shared numbers and the sizes. With the wall
+        clock, this method calls no Python code under the log's lock. So no other thread and no
+        signal handler runs between writing the bytes and counting the queue offset.
 
-        Args:
-            items: ``Item *``. This method sets the shared numbers and the sizes of the frames.
-
-        Returns:
-            The result. None, with nothing changed, if the reference must append the messages.
-
-        Raises:
-            OverflowError: if a number does not fit. The reference must then append the messages.
+        If the reference must append the messages, this method changes nothing, and returns None or
+        raises OverflowError.
         """
         queue_number = queue_id
         born_time = 0

@@ -27,10 +27,8 @@ class FrameTable:
 
     Attributes:
         rows: a column for each message; the columns of odd messages are not used.
-        queues: the distinct queues of ``rows``.
         heads, head_facts: the distinct heads (the fields of a frame that depend on hosts and
             SYSFLAG).
-        topics, topic_ends: the distinct topics.
         keep: the objects that own the bytes at the rows' addresses.
     """
 
@@ -54,12 +52,10 @@ class FrameTable:
         """Append the frames of messages ``start`` to ``stop`` to a file, under the log's lock.
 
         Args:
-            file: the log's last file.
-            offsets: the next offset of each queue.
             start, stop: a range of message numbers without an odd message.
             now: the store time in milliseconds; a row may have a later time.
-            columns: four rows of numbers: physical offset, queue offset, store time and size. This
-                method fills in the column of each message.
+            columns: four rows: physical offset, queue offset, store time and size. This method
+                fills in the column of each message.
 
         Returns:
             The number of the first message that did not fit.

@@ -22,8 +22,7 @@ class HostFields:
     Attributes:
         flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
-        pack: packs the fields before the body (:func:`logquarry.format.frame.prefix`).
-        prefix_size: bytes that ``pack`` packs.
+        pack: packs the fields before the body, ``prefix_size`` bytes.
         store_time_at: where STORETIMESTAMP starts in the frame.
     """
 

@@ -42,11 +42,8 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    Args:
-        file: a file with the size of ``shape``.
-        before: the header of the previous file. A new file begins with the end values of this
-            header.
-        counts_keys: whether the header counts keys instead of chains (3.x).
+    A new file begins with the end values of ``before``, the header of the previous file. With
+    ``counts_keys``, the header counts keys instead of chains (3.x).
     """
 
     def __init__(
@@ -200,14 +197,7 @@ def _seconds(times: Int64, begin: int) -> Int64:
 
 @dataclass(eq=False, repr=False)
 class IndexWriter:
-    """Writes the index files of a store. New files are named after the clock's milliseconds.
-
-    Args:
-        filled: called with each full file (``IndexService.flush`` syncs it).
-
-    Attributes:
-        last: the current file; None if there is no file.
-    """
+    """Writes the index files of a store. ``filled`` is called with each full file."""
 
     disk: Disk
     folder: Path
@@ -228,11 +218,8 @@ class IndexWriter:
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put the keys of a run of messages.
 
-        Args:
-            offsets: physical offset of each message, even of a message without a key.
-            times: store time of each message, in milliseconds.
-            hashes: hashes of the keys, in the messages' order.
-            numbers: for each key, the index of its message.
+        ``offsets`` and ``times`` (milliseconds) have all messages, even messages without a key.
+        ``numbers`` has the index of the message of each key.
         """
         if not len(offsets):
             return
@@ -273,8 +260,8 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Create a file with an unused name.
 
-        If a RocketMQ broker is started on this store, the broker creates index files before it
-        fails to take the lock. Such a file can have the name of the same millisecond.
+        A RocketMQ broker that is started on this store creates index files before it fails to take
+        the lock. Such a file can have the name of the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
@@ -333,9 +320,8 @@ def next_name(last: str, now_ms: int) -> str:
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    Args:
-        checkpoint: gets the time up to which the index is on the disk.
-        sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
+    ``sync_log`` runs before each write of the checkpoint, so that the checkpoint covers no message
+    that the log may lose.
     """
 
     def __init__(
@@ -373,10 +359,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of the files that may still change or may not be on the disk.
-
-        A name that has left this set never returns.
-        """
+        """Files that may change or may not be on the disk. A removed name never returns."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:

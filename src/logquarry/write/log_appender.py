@@ -64,12 +64,9 @@ class AppendRules:
 class LogAppender(FrameAppend):
     """Appends any message to the log (the reference for faster paths). Any thread may append.
 
-    Args:
-        clock: returns store times, in milliseconds. Called under the lock.
-        queue_offsets: the next offset of each queue (``topicQueueTable``); appends change the
-            table.
-        settle: see :class:`~logquarry.write.frame_append.FrameAppend`.
-        rules: the rules of another dialect. With such rules, no kernel writes frames.
+    ``rules`` has the rules of another dialect; with such rules, no kernel writes frames. The other
+    arguments are those of :class:`~logquarry.write.frame_append.FrameAppend`; ``queue_offsets`` is
+    RocketMQ's ``topicQueueTable``.
     """
 
     def __init__(
@@ -165,9 +162,8 @@ class LogAppender(FrameAppend):
     def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
         """Append frames under the log's lock (``doAppend``).
 
-        Args:
-            now: store time of the frames, in milliseconds.
-            began: time of the monotonic clock at which the lock was taken.
+        ``now`` is the store time in milliseconds; ``began`` is the monotonic time of taking the
+        lock.
         """
         file = self.file()
         # A message that takes no queue offset also adds its queue to the table.
@@ -229,8 +225,7 @@ class LogAppender(FrameAppend):
     def holding(self) -> Iterator[tuple[int, float]]:
         """Hold the log's lock for several appends with one store time.
 
-        Yields:
-            The store time in milliseconds, and when the lock was taken (monotonic clock).
+        Yield the store time in milliseconds, and the monotonic time of taking the lock.
         """
         with self._lock:
             began = self._held_since = _monotonic()
@@ -243,9 +238,7 @@ class LogAppender(FrameAppend):
             logger.warning("a run of puts held the log for %d ms", took * _MS)
 
     def file(self) -> MappedFile:
-        """Return the file for the next append; create a file if the last file is full.
-
-        Call this under the lock.
+        """Return the file for the next append, under the lock; create a file if necessary.
 
         Raises:
             StoreUnavailable: with the status SERVICE_NOT_AVAILABLE if there is a :attr:`bar`, or
@@ -273,14 +266,8 @@ class LogAppender(FrameAppend):
         """Append bytes of another store's log at an offset (``appendData``).
 
         The bytes may end inside a frame, and may span files. Puts are then refused until
-        :meth:`adopt`.
-
-        Returns:
-            Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
-            ``offset`` must be the start of a file.
-
-        Raises:
-            StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
+        :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must be
+        the start of a file; otherwise return False.
         """
         with self._lock:
             if self.bar is _CLOSED:
@@ -298,11 +285,9 @@ class LogAppender(FrameAppend):
         return self.bar is _FOREIGN or self._ends_foreign
 
     def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
-        """Allow puts after bytes of another store's log, unless more bytes were appended.
+        """Allow puts after bytes of another store's log, unless the log has grown beyond ``end``.
 
-        Args:
-            end: physical offset of the log's end when all of the log was dispatched.
-            next_offsets: returns the next offset of each queue.
+        The log is dispatched up to ``end``; ``next_offsets`` returns the next offset of each queue.
         """
         with self._lock:
             if self.bar is _FOREIGN and self._files.wrote_offset == end:
@@ -338,7 +323,7 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 
 
 def end_file(file: MappedFile) -> int:
-    """Fill the rest of a file with a blank, and return its size.
+    """Append a blank to the end of a file, and return the blank's size.
 
     Only the first eight bytes of the blank are written.
     """

@@ -35,12 +35,7 @@ _CACHED: Final = 4_096
 
 
 def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | None:
-    """Return why a name is not a valid topic; None if the name is valid.
-
-    Args:
-        check: ``StoreConfig.topic_check``.
-        longest: the maximum bytes in UTF-8.
-    """
+    """Return why a name is not a valid topic (None if valid); ``longest`` counts UTF-8 bytes."""
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
@@ -125,10 +120,7 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return the properties of a message.
-
-    If the store acts on no property, the result may be empty: a property string is then not parsed.
-    """
+    """Return the properties of a message; possibly none if the store acts on no property."""
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
         if string is None or not acts_on(string):
@@ -146,11 +138,10 @@ def acts_on(string: str | bytes) -> bool:
 def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     """Return the property string of a message for a frame, if the store changes no property.
 
-    Args:
-        is_closed: whether a string that this function builds ends with a separator.
+    With ``is_closed``, a string that this function builds ends with a separator.
 
     Raises:
-        MessageRejected: if the string has too many characters. The encoder of the frame limits the
+        MessageRejected: if there are too many characters. The encoder of the frame limits the
             bytes.
         UsageError: if the message has tags or keys in addition to a property string.
     """
@@ -178,8 +169,7 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 def delay_level(text: str | None) -> int:
     """Return the level in a DELAY property; 0 without such a property (``getDelayTimeLevel``).
 
-    Raises:
-        MessageRejected: if the text is not a number (RocketMQ's ``putMessage`` throws).
+    If the text is not a number, raise MessageRejected (RocketMQ's ``putMessage`` throws).
     """
     if text is None:
         return 0
@@ -204,16 +194,8 @@ def timer_slot(
 ) -> int | None:
     """Return the delivery slot of a timer message, in ms; None if the message is due already.
 
-    Follows ``transformTimerMessage``.
-
-    Args:
-        values: the properties, with a TIMER property.
-        now: the time in milliseconds.
-        longest_s: the longest delay, in seconds (``timerMaxDelaySec``).
-        precision_ms: ``timerPrecisionMs``.
-
-    Raises:
-        MessageRejected: if the time is not a number, or too far away.
+    Follows ``transformTimerMessage``. ``values`` must have a TIMER property; ``longest_s`` is
+    ``timerMaxDelaySec``. If the time is not a number or too far away, raise MessageRejected.
     """
     name = next(name for name in _TIMED if name in values)
     text = values[name]

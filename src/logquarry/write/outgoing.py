@@ -38,11 +38,7 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Spans:
-    """Address and length of a byte string for each message; length -1 without a byte string.
-
-    Attributes:
-        keep: the objects that own the bytes.
-    """
+    """Address and length of a byte string (length -1: none) for each message."""
 
     at: Int64
     length: Int64
@@ -54,14 +50,11 @@ class Columns:
     """The fields of many messages as columns, before any check.
 
     Attributes:
-        topics: the distinct topics.
         topic_ids: for each message, the index of its topic in ``topics``.
         hosts: the distinct pairs of born host and store host.
         host_ids: for each message, the index of its pair in ``hosts``.
         numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
             messages also have ``queue_offset`` and ``store_timestamp``.
-        odd: for each message, whether the message is odd.
-        message: returns a message by its number.
         first: the number of the first message within the call, for errors.
     """
 
@@ -85,7 +78,6 @@ class Outgoing:
     Attributes:
         sizes: bytes of each frame; an estimate for a message with further queues.
         odd: the frames of odd messages, by message number.
-        store_hosts: the distinct store hosts.
         store_host_ids: for each message, the index of its host in ``store_hosts``.
         named: the distinct topics of the caller. A delayed message counts under the caller's topic,
             not under the schedule topic.
@@ -116,15 +108,8 @@ def outgoing_reference(
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    Args:
-        check: rejects a frame that no file could hold.
-        first: the number of the first message within the call, for errors.
-        times: the earliest allowed store time of each message.
-
-    Raises:
-        MessageRejected: if a message is rejected; the error has the number of the first such
-            message.
-        UsageError: if a message is invalid; the text gives the message's number.
+    ``check`` rejects a frame that no file could hold. ``times`` has the earliest allowed store
+    times. Errors (MessageRejected, UsageError) count the messages from ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -152,12 +137,7 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; ``frames`` has the compiled frames of all other
-    messages.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`outgoing_reference`.
-    """
+    """Make the frames of the odd messages; all other frames are in ``frames``."""
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
     sizes, named_ids, host_ids = columns
@@ -189,13 +169,9 @@ def outgoing_kernel(
 ) -> Outgoing:
     """Check messages; make the table for the kernel, and the frames of the odd messages.
 
-    Args:
-        largest: bytes of the largest frame that a file can hold.
-        refused: if given, gets the number and the reason of each rejected message, and no error is
-            raised. A rejected message gets neither a frame nor a row.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`outgoing_reference`, if ``refused`` is not given.
+    ``largest`` is the size of the largest frame that a file can hold. With ``refused``, this
+    function raises no MessageRejected or UsageError: it adds the number of the message and the
+    reason, and makes neither a frame nor a row.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -335,7 +311,6 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Find distinct values by a kernel, first with a small table, then with a full table."""
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:
@@ -346,7 +321,6 @@ def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
-    """Find the distinct pairs of an index and a Java int."""
     values, ids = distinct((high << 32) | (low & _LOW))
     return [(value >> 32, java.to_int(value)) for value in values], ids
 

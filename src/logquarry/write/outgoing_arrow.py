@@ -53,11 +53,7 @@ _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
 
 def batches_of(source: Any) -> list[pa.RecordBatch]:
-    """Return the record batches of an object with ``__arrow_c_stream__`` or ``__arrow_c_array__``.
-
-    Raises:
-        UsageError: if the data are not columns, or a column mixes types.
-    """
+    """Return the record batches of an Arrow stream or array; raise UsageError for other data."""
     if isinstance(source, pa.RecordBatch):
         return [source]
     try:
@@ -149,8 +145,7 @@ def columns_of_batch(
     Args:
         clock: the born time of messages without one.
         first: the number of the first row within the call, for errors.
-        stored: whether the messages were stored before, and keep ``queue_offset`` and
-            ``store_timestamp``.
+        stored: whether stored messages keep ``queue_offset`` and ``store_timestamp``.
         look: whether to mark messages as odd if the store acts on one of their properties.
 
     Raises:
@@ -200,8 +195,7 @@ def columns_of_batch(
 def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -> Columns | None:
     """Return the columns of at least one message; None if a value does not fit Arrow's types.
 
-    Used only with kernels, and if :mod:`logquarry.write.common_frames` is not compiled. The clock
-    gives the born time of messages without one.
+    Used only with kernels, and if :mod:`logquarry.write.common_frames` is not compiled.
     """
     arrays: dict[str, pa.Array] = {}
     try:
@@ -288,8 +282,7 @@ def _as_map(column: pa.Array) -> pa.Array:
 def joined_keys(column: pa.Array) -> pa.Array:
     """Make KEYS properties from lists of words; an empty list gives no property.
 
-    Raises:
-        UsageError: if a word is null, is empty or contains a space.
+    If a word is null, is empty or contains a space, raise UsageError.
     """
     lists = cast_column(column, "keys", pa.list_(pa.string()))
     words = lists.flatten()
@@ -336,7 +329,6 @@ def _integers(column: pa.Array, default: int) -> Int64:
 
 
 def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any], Int64]:
-    """Return the distinct values, and for each row the index of its value."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = cast_column(column, name, kind)

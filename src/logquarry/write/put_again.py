@@ -47,7 +47,6 @@ def put_again(
         values: the properties in the parser's order, with the added properties.
         prepared_transaction_offset: for a COMMIT, the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.
-        waits: whether the put waits for flush and replica, unless WAIT is false.
     """
     acts_on = dict(values)
     if not delays:

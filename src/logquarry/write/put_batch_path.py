@@ -1,8 +1,7 @@
 """Puts a batch: makes frames from messages or their wire form, and appends all frames together.
 
-If compiled, :meth:`PutBatchPath.put_common_batch` puts a batch without properties that the store
-acts on. The reference (:mod:`logquarry.write.encode_batch`) handles every batch
-(tests/property/test_put_path_twins.py compares the two).
+If compiled, :meth:`PutBatchPath.put_common_batch` puts common batches; the reference
+(:mod:`logquarry.write.encode_batch`) handles every batch (tests/property/test_put_path_twins.py).
 """
 
 from __future__ import annotations
@@ -76,10 +75,7 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Put a batch in which the store changes nothing; used only if compiled.
-
-        Return None, with nothing changed, if the reference must put the batch.
-        """
+        """Compiled: put a common batch. Return None, with nothing changed, if it is not common."""
         if wire is None:
             if messages is None or message is not None:
                 return None
@@ -160,7 +156,6 @@ class PutBatchPath(PutPath):
         return count
 
     def _wire_items(self, wire: bytes, items: Any) -> int:
-        """Do the same as :meth:`_message_items` for the messages of a wire form."""
         at = PyBytes_AS_STRING(wire)
         left = len(wire)
         if left > self._largest:

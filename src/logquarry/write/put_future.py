@@ -1,7 +1,4 @@
-"""The future of a put: a thread, a callback or a coroutine can wait for the result.
-
-Compiled if possible.
-"""
+"""The future of a put: a thread, a callback or a coroutine can wait. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -99,11 +96,7 @@ class PutFuture:
         return self._result
 
     def exception(self, timeout: float | None = None) -> LogquarryError | None:
-        """Wait until the put is done, and return its error; None if the put has a result.
-
-        Raises:
-            TimeoutError: if the put is not done after ``timeout`` seconds.
-        """
+        """Wait for the put's error, or None. Raise TimeoutError after ``timeout`` seconds."""
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if not self.done():
             done = Done()

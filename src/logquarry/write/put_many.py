@@ -136,18 +136,13 @@ class ManyWriter:
 
         Topic and property string stay unchanged, even with a delay or further queues. The messages
         get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its
-        ``queue_offset``.
+        ``queue_offset``. If the store writes further queues, only the append finds a wrong offset
+        in a further queue. Errors: as :meth:`put_many`.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: None to give all messages the present time as store time. To keep store
-                times, pass the store time of the log's last message, in milliseconds. A message
-                never gets an earlier time than the message before.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store writes
-                further queues, only the append of a message finds a wrong offset in a further
-                queue.
+            least_time: None for the present time as store time. To keep store times, pass the store
+                time of the log's last message, in milliseconds: store times never fall.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -304,7 +299,6 @@ class _Put:
                     at = number + 1
 
     def _time(self, now: int, own: int | None = None) -> int:
-        """Return the next message's store time; ``own`` is its store time in the old store."""
         if self._least_time is None:
             return now
         # Other threads may have put since the last chunk, and the last message may be in another
@@ -386,7 +380,6 @@ class _Put:
 
 
 def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
-    """For each message, return the number of its store host in ``hosts``. Add missing hosts."""
     numbers = [hosts.setdefault(host, len(hosts)) for host in part.store_hosts]
     ids = part.store_host_ids
     return ids if numbers == list(range(len(numbers))) else np.array(numbers, np.int64)[ids]

@@ -1,7 +1,4 @@
-"""The parts of each put besides the frame: the log's lock, wake-ups, latest names.
-
-Compiled if possible.
-"""
+"""The log's lock, the wake-ups and the name cache of each put. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ class LogLock:
 
     The GIL protects the flag ``_is_taken``. If the flag is set, a thread waits at a gate, a system
     lock that is usually closed. Each :meth:`release` opens the closed gate for one waiting thread.
-    A thread that passes the gate closes the gate and tries again, because another thread may take
-    the lock first. Ctrl-C can interrupt a waiting thread, and the gate may then stay open: the next
-    waiting thread passes the gate and tries once more.
+    A thread that passes the gate closes the gate and tries again. Ctrl-C can interrupt a waiting
+    thread and leave the gate open: the next waiting thread passes the gate and tries once more.
     """
 
     _gate: Any
@@ -109,8 +105,7 @@ class Wakes:
 class Recent:
     """Compiled: a cache of values by name, which compares the identity of name objects.
 
-    A program usually has one object for a topic's name, and an identity check takes a tenth of the
-    time of a dictionary's lookup.
+    An identity check takes a tenth of the time of a dictionary's lookup.
     """
 
     def __init__(self) -> None:

@@ -1,10 +1,8 @@
 """The tables of a store that is open for writing: its consume queues and its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists the
-topic. The writer adds each topic that gets a message, and raises the topic's number of queues. The
-writer itself never removes a topic or lowers a number, because another program may have configured
-the topic. A broker can have thousands of queues (``consumeQueueTable``), so the files of a queue
-are mapped only at the first read or write.
+topic. A broker can have thousands of queues (``consumeQueueTable``), so the files of a queue are
+mapped only at the first read or write.
 """
 
 from __future__ import annotations
@@ -43,9 +41,7 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of topics that ``topics.json`` need not list: topics that brokers create when they
-start, and queues without a topic.
-"""
+"""Prefixes of topics that brokers create when they start, and of queues without a topic."""
 
 
 def is_listed(topic: str) -> bool:
@@ -74,12 +70,10 @@ def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
 class TopicTable:
     """Adds topics and queues to ``config/topics.json``.
 
-    The dispatcher notes queues; a flush writes the file, before the queues are synced.
-
-    Args:
-        clock: returns the time of the table's version, in milliseconds.
-        existing: the queues that the store already has. They are added if there is no file, or if
-            the store was not shut down cleanly.
+    The dispatcher notes queues; a flush writes the file, before the queues are synced. A flush
+    never removes a topic or lowers its number of queues: another program may have configured the
+    topic. If there is no file, or the store was not shut down cleanly, the ``existing`` queues are
+    added.
     """
 
     def __init__(
@@ -119,14 +113,9 @@ class TopicTable:
         return {} if document is None else broker_config.topics_of_document(document)
 
     def change(self, topics: Mapping[str, TopicConfig | None]) -> None:
-        """Add, replace or remove topics, and write the file once.
+        """Add, replace or remove (None) topics, and write the file once. The log stays unchanged.
 
-        Args:
-            topics: the new settings by name. None removes a topic; the topic's messages stay in the
-                log.
-
-        Raises:
-            StoreUnavailable: if the file cannot be read or written; nothing changes.
+        If the file cannot be read or written, raise StoreUnavailable; nothing changes.
         """
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
@@ -151,10 +140,7 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the noted queues that the file lacks; return whether the file was written.
-
-        ``least_pages`` is ignored; see :class:`logquarry.write.flush.Flushable`.
-        """
+        """Add the noted queues that the file lacks; return whether the file was written."""
         if not self._new or not self._is_readable:
             return False
         with self._lock:
@@ -201,7 +187,6 @@ class QueueTable:
     Args:
         ends: the number of entries before the end of each existing queue. In a queue of 20-byte
             entries, this is the queue offset after the last entry.
-        mendings: the knowledge of a recovery about each queue that the recovery writes.
         keeps_tails: whether, as in RocketMQ, bytes after the ends stay, and files between other
             files may be missing.
 
@@ -285,8 +270,7 @@ class QueueTable:
     def restore_lost(self) -> bool:
         """Restore files that another program deleted. Return whether all files exist now.
 
-        If a RocketMQ broker is started on this store, the broker deletes queue files beyond the end
-        of the log.
+        A RocketMQ broker that is started on this store deletes queue files beyond the log's end.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
         return all(found)
@@ -320,8 +304,8 @@ class QueueTable:
 class _SoleOwner:
     """Creates the files of a queue, and moves an existing file of the same name to quarantine.
 
-    If a RocketMQ broker is started on this store, the broker dispatches messages before it fails to
-    take the lock. So the broker may have created the queue's next file.
+    A RocketMQ broker that is started on this store dispatches messages before it fails to take the
+    lock. So the broker may have created the queue's next file.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:

@@ -42,10 +42,8 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
-    Attributes:
-        rows: the row of each entry's frame in the run.
-        offsets: the queue offset of each entry; for an inner batch, of its first message.
-        units: the entries; in a batch queue their type is :data:`BATCH_DTYPE`.
+    ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
+    entry, for an inner batch of its first message. Batch queues have units of :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
@@ -169,20 +167,15 @@ Offsets = Int64
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset is
-wrong, because no CRC covers the queue offset.
-"""
+"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset counts
+as damaged, because no CRC covers it."""
 MOST_OFFSET: Final = 1 << 48
 """Maximum queue offset. A queue with a million messages a second reaches it after nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
-    """Appends entries to one queue.
-
-    Attributes:
-        physical_end: physical offset after the last message with an entry (``maxPhysicOffset``).
-    """
+    """Appends entries to one queue, after the message that ends at ``physical_end``."""
 
     def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
         self.files = files
@@ -236,7 +229,6 @@ class ConsumeQueueWriter:
         return len(units)
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
-        """Return the entries of a run at an offset that continue the queue."""
         if offset > expected:
             raise CorruptFile(
                 self.name,
@@ -304,11 +296,7 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue from a log that has lost messages.
-
-    Args:
-        files: the queue's files, truncated to the sound entries.
-    """
+    """Rebuilds the end of a queue, after its sound entries, from a log that has lost messages."""
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
@@ -357,18 +345,14 @@ _LAST: Final = -1
 
 
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Extend entries so that a queue continues without a gap in its queue offsets.
+    """Extend entries so that a queue continues at ``expected`` without a gap in its queue offsets.
 
     An entry after a gap begins at the end of the previous entry. A broker searches for the last
     entry that begins at or before an offset. So a consumer that requests a lost message gets the
-    frame after the gap; with a gap, the consumer would get the frame before the gap, possibly
+    frame after the gap. With a gap, the consumer would get the frame before the gap, possibly
     forever. The reserved field, which brokers ignore, has the number of lost messages. If an entry
     would have more messages than its field can count, the frame gets several entries. The last
     entry has the frame's messages.
-
-    Args:
-        entries: ascending entries.
-        expected: queue offset at which the queue ends.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]
@@ -393,9 +377,7 @@ def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
 class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
-    Args:
-        mending: the knowledge of a recovery; None if there is no recovery. A recovery fills gaps,
-            and empties the queue if its topic was recreated.
+    With a ``mending``, a recovery fills gaps, and empties the queue if its topic was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:

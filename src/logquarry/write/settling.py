@@ -72,13 +72,9 @@ class Once:
 
 
 class WaitingPut(PutFuture):
-    """The future of a put that waits for the disk, for a slave, or for both.
+    """The future of a put that waits for the disk, for a slave, or for both (``parts``).
 
-    Args:
-        replica: status of the replica wait; PUT_OK until the status is known.
-        parts: number of waits.
-        done: called with the result before the future's callbacks.
-        failed: called before the future's callbacks if the sync failed.
+    ``done`` or ``failed`` (after a failed sync) is called before the future's callbacks.
     """
 
     def __init__(
@@ -133,11 +129,7 @@ class WaitingPut(PutFuture):
 
 
 class PutWait(Once):
-    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future.
-
-    Args:
-        offset: the physical offset after the put's frames.
-    """
+    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future."""
 
     def __init__(
         self,
@@ -202,8 +194,7 @@ class FlushWait:
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """Wait for disk and slave if the put requests it, and return the result.
 
-        Raises:
-            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
+        If the sync failed, raise StoreUnavailable: the message may or may not be on the disk.
         """
         replica, replicas = asked
         # Start the replica wait before the sync, so that both run at the same time.

@@ -29,12 +29,9 @@ _BLANK: Final = frame.BLANK.size
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged frames of one file.
+    """Staged frames of one file (:mod:`logquarry.format.staged`).
 
-    Attributes:
-        data: the frames (:mod:`logquarry.format.staged`).
-        queues: the queues; each frame contains an index into this list.
-        path: path of the file, for errors.
+    Each frame contains an index into ``queues``. Errors name the file's ``path``.
     """
 
     data: memoryview
@@ -46,9 +43,8 @@ class StagedFrames:
 class StagedWriter:
     """Appends staged frames.
 
-    Args:
-        grown: called after each chunk, to wake the services that follow the log.
-        counted: called with each topic, the number of its appended messages, and their bytes.
+    ``grown`` is called after each chunk, to wake the services that follow the log. ``counted`` is
+    called with each topic, the number of its messages, and their bytes.
     """
 
     writer: CommitLogWriter
@@ -97,8 +93,7 @@ class StagedWriter:
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
     """Find the staged frames that the log already has from a physical offset on.
 
-    Returns:
-        The position in ``frames`` and the physical offset after the last such frame.
+    Return the position in ``frames`` and the physical offset after the last such frame.
     """
     start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
     while start < len(frames.data):

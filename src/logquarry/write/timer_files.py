@@ -53,16 +53,8 @@ def write_timer_files(
     """Replace timer wheel, timer log and ``timercheck`` of a store. The caller has synced the log.
 
     No crash loses a message: until the new files are complete, ``timercheck`` makes the broker
-    start at the first message that waits.
-
-    Args:
-        timers: the messages that wait, and the end of their queue.
-        file_size: bytes of a file of the timer log (``mappedFileSizeTimerLog``).
-        precision_ms: ``timerPrecisionMs``.
-        aside: quarantine of the old files; None to remove the files.
-
-    Raises:
-        StoreUnavailable: if the disk fails or is full.
+    start at the first message that waits. Old files go to the quarantine ``aside``, or are removed.
+    ``file_size`` is ``mappedFileSizeTimerLog``; ``precision_ms`` is ``timerPrecisionMs``.
     """
     begin = now // precision_ms * precision_ms
     # The read time must not cover a waiting message: readers find the message by TIMER_OUT_MS.
@@ -155,7 +147,6 @@ def _write_wheel(disk: Disk, path: Path, slots: dict[int, list[int]], precision_
 
 
 def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
-    """Write a file with holes, and sync the file."""
     disk.make_folders(path.parent)
     with disk.refusing(path):
         descriptor = disk.open(path, create=True, exclusive=True)

@@ -29,13 +29,10 @@ _Lock = threading.Lock
 
 
 class Waiter(Protocol):
-    """A wait until the disk or a slave has the log up to an offset.
+    """A wait until the disk or a slave has the log up to a physical offset.
 
-    Several threads may end the wait at the same time; only the first result counts.
-
-    Attributes:
-        offset: the physical offset.
-        deadline: end of the wait in milliseconds, by the clock of the service that ends the wait.
+    Several threads may end the wait at the same time; only the first result counts. The deadline is
+    in milliseconds, by the clock of the service that ends the wait.
     """
 
     offset: int
@@ -53,10 +50,10 @@ class Waiter(Protocol):
 
 
 class ThreadWait:
-    """A :class:`Waiter` for one thread.
+    """A :class:`Waiter` for one thread, with a bare lock.
 
-    The wait uses a bare lock instead of a condition. A condition is written in Python: Ctrl-C
-    inside the condition could leave its lock taken, and the thread that syncs would wait forever.
+    A condition is written in Python: Ctrl-C inside the condition could leave its lock taken, and
+    the thread that syncs would wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -93,9 +90,7 @@ class ThreadWait:
     def result(self, timeout: float | None = None) -> bool:
         """Wait, and return whether the log reached the offset in time.
 
-        Raises:
-            StoreUnavailable: if the sync failed.
-            TimeoutError: if the wait is not over after ``timeout`` seconds.
+        Raise StoreUnavailable if the sync failed, and TimeoutError after ``timeout`` seconds.
         """
         if timeout is not None and not self._done.wait(timeout):
             raise TimeoutError
@@ -146,7 +141,6 @@ class ReplicaWait:
     Attributes:
         acknowledged: the highest physical offset that a slave has acknowledged
             (``push2SlaveMaxOffset``); 0 when a master starts.
-        connected: the number of connected slaves.
     """
 
     def __init__(
@@ -187,8 +181,7 @@ class ReplicaWait:
     def acknowledge(self, offset: int, since: int = 0) -> None:
         """Record that a slave has the log up to an offset, and end the waits up to this offset.
 
-        ``since`` is the physical offset of the first byte that the slave received since it
-        connected.
+        The slave has received bytes from the physical offset ``since`` on since it connected.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
@@ -247,11 +240,7 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """End the waits whose deadline has passed.
-
-        Returns:
-            Milliseconds until the next deadline; None if no wait is left.
-        """
+        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
         now = self._clock()
         late: list[Waiter] = []
         with self._change:
