@@ -147,7 +147,6 @@ class LogFeed:
                     f"{self.files.root}: the log ends inside a message of another store: its rest "
                     "has to come first",
                 )
-            # If more bytes were appended, the put is refused.
             self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:

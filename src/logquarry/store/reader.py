@@ -132,7 +132,6 @@ class BaseReader(StoreReads):
         """Physical offset at which the log ends."""
         self._require_open()
         if not self.has_queue_files:
-            # Making the queues also finds the log's end.
             return self._found.log_queues[1]
         return self._log.max_offset
 
@@ -331,7 +330,6 @@ class LiveStore(StoreReads, SinglePut):
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
         self._writer = engine.writer
-        # Cache these objects for all gets and puts.
         self._live_queues = engine.queues.live
         self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
 

@@ -175,7 +175,6 @@ class StoreEngine:
             for service in self._services:
                 service.start()
                 undo.callback(service.stop, _PATIENCE_SECONDS)
-            # The store is open: from here on, only close() ends its parts.
             undo.pop_all()
         self.loads = Loads(
             *(disk, root, self.log, self.writer, self.flush),

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_many import ArrowStream, PutManyResult
 
-# `MessageStore` also imports this module for readers. So functions import the modules that only
-# writers need.
+# Readers also import this module, so functions import the modules that only writers need.
 
 _monotonic = time.monotonic
 
@@ -93,7 +92,6 @@ class BaseWriter(LiveStore, ServiceCalls):
             layout = StoreLayout.open(root, engine.config)
             store = cls(engine, layout, broker=root.name if broker is None else broker)
         except BaseException:
-            # The caller gets no store to close.
             engine.close()
             raise
         close_at_exit(store)

@@ -289,8 +289,7 @@ class CommonFrames:
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # The bytes belong to the log only after the last line. No other thread and no signal
-        # handler runs between these lines.
+        # No other thread and no signal handler runs between these lines.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

@@ -100,12 +100,8 @@ class ArrivalListeners:
                 try:
                     listener(arrival)
                 except (Exception, SystemExit):
-                    # A failing listener must not end the dispatching.
                     logger.exception("a listener failed at %s", arrival)
 
-
-# --------------------------------------------------------------------------------------------------
-# The consume queues that the dispatcher writes to, and the dispatcher.
 
 Groups = Mapping[QueueKey, QueuePart]
 WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]

@@ -219,7 +219,6 @@ class MessageEncoder:
         encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
-            # The frame is checked later, when its offsets are known.
             make = partial(self.frame, hosts, topic_data, body, numbers)
             encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
             encoded.data = bytearray()

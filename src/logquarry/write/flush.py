@@ -138,18 +138,8 @@ class GroupCommitService(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The timed flushes and commits, for which no put waits.
-#
-# ========================== ========== ============ ==================
-# service                    interval   least pages  all pages
-# ========================== ========== ============ ==================
-# FlushRealTimeService       500 ms     4            every 10 s
-# CommitRealTimeService      200 ms     4            every 200 ms
-# FlushConsumeQueueService   1 s        2            every 60 s
-# ========================== ========== ============ ==================
-#
-# These are RocketMQ's defaults. After a failed sync, the store refuses writes, and the service
-# ends. RocketMQ logs the failure and continues as if the sync had succeeded.
+# The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
+# writes, and the service ends. RocketMQ logs the failure, and continues as after a successful sync.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -317,11 +307,6 @@ def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> Non
 
 # --------------------------------------------------------------------------------------------------
 # The services of one store, by its settings.
-#
-#     SYNC_FLUSH     GroupCommitService         syncs the log; puts wait for the sync
-#     ASYNC_FLUSH    FlushRealTimeService       syncs the log at an interval
-#     with a pool    CommitRealTimeService      writes buffers to the files before the sync
-#     always         FlushConsumeQueueService   syncs queues, index and checkpoint
 
 
 class FlushServices:

@@ -361,7 +361,6 @@ class FrameAppend:
             else:
                 stamp = self.clock()
                 if type(stamp) is not int:
-                    # The reference refuses the time.
                     return None
                 now = stamp
             known = get_known(self.queue_offsets, key.key, key.hash)
@@ -390,8 +389,7 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # The bytes belong to the log only after the last of these lines. These lines cannot
-            # fail.
+            # These lines cannot fail. The last line makes the bytes part of the log.
             if head.advances:
                 set_known(self.queue_offsets, key.key, queue_offset + count, key.hash)
             elif known is None:
@@ -410,7 +408,6 @@ class FrameAppend:
             self._now, self._now_object = now, now
         if whole != self._size:
             self._size, self._size_object = whole, whole
-        # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
         made: PutResult = result_of(
             _Result,

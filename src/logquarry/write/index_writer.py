@@ -66,7 +66,6 @@ class IndexFileWriter:
         count = index.decode_header(file.buffer).entry_count
         file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)
         self.header = index.decode_header(file.buffer)
-        # Mark the whole file as written, so that a flush syncs every change.
         file.wrote = file.size
         if before is not None and self.header.entry_count <= 1:
             self.header = IndexHeader(
@@ -308,12 +307,9 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# The flushing thread syncs and closes a full file, and then writes the checkpoint
-# (``IndexService.flush``). Thorough flushes sync the current file.
-#
-# If a RocketMQ broker is started on this store, the broker deletes index files that are newer than
-# the checkpoint, before it fails to take the lock. So each file that the checkpoint does not cover
-# has a second name, a hard link from which logquarry restores the file
+# A RocketMQ broker that is started on this store deletes index files that are newer than the
+# checkpoint, before it fails to take the lock. So each file that the checkpoint does not cover has
+# a second name, a hard link from which logquarry restores the file
 # (:mod:`logquarry.disk.queue_folders`).
 
 

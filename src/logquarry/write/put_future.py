@@ -29,7 +29,6 @@ class _Wakes:
 
     def add(self, loop: Any, waiter: Any, _: PutFuture) -> None:
         self._waiters.append(waiter)
-        # In a closed loop, no coroutine waits any more.
         if not self._is_due and not loop.is_closed():
             self._is_due = True
             loop.call_soon_threadsafe(self._wake)
@@ -63,7 +62,6 @@ class PutFuture:
     """
 
     def __init__(self) -> None:
-        # A put that is already done needs no list of callbacks.
         self._callbacks: list[Callable[[PutFuture], object]] | None = None
         self._result: PutResult | None = None
         self._error: LogquarryError | None = None

@@ -79,7 +79,6 @@ class Wakes:
     """Settles puts if no put of the store waits: only sets the flags of other threads."""
 
     def __init__(self) -> None:
-        # For each flag, its method is_unset and the flag.
         self._tests_and_flags: tuple[Any, ...] = ()
 
     def use(self, flags: Iterable[Any]) -> None:

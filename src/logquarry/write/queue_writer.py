@@ -160,9 +160,6 @@ def _add_copies(
         parts[key] = QueuePart(rows, offsets, units[rows])
 
 
-# --------------------------------------------------------------------------------------------------
-# The writer of one queue, and the writer that a recovery uses.
-
 Offsets = Int64
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
@@ -200,8 +197,7 @@ class ConsumeQueueWriter:
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # If an offset is not the previous offset plus 1, there is a gap, or the topic was
-        # recreated.
+        # A cut is a gap, or the topic was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
