@@ -53,8 +53,7 @@ class LogFeed:
         """Physical offset up to which bytes can be read and sent to other slaves.
 
         In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
-        may cut off these bytes. If the slave had sent them to its own slave, that slave would be
-        ahead.
+        may cut off unchecked bytes. A further slave with these bytes would be ahead of its master.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)

@@ -92,7 +92,10 @@ class LogReads(ABC):
         return message
 
     def message_size_at(self, physical_offset: int) -> int:
-        """Return the bytes of the message at a physical offset, without a check of its body."""
+        """Return the bytes of the message at a physical offset, without a check of its body.
+
+        Errors: as :meth:`message_at`.
+        """
         self._require_open()
         physical_offset = arguments.offset(physical_offset, "physical_offset")
         if physical_offset >= self.max_offset:
@@ -106,8 +109,8 @@ class LogReads(ABC):
     def get_data(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
 
-        The result has at most ``size`` bytes, possibly of several log files. It is shorter only
-        near the log's end, and empty at the end.
+        The result has at most ``size`` bytes, possibly of several log files. Only near the
+        log's end is the result shorter; at the end, it is empty.
 
         Raises:
             MessageNotFound: if the offset is before the log's start or after its end.

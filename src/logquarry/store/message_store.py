@@ -91,9 +91,8 @@ class MessageStore(StoreReads):
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
-            accept_loss: for ``"rw"``: the bytes of messages whose loss you accept. Without this
-                argument, opening fails if the recovery of the store would lose more than a small
-                share of the messages that were on the disk.
+            accept_loss: for ``"rw"``: the bytes of messages that a recovery may lose. Without this
+                argument, a recovery may lose only a small share of the messages on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.

@@ -94,9 +94,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again: a live broker appends messages and deletes expired files.
 
-        If you request an offset beyond the known files, the reader calls this itself. It does not
-        do so if it has made the queues from the log, because a refresh then reads the whole log
-        again.
+        If you request an offset beyond the known files, the reader calls this method itself. If the
+        reader has made the queues from the log, call this method yourself: a refresh then reads the
+        whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -240,7 +240,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the folder is gone. Otherwise the queues would seem empty."""
+        """Raise StoreNotFound if the folder is gone, because its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:

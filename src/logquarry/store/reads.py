@@ -198,7 +198,7 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result, and a result ends at the end of a queue file. If there is a message, the
+                result, and a result never spans two queue files. If there is a message, the
                 result has at least one message.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 

@@ -88,7 +88,7 @@ class ServiceCalls(ABC):
     def deliver_due(self) -> int:
         """Deliver the delayed messages that are due by the store's clock; return their number.
 
-        The delivered messages are in the log. The dispatcher adds them to queues later
+        The delivered messages are in the log. The dispatcher adds the messages to queues later
         (:meth:`BaseWriter.wait_dispatched`).
 
         Raises:

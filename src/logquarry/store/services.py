@@ -1,8 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is created at its first use, and ends before the store is closed. Without a call or a
-setting that starts it, a service puts no messages: the store may be open just for an import or a
-repair.
+A service is created at its first use, and ends before the store is closed. A service puts messages
+only after a call or a setting has started the service: the store may be open just for an import.
 """
 
 from __future__ import annotations

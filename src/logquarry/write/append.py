@@ -69,7 +69,10 @@ _BLANK: Final = frame.BLANK.size
 
 
 class ScratchBuffer:
-    """The buffer for frames and blanks (``msgStoreItemMemory``). A blank holds old frame bytes."""
+    """The buffer for frames and blanks (``msgStoreItemMemory``).
+
+    As in RocketMQ, a blank contains bytes of earlier frames.
+    """
 
     def __init__(self, max_message_size: int) -> None:
         self._data = bytearray(max_message_size + _BLANK)

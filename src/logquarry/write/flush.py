@@ -44,7 +44,7 @@ class GroupCommitService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._waiting: list[Waiter] = []
-        # The waits that the current sync covers. Only this service's thread and expire() use them.
+        # The waits that the current sync covers. Used by this service and expire().
         self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
@@ -127,7 +127,7 @@ class GroupCommitService(Service):
         """End late waits; return the milliseconds until the next deadline (None without a wait)."""
         now = self._clock()
         with self._change:
-            # Both lists are in the order of their deadlines.
+            # The lists are in the order of their deadlines.
             pending = self._covered + self._waiting
         late = [request for request in pending if request.deadline <= now]
         for request in late:
@@ -311,6 +311,8 @@ def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> Non
 
 class FlushServices:
     """The flush services of one store; the store starts and stops the services.
+
+    ``dispatched_timestamp`` returns the store time of the last dispatched message, in milliseconds.
 
     Attributes:
         group: the group commit; None with ASYNC_FLUSH.

@@ -140,7 +140,10 @@ class Topic:
 
 
 class FrameHead:
-    """Compiled: the start of the frames with the same hosts and SYSFLAG."""
+    """Compiled: the start of the frames with the same hosts and SYSFLAG.
+
+    Errors: as :func:`~logquarry.write.host_fields.host_fields`.
+    """
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
@@ -267,7 +270,7 @@ class FrameAppend:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: return the start of the frames with these hosts and SYSFLAG."""
+        """Compiled: return a frame head; errors as :class:`FrameHead`."""
         head = self._head
         if (
             head is None

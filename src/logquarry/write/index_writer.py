@@ -307,10 +307,9 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# A RocketMQ broker that is started on this store deletes index files that are newer than the
-# checkpoint, before it fails to take the lock. So each file that the checkpoint does not cover has
-# a second name, a hard link from which logquarry restores the file
-# (:mod:`logquarry.disk.queue_folders`).
+# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before, the
+# broker deletes index files that are newer than the checkpoint. So each of these files has a second
+# name, a hard link from which logquarry restores the file (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:

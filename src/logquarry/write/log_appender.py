@@ -2,8 +2,8 @@
 
 Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
-are left for the blank that ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an append
-raises, none of its frames is in the log, but the file may end with a new blank.
+are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
+append raises, none of its frames is in the log, but the file may end with a new blank.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class LogAppender(FrameAppend):
 
         The bytes may end inside a frame, and may span files. Puts are then refused until
         :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must be
-        the start of a file; otherwise return False.
+        the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
         """
         with self._lock:
             if self.bar is _CLOSED:

@@ -92,7 +92,10 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""The properties for the timer wheel, with their unit in ms. The first one in a message counts."""
+"""The properties for the timer wheel, with their unit in ms.
+
+If a message has several of these properties, the first property counts.
+"""
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 

@@ -393,7 +393,7 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: boo
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged. Only the reference uses a map beside the string.
+        # A given string is written unchanged. If there is also a map, only the reference uses it.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)

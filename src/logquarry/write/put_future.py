@@ -58,7 +58,7 @@ class PutFuture:
 
     Any thread may use the future. The future cannot be cancelled, because the message is in the
     log. A :class:`concurrent.futures.Future` would be slower: making its lock and condition takes
-    longer than appending a message. And Ctrl-C could leave its lock taken.
+    longer than appending a message. Ctrl-C could also leave the lock of such a future taken.
     """
 
     def __init__(self) -> None:

@@ -58,7 +58,7 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """The messages of a ``put_many`` in the log, in their order. The arrays are int64.
+    """The result of a ``put_many``: its messages in the log, in order. The arrays are int64.
 
     Attributes:
         status: PUT_OK, or why the flush wait or the replica wait ended early.

@@ -1,9 +1,9 @@
 """Puts one message: property string, frame, CRC, queue offset, append, result.
 
 The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
-writing of the frame differs, for speed: interpreted, :meth:`PutPath.put_common` packs and joins the
-fields; compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address.
-Both write the same bytes as the reference, :meth:`MessageEncoder.encode
+writing of the frame differs, for speed. If interpreted, :meth:`PutPath.put_common` joins packed
+fields. If compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an
+address. The bytes are always those of the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 

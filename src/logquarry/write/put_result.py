@@ -1,7 +1,7 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-If the message is in the log, the put returns a result, even after a late sync or replica. Otherwise
-the put raises the exception in :data:`OUTCOMES`.
+If the message is in the log, the put returns a result, even after a late sync or replica. If the
+message is not in the log, the put raises the exception in :data:`OUTCOMES`.
 """
 
 from __future__ import annotations

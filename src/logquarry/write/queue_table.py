@@ -1,7 +1,7 @@
 """The tables of a store that is open for writing: its consume queues and its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists the
-topic. A broker can have thousands of queues (``consumeQueueTable``), so the files of a queue are
+topic. A broker can have thousands of queues (``consumeQueueTable``). So the files of a queue are
 mapped only at the first read or write.
 """
 

@@ -55,6 +55,7 @@ def write_timer_files(
     No crash loses a message: until the new files are complete, ``timercheck`` makes the broker
     start at the first message that waits. Old files go to the quarantine ``aside``, or are removed.
     ``file_size`` is ``mappedFileSizeTimerLog``; ``precision_ms`` is ``timerPrecisionMs``.
+    If the disk fails or is full, raise StoreUnavailable.
     """
     begin = now // precision_ms * precision_ms
     # The read time must not cover a waiting message: readers find the message by TIMER_OUT_MS.

@@ -52,8 +52,8 @@ class Waiter(Protocol):
 class ThreadWait:
     """A :class:`Waiter` for one thread, with a bare lock.
 
-    A condition is written in Python: Ctrl-C inside the condition could leave its lock taken, and
-    the thread that syncs would wait forever.
+    A condition is written in Python, and Ctrl-C inside the condition could leave its lock taken.
+    The thread that syncs would then wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
