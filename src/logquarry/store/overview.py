@@ -1,7 +1,7 @@
 """Collects a store's contents for ``logquarry info``: queues, messages, bytes per topic, index.
 
-:func:`overview` reads the queue entries, and the log's first and last messages. If this does not
-determine the bytes of a topic, the overview has a hint; :func:`count_log` reads the whole log.
+:func:`overview` reads the queue entries, and the log's first and last messages. If the entries do
+not determine the bytes of a topic, the overview has a hint. :func:`count_log` reads the whole log.
 :func:`visible_damage` lists damage that can be found without reading the log.
 """
 
@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import known_damage, last_entries, log_bound
-from logquarry.read.log_queues import UnitCount, count_units
+from logquarry.read.log_queues import QueueKey, UnitCount, count_units
 from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
@@ -35,11 +35,6 @@ from logquarry.store.reads import StoreReads
 from logquarry.store.state import State, condition
 from logquarry.text import plural
 from logquarry.units import Progress
-
-if TYPE_CHECKING:
-    from logquarry.log.walk import DamagedSpan
-
-QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
@@ -322,8 +317,9 @@ _MOST: Final = 3
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     """Describe each sign of damage of a store that no process has open.
 
-    This reads file names, the last queue entries, the checkpoint and ``.logquarry/damage.json``. If
-    log files are missing, or the queues point beyond the log's end, this reads all queue entries.
+    The function reads file names, the last queue entries, the checkpoint and
+    ``.logquarry/damage.json``. If log files are missing, or the queues point beyond the log's end,
+    the function reads all queue entries.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

@@ -41,18 +41,10 @@ from logquarry.log.store_files import COMMIT_LOG, INDEX
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
+from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.folder_check import check_entries, check_places
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.open_check import (
-    NeedsRecovery,
-    StoreFound,
-    check_before_lock,
-    check_folder,
-    find_store,
-    plan_to_open,
-    recovered_store,
-)
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
@@ -82,7 +74,7 @@ _PATIENCE_SECONDS: Final = 600.0
 class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
-    A recovery may lose ``accept_loss`` bytes of messages; None allows a small share.
+    A recovery may lose at most ``accept_loss`` bytes of messages; None allows a small share.
 
     Raises:
         StoreNotFound: if the folder holds other files.
@@ -129,11 +121,11 @@ class StoreEngine:
             )
         if unsupported is not None:
             raise unsupported
-        check_folder(root)
+        open_check.check_folder(root)
         check_places(root)
         if not is_lockable(root):
             # Taking the lock creates a file, but a refused opening must change nothing.
-            check_before_lock(root, config, accept_loss)
+            open_check.check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
             # These callbacks run last, after closing or after a failed opening.
@@ -189,14 +181,16 @@ class StoreEngine:
                 raise
 
     # ------------------------------------------------------------------------------------ start
-    def _find(self, config: StoreConfig, accept_loss: int | None) -> StoreFound:
+    def _find(self, config: StoreConfig, accept_loss: int | None) -> open_check.StoreFound:
         """Read the store's files, recover the store if necessary, and create ``abort``."""
         root = self.root
         if config.recovery == "rocketmq":
-            return recovered_store(root, config, self.disk, self.clock, self._abort, accept_loss)
+            return open_check.recovered_store(
+                root, config, self.disk, self.clock, self._abort, accept_loss
+            )
         try:
-            found = find_store(root, config)
-        except NeedsRecovery as error:
+            found = open_check.find_store(root, config)
+        except open_check.NeedsRecovery as error:
             # Log only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
@@ -205,16 +199,16 @@ class StoreEngine:
             # recovery quarantines would return later.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
-            plan = plan_to_open(root, config)
+            plan = open_check.plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
-            return find_store(root, config, is_recovered=True)
+            return open_check.find_store(root, config, is_recovered=True)
         self._abort.make()
         return found
 
-    def _open_files(self, found: StoreFound, was_unclean: bool) -> StoreFiles:
+    def _open_files(self, found: open_check.StoreFound, was_unclean: bool) -> StoreFiles:
         try:
             return StoreFiles(self.disk, self.root, found, self.clock, was_unclean=was_unclean)
         except BaseException:
@@ -257,7 +251,7 @@ class StoreEngine:
         if self._pages_ahead is not None:
             self._pages_ahead.grown()
 
-    def _dispatch_rest(self, found: StoreFound) -> None:
+    def _dispatch_rest(self, found: open_check.StoreFound) -> None:
         dispatcher = self.dispatcher
         for start, stop in found.pieces:
             dispatcher.dispatch_piece(start, stop)
@@ -270,7 +264,7 @@ class StoreEngine:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
             self.files.checkpoint.offsets = found.recovered.plan.offsets
 
-    def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
+    def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the queue offsets with which the log's writer starts."""
         # A new store has the schedule topic's queues at offset 0; existing queues override these.
         levels = range(len(self.config.delay_levels_ms))
@@ -402,8 +396,8 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # The log refuses a put that has already passed the flags. Closing does not wait for
-            # such a put: its caller may be a listener or a callback, in a thread that has to end.
+            # The log refuses a put that has already passed the flags. Do not wait for such a put:
+            # its caller may be a listener or a callback, in a thread that has to end.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():

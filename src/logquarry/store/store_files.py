@@ -16,14 +16,7 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
-from logquarry.log.store_files import (
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DURABLE,
-    INDEX,
-    quarantine,
-)
+from logquarry.log import store_files as names
 from logquarry.repair.recover.open_check import StoreFound
 from logquarry.units import Clock
 from logquarry.write.flush import Flushable
@@ -63,7 +56,7 @@ class StoreFiles:
         self.frees_room = False
         self._recovered = found.recovered
         with ExitStack() as opened:
-            for name in (found.log_folders.paths[0], CONSUME_QUEUE, INDEX):
+            for name in (found.log_folders.paths[0], names.CONSUME_QUEUE, names.INDEX):
                 disk.make_folders(root / name)
             self.pool = self._open_pool(opened)
             self.allocator = AllocateMappedFileService(
@@ -80,7 +73,7 @@ class StoreFiles:
                 gaps=found.keeps_tails,
             )
             opened.callback(self.log.close)
-            self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+            self.checkpoint = CheckpointFile(disk, root / names.CHECKPOINT)
             opened.callback(self.checkpoint.close)
             self.queues = QueueTable(
                 disk,
@@ -95,9 +88,9 @@ class StoreFiles:
             if self.log.bases and found.keeps_tails:
                 self.log.end_at(found.log_end)
             elif self.log.bases:
-                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+                self.log.truncate_to(found.log_end, aside=names.quarantine(root, names.COMMIT_LOG))
             self.durable = DurableFile(
-                *(disk, root / DURABLE, found.log_end, self.checkpoint.times),
+                *(disk, root / names.DURABLE, found.log_end, self.checkpoint.times),
                 log_start=self.log.min_offset,
             )
             self.durable.find_start = lambda: self.log.min_offset
@@ -158,8 +151,8 @@ class StoreFiles:
 
     def close(self) -> None:
         """Close all files; a second call does nothing."""
-        log, queues = self.log.last, self.root / CONSUME_QUEUE
-        folders = [self.root / INDEX, *([] if log is None else [log.path.parent])]
+        log, queues = self.log.last, self.root / names.CONSUME_QUEUE
+        folders = [self.root / names.INDEX, *([] if log is None else [log.path.parent])]
         if self.frees_room:
             keys = self.queues.keys()
             folders += [queues.joinpath(topic, str(number)) for topic, number in keys]

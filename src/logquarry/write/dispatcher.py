@@ -1,8 +1,8 @@
 """The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
 
 The dispatcher handles many frames at once (a run): first the queues, then the index, then the
-arrival listeners (``MessageArrivingListener``). It dispatches frames in the log's order, and stops
-at a frame that cannot be read or would leave a gap in its queue. (Java skips the rest of its
+arrival listeners (``MessageArrivingListener``). The dispatcher follows the log's order. If a frame
+cannot be read or would leave a gap in its queue, the dispatcher stops. (Java skips the rest of its
 buffer.)
 """
 
@@ -30,14 +30,6 @@ from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
-from logquarry.write.queue_writer import (
-    BatchQueueWriter,
-    ConsumeQueueMender,
-    ConsumeQueueWriter,
-    Mending,
-    QueuePart,
-    parts_with_copies,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -103,8 +95,8 @@ class ArrivalListeners:
                     logger.exception("a listener failed at %s", arrival)
 
 
-Groups = Mapping[QueueKey, QueuePart]
-WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]
+Groups = Mapping[QueueKey, queue_writer.QueuePart]
+WriterOf = Callable[[QueueKey], queue_writer.ConsumeQueueWriter | None]
 PutKeys = Callable[[Int64, Int64, Int64, Int64], None]
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
@@ -132,19 +124,19 @@ class QueueWriters:
     def __init__(
         self,
         open_files: Callable[[str, int], MappedFileQueue],
-        mendings: Mapping[QueueKey, Mending] | None = None,
+        mendings: Mapping[QueueKey, queue_writer.Mending] | None = None,
         batch_topics: Collection[str] = (),
     ) -> None:
         self._batch_topics = batch_topics
         self._open_files = open_files
         self._mendings = mendings or {}
         self._opening = threading.Lock()
-        self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
+        self._writers: dict[QueueKey, queue_writer.ConsumeQueueWriter | None] = {}
 
-    def __iter__(self) -> Iterator[ConsumeQueueWriter]:
+    def __iter__(self) -> Iterator[queue_writer.ConsumeQueueWriter]:
         return iter([writer for writer in list(self._writers.values()) if writer is not None])
 
-    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
+    def get(self, key: QueueKey) -> queue_writer.ConsumeQueueWriter | None:
         """Return the writer of a queue; None if the topic is not a permitted folder name.
 
         Puts check the topic, but a log of another program can have any topic.
@@ -165,7 +157,7 @@ class QueueWriters:
     def __contains__(self, key: object) -> bool:
         return key in self._writers
 
-    def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
+    def _opened(self, topic: str, queue_id: int) -> queue_writer.ConsumeQueueWriter | None:
         fault = queue_name_fault(topic)
         if fault is not None:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
@@ -173,11 +165,13 @@ class QueueWriters:
         files = self._open_files(topic, queue_id)
         mending = self._mendings.get((topic, queue_id))
         if topic in self._batch_topics:
-            return BatchQueueWriter(files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending)
+            return queue_writer.BatchQueueWriter(
+                files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending
+            )
         name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         if mending is not None:
-            return ConsumeQueueMender(files, name, mending)
-        return ConsumeQueueWriter(files, name)
+            return queue_writer.ConsumeQueueMender(files, name, mending)
+        return queue_writer.ConsumeQueueWriter(files, name)
 
 
 def load_kernels() -> None:
@@ -298,7 +292,7 @@ class Dispatcher:
 
     def _dispatch(self, window: Window, run: Followed) -> None:
         requests = run.requests
-        parts = parts_with_copies(window, run, self._config)
+        parts = queue_writer.parts_with_copies(window, run, self._config)
         for key, part in parts.items():
             writer = self._writer_of(key)
             if writer is not None:

@@ -2,8 +2,8 @@
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
 ``MessageExtEncoder`` of 4.9.3. The checks have RocketMQ's order, because the first failed check
-determines the status. This module rejects messages for which RocketMQ writes an unreadable frame: a
-topic whose length wraps, or a flag that contradicts a host.
+determines the status. If the length of a topic wraps, or a flag contradicts a host, RocketMQ writes
+an unreadable frame. This module rejects such a message.
 """
 
 from __future__ import annotations
@@ -22,22 +22,8 @@ from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey, copy_key, named_copies
+from logquarry.write import message_rules as rules
 from logquarry.write.host_fields import HostFields, host_fields, too_large
-from logquarry.write.message_rules import (
-    LONGEST_NAME,
-    LONGEST_PROPERTIES,
-    PropertyMap,
-    delay_level,
-    given_properties,
-    is_timed,
-    looked_at,
-    name_fault,
-    reject_topic,
-    timer_slot,
-    topic_bytes,
-    utf8,
-    waits,
-)
 from logquarry.write.put_result import PutStatus, refusal
 
 _DELAY, _WAIT, _COPIES = props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH
@@ -197,15 +183,15 @@ class MessageEncoder:
                 addition to a property string.
         """
         topic, queue_id, body = message.topic, message.queue_id, message.body
-        topic_data = topic_bytes(topic, self._topic_check)
-        properties = given_properties(message, is_closed=self._is_3_1)
-        values = looked_at(message)
+        topic_data = rules.topic_bytes(topic, self._topic_check)
+        properties = rules.given_properties(message, is_closed=self._is_3_1)
+        values = rules.looked_at(message)
         changed = None
         if values and sys_flag.advances_queue(message.sys_flag):
             changed, (topic, queue_id) = self._delayed(message, values)
             if changed is not None:
-                topic_data = topic_bytes(topic, "")
-                properties = utf8(changed.text(is_closed=self._is_3_1))
+                topic_data = rules.topic_bytes(topic, "")
+                properties = rules.utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
         encoded = Encoded()
         encoded.key = topic, queue_id
@@ -213,14 +199,14 @@ class MessageEncoder:
         encoded.starts = _ONE_FRAME
         encoded.store_time_at = hosts.store_time_at
         encoded.advances = hosts.advances
-        encoded.wait = waits(values) if values else True
+        encoded.wait = rules.waits(values) if values else True
         encoded.body_size = len(body)
         encoded.copies = None
         encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
             make = partial(self.frame, hosts, topic_data, body, numbers)
-            encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
+            encoded.copies = self._copies(changed or rules.PropertyMap(message), queue_id, make)
             encoded.data = bytearray()
         else:
             encoded.data = self.frame(hosts, topic_data, body, numbers, properties)
@@ -232,8 +218,8 @@ class MessageEncoder:
         Topic and property string already contain the delay and the further queues. The offsets in
         the string must be the next offsets of the further queues. Errors: as :meth:`encode`.
         """
-        topic_data = topic_bytes(message.topic, self._topic_check)
-        properties = given_properties(message, is_closed=self._is_3_1)
+        topic_data = rules.topic_bytes(message.topic, self._topic_check)
+        properties = rules.given_properties(message, is_closed=self._is_3_1)
         hosts = self.hosts(message)
         data = self.frame(hosts, topic_data, message.body, self.numbers(message), properties)
         copies = None
@@ -297,11 +283,11 @@ class MessageEncoder:
         if self.has_property_crc:
             properties = property_crc.with_room(properties)
         body_length, properties_length = len(body), len(properties)
-        if properties_length > LONGEST_PROPERTIES:
+        if properties_length > rules.LONGEST_PROPERTIES:
             raise refusal(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                f"the properties take {properties_length} bytes, and {LONGEST_PROPERTIES} are the "
-                "most",
+                f"the properties take {properties_length} bytes, and {rules.LONGEST_PROPERTIES} "
+                "are the most",
                 reason="properties",
             )
         size = hosts.fixed_size + body_length + len(topic_data) + properties_length
@@ -332,28 +318,28 @@ class MessageEncoder:
 
     def _delayed(
         self, message: Message, values: Mapping[str, str]
-    ) -> tuple[PropertyMap | None, QueueKey]:
+    ) -> tuple[rules.PropertyMap | None, QueueKey]:
         """Return the changed properties (None if not delayed), and the queue in the log."""
         own = message.topic, message.queue_id
-        if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
+        if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
             config = self._config
-            slot = timer_slot(
+            slot = rules.timer_slot(
                 *(values, self._clock()),
                 longest_s=config.timer_max_delay_sec,
                 precision_ms=config.timer_precision_ms or timer.PRECISION_MS,
             )
             if slot is None:
                 return None, own
-            changed = PropertyMap(message)
+            changed = rules.PropertyMap(message)
             changed.values[props.TIMER_OUT_MS] = str(slot)
             changed.values[props.REAL_TOPIC] = message.topic
             changed.values[props.REAL_QUEUE_ID] = str(message.queue_id)
             return changed, (timer.TOPIC, 0)
-        stated = delay_level(values.get(_DELAY))
+        stated = rules.delay_level(values.get(_DELAY))
         level = min(stated, self._levels)
         if level <= 0:
             return None, own
-        changed = PropertyMap(message)
+        changed = rules.PropertyMap(message)
         if level < stated:
             changed.values[_DELAY] = str(level)
         changed.values[props.REAL_TOPIC] = message.topic
@@ -361,19 +347,19 @@ class MessageEncoder:
         return changed, (props.SCHEDULE_TOPIC, level - 1)
 
     def _copies(
-        self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
+        self, changed: rules.PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
     ) -> Copies:
         # String.split drops only empty parts at the end.
         names = changed.values[_COPIES].rstrip(props.MULTI_SEPARATOR).split(props.MULTI_SEPARATOR)
         for name in names:
-            fault = name_fault(name, "store", longest=LONGEST_NAME)
+            fault = rules.name_fault(name, "store", longest=rules.LONGEST_NAME)
             if fault is not None:
-                reject_topic(name, fault)
+                rules.reject_topic(name, fault)
 
         def encode(offsets: str) -> bytearray:
             changed.values[props.INNER_MULTI_QUEUE_OFFSET] = offsets
             try:
-                return make(utf8(changed.text(without=_WAIT)))
+                return make(rules.utf8(changed.text(without=_WAIT)))
             except MessageRejected as error:
                 raise refusal(PutStatus.UNKNOWN_ERROR, str(error), reason=error.reason) from error
 

@@ -22,19 +22,9 @@ from logquarry.format.arrays import Bytes
 from logquarry.format.batch import INNER_BATCH, MOST_MESSAGES, BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
+from logquarry.write import message_rules as rules
 from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
 from logquarry.write.host_fields import HostFields, too_large
-from logquarry.write.message_rules import (
-    LONGEST_PROPERTIES,
-    PropertyMap,
-    delay_level,
-    given_properties,
-    is_timed,
-    looked_at,
-    topic_bytes,
-    utf8,
-    waits,
-)
 from logquarry.write.put_result import PutStatus, refusal
 
 _SEPARATOR: Final = props.PROPERTY_SEPARATOR.encode()
@@ -49,7 +39,6 @@ _SHARED: Final = (
     "reconsume_times",
 )
 
-Bytes8 = Bytes
 _Frames = tuple[bytearray, tuple[int, ...], int]
 """The bytes of some frames, the start of each frame, and the total size of the bodies."""
 
@@ -79,7 +68,7 @@ def encode_batch(
     """
     if len(message.body):
         raise UsageError("a batch has its bodies in the wire form, and no other")
-    topic_data = topic_bytes(message.topic, config.topic_check)
+    topic_data = rules.topic_bytes(message.topic, config.topic_check)
     if len(wire) > config.max_message_size:
         raise too_large(len(wire), config.max_message_size)
     if sys_flag.transaction_type(message.sys_flag) != sys_flag.TRANSACTION_NOT:
@@ -88,16 +77,17 @@ def encode_batch(
             f"a batch cannot be part of a transaction: its SYSFLAG is {message.sys_flag:#x}",
             reason="transaction",
         )
-    values = looked_at(message)
-    if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
+    values = rules.looked_at(message)
+    if rules.delay_level(values.get(props.DELAY)) > 0 or rules.is_timed(values):
         raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch cannot be delayed", reason="delay")
     hosts = encoder.hosts(message)
     numbers = encoder.numbers(message)
-    shared = utf8(PropertyMap(message).text())
-    if len(shared) > LONGEST_PROPERTIES:
+    shared = rules.utf8(rules.PropertyMap(message).text())
+    if len(shared) > rules.LONGEST_PROPERTIES:
         raise refusal(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,
-            f"the batch's properties take {len(shared)} bytes; the maximum is {LONGEST_PROPERTIES}",
+            f"the batch's properties take {len(shared)} bytes; the maximum is "
+            f"{rules.LONGEST_PROPERTIES}",
             reason="properties",
         )
     if message.topic in config.batch_topics and (
@@ -123,7 +113,7 @@ def _filled(
     encoded.store_host = hosts.store_host
     encoded.store_time_at = hosts.store_time_at
     encoded.advances = True
-    encoded.wait = waits(values)
+    encoded.wait = rules.waits(values)
     encoded.own_offset = 0
     return encoded
 
@@ -135,7 +125,7 @@ def encode_messages(
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
     # A client sets WAIT in each message and in the whole batch; the broker writes WAIT twice.
-    encoded.wait = all(waits(looked_at(message)) for message in messages)
+    encoded.wait = all(rules.waits(rules.looked_at(message)) for message in messages)
     return encoded
 
 
@@ -163,7 +153,9 @@ def _inner_batch(
 
     def frame_at(base: str) -> bytearray:
         pairs = {props.INNER_NUM: str(count), props.INNER_BASE: base}
-        own = utf8("".join(f"{k}{_VALUE}{v}{props.PROPERTY_SEPARATOR}" for k, v in pairs.items()))
+        own = rules.utf8(
+            "".join(f"{k}{_VALUE}{v}{props.PROPERTY_SEPARATOR}" for k, v in pairs.items())
+        )
         made = encoder.frame(hosts, topic_data, wire, numbers, shared + glue + own)
         if len(made) > config.max_message_size:
             raise too_large(len(made), config.max_message_size)
@@ -174,7 +166,7 @@ def _inner_batch(
     encoded.copies = Copies((), frame_at, count)
     # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
-    return _filled(encoded, message, hosts, looked_at(message))
+    return _filled(encoded, message, hosts, rules.looked_at(message))
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
@@ -194,14 +186,14 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
                     f"the messages of a batch have one {name}: {getattr(first, name)!r} is not "
                     f"{getattr(message, name)!r}"
                 )
-        values = looked_at(message)
-        if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
+        values = rules.looked_at(message)
+        if rules.delay_level(values.get(props.DELAY)) > 0 or rules.is_timed(values):
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL, "a message in a batch cannot be delayed", reason="delay"
             )
     try:
         wire = batch.encode(
-            BatchItem(bytes(message.body), given_properties(message), message.flag)
+            BatchItem(bytes(message.body), rules.given_properties(message), message.flag)
             for message in messages
         )
     except ValueError as error:
@@ -256,7 +248,7 @@ class WireFrames(Encoded):
 
     __slots__ = ("_parts", "_place", "_size", "_starts")
 
-    def __init__(self, parts: tuple[Bytes8, Bytes8, Bytes8, Bytes8], time_at: int) -> None:
+    def __init__(self, parts: tuple[Bytes, Bytes, Bytes, Bytes], time_at: int) -> None:
         self._parts = parts
         self._starts = np.empty(len(parts[0]) // batch.FIXED_SIZE + 1, np.int64)
         self.store_time_at = time_at

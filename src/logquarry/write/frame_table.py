@@ -16,8 +16,6 @@ from logquarry.read.log_queues import QueueKey
 if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
 
-Bytes8 = Bytes
-
 _MANY_QUEUES: Final = 1 << 10
 
 
@@ -34,9 +32,9 @@ class FrameTable:
 
     rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
     queues: list[QueueKey] = field(default_factory=list)
-    heads: Bytes8 = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    heads: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     head_facts: Int64 = field(default_factory=lambda: np.zeros((0, r.HEAD_FACTS), np.int64))
-    topics: Bytes8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    topics: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
     topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
     keep: tuple[object, ...] = ()
 

@@ -19,13 +19,13 @@ from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
 from logquarry.format import put_rows as r
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import Bools, Bytes, Int64
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.common_frames import CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import Bytes8, FrameTable
+from logquarry.write.frame_table import FrameTable
 from logquarry.write.host_fields import HostFields, host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 
@@ -137,7 +137,10 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; all other frames are in ``frames``."""
+    """Make the frames of the odd messages; all other frames are in ``frames``.
+
+    Errors: as :func:`outgoing_reference`.
+    """
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
     sizes, named_ids, host_ids = columns
@@ -169,9 +172,9 @@ def outgoing_kernel(
 ) -> Outgoing:
     """Check messages; make the table for the kernel, and the frames of the odd messages.
 
-    ``largest`` is the size of the largest frame that a file can hold. With ``refused``, this
-    function raises no MessageRejected or UsageError: it adds the number of the message and the
-    reason, and makes neither a frame nor a row.
+    ``largest`` is the size of the largest frame that a file can hold. If ``refused`` is given, an
+    invalid message raises no MessageRejected or UsageError. Instead, ``refused`` gets the message's
+    number and the reason, and the message gets neither a frame nor a row.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -350,7 +353,7 @@ def _heads(
     return heads
 
 
-def _head_table(heads: list[HostFields | None]) -> tuple[Bytes8, Int64]:
+def _head_table(heads: list[HostFields | None]) -> tuple[Bytes, Int64]:
     widest = max((head.prefix_size for head in heads if head is not None), default=0)
     table = np.zeros((len(heads), widest), np.uint8)
     facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)

@@ -1,4 +1,4 @@
-"""Writes consume queues: groups the entries of a run of frames, and appends them to each queue.
+"""Writes consume queues: groups the entries of a run by queue, and appends the entries.
 
 Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
 the dispatcher. The writer skips entries that the queue already has, so that a part of the log can
@@ -160,8 +160,6 @@ def _add_copies(
         parts[key] = QueuePart(rows, offsets, units[rows])
 
 
-Offsets = Int64
-
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
 """Maximum number of missing entries before a new entry. After a larger gap, the queue offset counts
@@ -184,7 +182,7 @@ class ConsumeQueueWriter:
         """The next queue offset. None without a file: the queue may then start anywhere."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
-    def append(self, offsets: Offsets, units: Units) -> int:
+    def append(self, offsets: Int64, units: Units) -> int:
         """Append entries in the log's order, and return the number of new entries.
 
         Raises:
@@ -301,7 +299,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
 
-    def append(self, offsets: Offsets, units: Units) -> int:
+    def append(self, offsets: Int64, units: Units) -> int:
         """See :meth:`ConsumeQueueWriter.append`."""
         if len(self._harmed):
             offsets = offsets.copy()
@@ -328,16 +326,13 @@ class ConsumeQueueMender(ConsumeQueueWriter):
         return units
 
 
-def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:
+def units_of(physical_offset: Int64, size: Int64, tags_code: Int64) -> Units:
     """Make entries in the form of the queue files."""
     units = np.empty(len(physical_offset), UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = size
     units["tags_code"] = tags_code
     return units
-
-
-_LAST: Final = -1
 
 
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
@@ -388,7 +383,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
         """The next queue offset. None for an empty queue, which may start anywhere."""
         return self._next
 
-    def append(self, offsets: Offsets, units: BatchEntries) -> int:
+    def append(self, offsets: Int64, units: BatchEntries) -> int:
         """See :meth:`ConsumeQueueWriter.append`."""
         new = units[(units["physical_offset"] >= self.physical_end) & (units["base"] >= 0)]
         if not len(new):
@@ -423,7 +418,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
                 kind="queue_gap",
             )
         self._write(made.tobytes())
-        self._note_last(made[_LAST])
+        self._note_last(made[-1])
         return len(units)
 
     def _note_last(self, last: np.void) -> None:
