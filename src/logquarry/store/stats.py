@@ -48,8 +48,8 @@ class StoreStats:
         topics: number of put messages by topic, and their bytes.
         get_found: number of gets that returned messages.
         get_missed: number of gets that returned none.
-        get_messages: number of messages that gets returned.
-        get_rates: rates of messages that gets returned (``getTransferedTps``).
+        get_messages: number of messages returned by gets.
+        get_rates: rates of messages returned by gets (``getTransferedTps``).
         get_found_rates: rates of gets that returned messages (``getFoundTps``).
         get_missed_rates: rates of gets that returned none (``getMissTps``).
         get_longest_ms: the longest get (``getMessageEntireTimeMax``).

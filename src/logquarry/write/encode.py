@@ -91,6 +91,15 @@ class Encoded:
         """Bytes of all frames."""
         return len(self.data)
 
+    def fill(self, key: QueueKey, hosts: HostFields, *, wait: bool, own_offset: int = 0) -> None:
+        """Set the fields that do not depend on the bytes."""
+        self.key = key
+        self.store_host = hosts.store_host
+        self.store_time_at = hosts.store_time_at
+        self.advances = hosts.advances
+        self.wait = wait
+        self.own_offset = own_offset
+
     def write(
         self,
         file: MappedFile,
@@ -194,15 +203,15 @@ class MessageEncoder:
                 properties = rules.utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
         encoded = Encoded()
-        encoded.key = topic, queue_id
-        encoded.store_host = hosts.store_host
+        encoded.fill(
+            (topic, queue_id),
+            hosts,
+            wait=rules.waits(values) if values else True,
+            own_offset=message.queue_offset if self._is_3_1 else 0,
+        )
         encoded.starts = _ONE_FRAME
-        encoded.store_time_at = hosts.store_time_at
-        encoded.advances = hosts.advances
-        encoded.wait = rules.waits(values) if values else True
         encoded.body_size = len(body)
         encoded.copies = None
-        encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
             make = partial(self.frame, hosts, topic_data, body, numbers)
@@ -229,16 +238,12 @@ class MessageEncoder:
             if named:
                 copies = _stored_copies(named, data)
         encoded = Encoded()
+        key = message.topic, message.queue_id
+        encoded.fill(key, hosts, wait=True, own_offset=message.queue_offset)
         encoded.data = data
-        encoded.key = message.topic, message.queue_id
-        encoded.store_host = hosts.store_host
         encoded.starts = _ONE_FRAME
-        encoded.store_time_at = hosts.store_time_at
-        encoded.advances = hosts.advances
-        encoded.wait = True
         encoded.body_size = len(message.body)
         encoded.copies = copies
-        encoded.own_offset = message.queue_offset
         return encoded
 
     def hosts(self, message: Message) -> HostFields:

@@ -8,7 +8,7 @@ If the kernel finds a fault, its readable twin (the reference) raises the error.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -103,18 +103,7 @@ def encode_batch(
         made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
         encoded.data, encoded.starts, encoded.body_size = made
     encoded.copies = None
-    return _filled(encoded, message, hosts, values)
-
-
-def _filled(
-    encoded: Encoded, message: Message, hosts: HostFields, values: Mapping[str, str]
-) -> Encoded:
-    encoded.key = message.topic, message.queue_id
-    encoded.store_host = hosts.store_host
-    encoded.store_time_at = hosts.store_time_at
-    encoded.advances = True
-    encoded.wait = rules.waits(values)
-    encoded.own_offset = 0
+    encoded.fill((message.topic, message.queue_id), hosts, wait=rules.waits(values))
     return encoded
 
 
@@ -166,7 +155,9 @@ def _inner_batch(
     encoded.copies = Copies((), frame_at, count)
     # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
-    return _filled(encoded, message, hosts, rules.looked_at(message))
+    wait = rules.waits(rules.looked_at(message))
+    encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
+    return encoded
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:

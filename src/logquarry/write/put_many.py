@@ -186,9 +186,9 @@ class ManyWriter:
             return [outgoing_frames(frames, writer.encoder.encode, self._check)]
         found = require_messages(messages, _TAKES)
         if len(found) > _FEW and self._has_kernels:
-            from logquarry.write.outgoing_arrow import columns_of_messages
+            from logquarry.write import outgoing_arrow
 
-            columns = columns_of_messages(found, writer.clock)
+            columns = outgoing_arrow.columns_of_messages(found, writer.clock)
             if columns is not None:
                 return [self._table(columns)]
         return [outgoing_reference(found, writer.encoder.encode, self._check)] if found else []
@@ -197,23 +197,19 @@ class ManyWriter:
         require_fit(encoded, self._writer.file_size)
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
-        from logquarry.write.outgoing_arrow import (
-            batches_of,
-            check_columns,
-            columns_of_batch,
-            messages_of,
-        )
+        from logquarry.write import outgoing_arrow
 
         writer = self._writer
         first = 0
-        for batch in batches_of(messages):
-            check_columns(batch)
+        for batch in outgoing_arrow.batches_of(messages):
+            outgoing_arrow.check_columns(batch)
             if not batch.num_rows:
                 continue
             if self._has_kernels:
-                yield self._table(columns_of_batch(batch, writer.clock, first))
+                columns = outgoing_arrow.columns_of_batch(batch, writer.clock, first)
+                yield self._table(columns)
             else:
-                messages = messages_of(batch, first)
+                messages = outgoing_arrow.messages_of(batch, first)
                 yield outgoing_reference(messages, writer.encoder.encode, self._check, first)
             first += batch.num_rows
 
