@@ -1,7 +1,6 @@
 """Counts puts and gets. Each thread counts in a separate object, so a call takes no lock.
 
-The duration of a put is the time from the call to its final result, so it includes the flush wait
-and the replica wait. This module is compiled if possible, because each put calls it.
+The duration of a put includes its flush wait and its replica wait. Compiled if possible.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ BUCKETS: Final = (
 )
 """Classes of put durations, as in RocketMQ, and the upper bound of each class in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. There is one more
-class, for all larger messages.
+"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. One further class has
+all larger messages.
 """
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
@@ -61,15 +60,12 @@ class CallCounts:
 
     Attributes:
         failed: number of refused puts.
-        quick: number of puts whose duration is in the first class of :data:`BUCKETS`.
+        quick: number of puts in the first class of :data:`BUCKETS`.
         longest: the longest duration of a put, in seconds.
         lock_longest_ms: the longest time that a put held the lock.
         times: number of puts in each class of :data:`BUCKETS` except the first class.
-        sizes: number of messages in each class of :data:`SIZES` except the first class. The number
-            of the first class is computed: all messages minus those in the other classes.
-        topics: number of messages and of bytes for each topic.
-        get_found, get_missed, get_messages: number of gets that returned messages, number of gets
-            that returned none, and number of messages that gets returned.
+        sizes: number of messages in each class of :data:`SIZES` except the first class.
+        get_missed: number of gets that returned no message.
         get_longest: the longest get, in seconds.
     """
 
@@ -87,7 +83,7 @@ class CallCounts:
             self._recent = Recent()
 
     def topic(self, topic: str) -> TopicCount:
-        """The counts of a topic."""
+        """Return the counts of a topic."""
         if cython.compiled:
             recent: TopicCount | None = cython.cast(TopicCount, self._recent.get(topic))
             if recent is not None:
@@ -146,14 +142,13 @@ class CallCounter:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put whose message is in the log."""
-        # Compiled code calls this directly, because a call through the class needs no search for an
-        # override.
+        # For compiled code, a call through the class is direct: there is no search for an override.
         counts = CallCounter.counts(self)
         if cython.compiled:
             fields = cython.cast(tuple, result)
             size, messages, held_ms = fields[5], fields[6], fields[8]
         else:
-            # Unpacking the tuple takes half as long as looking up three fields by name.
+            # Unpacking the tuple takes half as long as reading three fields by name.
             _, _, _, _, _, size, messages, _, held_ms, _, _ = result
         found = counts.topic(topic)
         found.messages += messages
@@ -172,7 +167,7 @@ class CallCounter:
         counts.failed += 1
 
     def got(self, messages: int, seconds: float = 0.0) -> None:
-        """Count a get that returned some messages, and its duration."""
+        """Count a get, its messages and its duration in seconds."""
         counts = self.counts()
         counts.get_longest = max(counts.get_longest, seconds)
         if messages:
@@ -182,10 +177,10 @@ class CallCounter:
             counts.get_missed += 1
 
     def counts(self) -> CallCounts:
-        """The counts of the calling thread."""
+        """Return the counts of the calling thread."""
         if cython.compiled:
-            # Compare thread numbers first: looking up the value that belongs to a thread takes five
-            # times as long as getting the thread's number.
+            # Compare thread numbers first: reading a thread-local value takes five times as long as
+            # reading the thread's number.
             thread = PyThread_get_thread_ident()
             if self._last is not None and self._last_thread == thread:
                 return self._last
@@ -205,8 +200,8 @@ class CallCounter:
         return counts
 
     def _fold_ended(self) -> None:
-        """Add up the counts of ended threads, so that they take no memory."""
-        # A new thread may get the number of a thread that has ended.
+        """Add up the counts of ended threads, to release their memory."""
+        # A new thread may get the number of an ended thread.
         self._last = None
         alive = []
         for reference, counts in self._threads:
@@ -218,7 +213,7 @@ class CallCounter:
         self._threads = alive
 
     def total(self) -> CallCounts:
-        """The counts of all threads."""
+        """Return the counts of all threads."""
         total = CallCounts()
         with self._change:
             total.add(self._ended)

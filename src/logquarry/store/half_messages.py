@@ -1,15 +1,14 @@
 """Lists the transactions of a store (``info --transactions``): committed, rolled back, open.
 
-In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. An op message marks it as
-ended: the op message is in RMQ_SYS_TRANS_OP_HALF_TOPIC, has the tag ``d``, and its body is the
-queue offset of the half message. A commit also leaves a frame of type COMMIT with the physical
-offset of the half message; a rollback leaves no other frame. For an open half message, the broker's
-checker puts a copy at the queue's end, and counts this in TRANSACTION_CHECK_TIMES. Then the checker
-advances the offset of its own consumer group. So if a half message below this offset has no op
-message, a copy has replaced it.
+In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. If a half message has ended,
+there is an op message: its topic is RMQ_SYS_TRANS_OP_HALF_TOPIC, its tag is ``d``, and its body is
+the half message's queue offset. A commit also leaves a COMMIT frame with the half message's
+physical offset. The broker's checker puts a copy of an open half message at the queue's end, and
+then advances the offset of its own consumer group. So before this offset, a half message without an
+op message was replaced by a copy.
 
-In a store of 3.x, a PREPARED message waits outside all queues, and a COMMIT or ROLLBACK contains
-its physical offset (docs/dialect-3.1.md).
+In a store of 3.x, a PREPARED message waits outside all queues. A COMMIT or ROLLBACK contains the
+physical offset of the PREPARED message (docs/dialect-3.1.md).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Transactions:
     """The outcomes of the half messages of a store.
 
     Attributes:
-        committed: number of half messages for which the log has a committed message.
+        committed: number of half messages with a committed message in the log.
         rolled_back: number of half messages that ended without a committed message.
         put_back: number of half messages that the checker replaced by a copy, or gave up.
         open: the half messages that have not ended.
@@ -94,7 +93,6 @@ def transactions(store: StoreReads) -> Transactions:
 
 
 def _prepared(store: StoreReads) -> Transactions:
-    """Read the outcomes of the PREPARED messages of 3.x from the log."""
     found = Transactions()
     book = TransactionBook()
     for event in LogReader(store.layout, bound=store.bound).events():
@@ -140,7 +138,7 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
 
 
 def _committed(store: StoreReads, halves: dict[int, HalfMessage]) -> set[int]:
-    """The physical offsets of the half messages that were committed."""
+    """Return the physical offsets of the committed half messages."""
     if not halves:
         return set()
     topics = frozenset(half.topic for half in halves.values())

@@ -19,11 +19,10 @@ _ADOPT_SECONDS = 1.0
 
 @dataclass(eq=False, repr=False)
 class LogFeed:
-    """The log of an open store, for replication. Any thread may use it.
+    """The log of an open store, for replication. Any thread may call the methods.
 
-    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset up to which
-    they are whole frames; only these frames are dispatched, and only these frames stay when the
-    store is opened again.
+    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset before which
+    all frames are whole. Only these frames are dispatched, and stay when the store is opened again.
     """
 
     files: StoreFiles
@@ -53,9 +52,8 @@ class LogFeed:
     def max_offset(self) -> int:
         """Physical offset up to which bytes can be read and sent to other slaves.
 
-        If this store is a slave, the offset excludes bytes that the slave has not checked yet. The
-        next opening may cut off these bytes. If a slave of this slave had received them, that slave
-        would then be ahead of its master.
+        In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
+        may cut off unchecked bytes. A further slave with these bytes would be ahead of its master.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -71,14 +69,14 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """The bytes from an offset to the end of the log or of its file; None if there are none.
+        """Return at most ``most`` bytes from an offset to the end of the log or of its file.
 
-        ``most`` is the maximum number of bytes. The bytes stay valid as long as you hold the view.
+        Return None without bytes. The bytes stay valid while the caller holds the view.
         """
         return self._log.select(offset, most=most)
 
     def sync(self) -> int:
-        """Sync the log; returns the physical offset up to which it is on the disk."""
+        """Sync the log; return the physical offset up to which the log is on the disk."""
         return self._log.flush(0)
 
     def follow(self, flag: Wakeable) -> None:
@@ -106,8 +104,8 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that the bytes before an offset are whole frames, and wake the dispatcher.
 
-        From the first call on, the store dispatches only frames before that offset. When it is
-        opened again, it keeps only those frames.
+        From then on, the store dispatches only frames before that offset, and the next opening
+        keeps only these frames.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
@@ -115,18 +113,16 @@ class LogFeed:
     def keep(self, durably: bool) -> None:
         """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
 
-        Args:
-            durably: whether to sync the saved offset too, so that it survives a power cut. If all
-                frames are sound, this is not needed, because a recovery keeps sound frames anyway.
+        With ``durably``, also sync the saved offset, so that the offset survives a power cut. If
+        all frames are sound, this is not needed, because a recovery keeps sound frames.
         """
-        # The last sync of the log may have run before this call, with a lower limit for the durable
-        # offset. So raise the durable offset now.
+        # The log may have been synced before vouch() raised the limit of the durable offset.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self.files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
-        """Raise the durable offset, because the log was synced up to an offset."""
+        """Raise the durable offset after a sync of the log up to an offset."""
         # Bytes of another store's log may end inside a frame; dispatched and vouched bytes do not.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
@@ -136,14 +132,13 @@ class LogFeed:
     def adopt(self) -> None:
         """Read the next queue offsets from the bytes that :meth:`append_data` appended.
 
-        Raises:
-            StoreUnavailable: if the bytes end inside a frame, because no put may follow them.
+        If the bytes end inside a frame, raise StoreUnavailable: no put may follow.
         """
         with self._adopting:
             if not self.writer.has_foreign:
                 return
             end = self._log.wrote_offset
-            # A listener cannot wait for the dispatcher, whose thread it runs in.
+            # A listener runs in the dispatcher's thread, and so cannot wait for the dispatcher.
             waits = not self.dispatching.is_current
             if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
@@ -151,19 +146,18 @@ class LogFeed:
                     f"{self.files.root}: the log ends inside a message of another store: its rest "
                     "has to come first",
                 )
-            # If more bytes were appended since, the put is refused.
             self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
         """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
 
-        These bytes usually end inside a message, and the zeros after them may seem to complete this
-        message.
+        The bytes usually end inside a message, and the zeros after the bytes may seem to complete
+        the message.
         """
         vouched = self.dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:
             return
-        # If the log starts above 0, the vouched offset can be below the log's start.
+        # If the log starts above 0, the vouched offset may be below the log's start.
         vouched = max(vouched, self._log.min_offset)
         file = self._log.last
         if file is not None and file.base <= vouched:

@@ -1,12 +1,6 @@
 """After an append, wakes the dispatcher, the flush service and replication, and settles the put.
 
-A put is settled when its flush wait and its replica wait are over. This module is compiled if
-possible.
-
-::
-
-    a put's message is in the log --> the dispatcher, followers --> FlushWait
-                                                        '- if no put waits: the flush service
+A put is settled when its flush wait and its replica wait are over. Compiled if possible.
 """
 
 from __future__ import annotations
@@ -26,20 +20,17 @@ class Wakeable(Protocol):
     """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether the flag has to be set. Each put calls this, so it must be fast."""
+        """Whether the flag must be set. Each put calls this, so the method must be fast."""
 
     def set(self) -> None:
         """Set the flag: the log has grown."""
 
 
 class LogGrowth:
-    """Wakes the services that follow the log, and settles puts. Any thread may use it.
+    """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    Args:
-        flushing: syncs the messages of puts that do not wait for a sync.
-
-    Attributes:
-        settle_now: settles the puts of a store in which no put waits.
+    ``flushing`` syncs the messages of puts that do not wait for a sync. ``settle_now`` settles the
+    puts of a store in which no put waits.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:
@@ -52,7 +43,7 @@ class LogGrowth:
         self._set(())
 
     def follow(self, flag: Wakeable) -> None:
-        """Set a flag from now on whenever the log grows."""
+        """Set a flag whenever the log grows, from now on."""
         with self._change:
             self._set((*self._followers, flag))
 
@@ -64,7 +55,6 @@ class LogGrowth:
     def _set(self, followers: tuple[Wakeable, ...]) -> None:
         self._followers = followers
         dispatch, flush = self._dispatching.flag, self._flushing.flag
-        # The flags to set for each message, and the flags to set for a put that does not wait.
         after_append = followers if dispatch is None else (dispatch, *followers)
         self._wake_followers.use(after_append)
         self.settle_now.use(after_append if flush is None else (*after_append, flush))
@@ -74,17 +64,13 @@ class LogGrowth:
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Wake the flush service too, because no put waits for a sync of the new bytes."""
+        """Also wake the flush service, because no put waits for a sync of the new bytes."""
         self.wake()
         self._wait.appended()
 
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
-        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`.
-
-        Raises:
-            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
-        """
+        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`."""
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle(result, wait, asked)

@@ -1,8 +1,4 @@
-"""Implements reads by physical offset, and checks the arguments of a get.
-
-Readers and writers read the log of a store through the same
-:class:`~logquarry.read.commit_log.CommitLog` methods.
-"""
+"""Reads the log of an open store by physical offset, and checks the arguments of a get."""
 
 from __future__ import annotations
 
@@ -25,13 +21,7 @@ if TYPE_CHECKING:
 
 
 class LogReads(ABC):
-    """The methods of an open store that read its log by physical offset.
-
-    Args:
-        layout: the store's files.
-        log: its log.
-        broker: name of the store, which each of its messages has as ``broker``.
-    """
+    """The methods of an open store that read its log by physical offset."""
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
         self.layout = layout
@@ -68,14 +58,14 @@ class LogReads(ABC):
         """Physical offset at which a read of the whole log must end; None if there is no bound."""
 
     def message_at(self, physical_offset: int) -> StoredMessage:
-        """The message that starts at a physical offset. Its CRC is checked.
+        """Return the message that starts at a physical offset, after a check of its CRC.
 
         An inner batch of RocketMQ 5 is one message here; :meth:`StoredMessage.unwrap` gives its
         messages.
 
         Raises:
             MessageNotFound: if the offset is outside the log, or inside a message or a blank. Bytes
-                after the log's end are never a message, even if they look like one.
+                after the log's end are never a message, even if they look like a message.
             CorruptFrame: if the log is damaged at that offset.
         """
         self._require_open()
@@ -85,12 +75,12 @@ class LogReads(ABC):
         return self._stored(self._log.message_at(physical_offset))
 
     def message_by_id(self, message_id: str) -> StoredMessage:
-        """The message with the id that a broker gave it (``MessageDecoder.decodeMessageId``).
+        """Return the message with a broker's message id (``MessageDecoder.decodeMessageId``).
 
         Raises:
-            UsageError: if it is not a message id.
-            MessageNotFound: if the store has no message of that id.
-            CorruptFrame: if the log is damaged where the message is.
+            UsageError: if the text is not a message id.
+            MessageNotFound: if the store has no message with that id.
+            CorruptFrame: if the log is damaged at the message.
         """
         _, physical_offset = ids.decode(arguments.text(message_id, "message_id"))
         message = self.message_at(physical_offset)
@@ -102,10 +92,9 @@ class LogReads(ABC):
         return message
 
     def message_size_at(self, physical_offset: int) -> int:
-        """Bytes of the message that starts at a physical offset, without a check of its body.
+        """Return the bytes of the message at a physical offset, without a check of its body.
 
-        Raises:
-            MessageNotFound, CorruptFrame: as :meth:`message_at`.
+        Errors: as :meth:`message_at`.
         """
         self._require_open()
         physical_offset = arguments.offset(physical_offset, "physical_offset")
@@ -118,12 +107,10 @@ class LogReads(ABC):
         return self._log.message_at(physical_offset).size
 
     def get_data(self, physical_offset: int, size: int) -> bytes:
-        """Bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
+        """Return bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
 
-        Args:
-            physical_offset: physical offset of the first byte.
-            size: maximum bytes. The result is shorter only near the log's end, and empty at the
-                end. It may have bytes of several log files.
+        The result has at most ``size`` bytes, possibly of several log files. Only near the
+        log's end is the result shorter; at the end, it is empty.
 
         Raises:
             MessageNotFound: if the offset is before the log's start or after its end.
@@ -152,32 +139,30 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Return the start of the next log file: the file after the one that contains an offset.
+        """Return the start of the log file after a physical offset (``rollNextFile``).
 
-        The next file need not exist (``rollNextFile``).
+        The file need not exist.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
         files = self._log.files
         size = files.file_size
         if not files.files:
-            # There is no file yet: take the size that a writer would give it.
+            # Without a file, take the file size of a writer.
             size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
         return at - at % size + size
 
     def _stored(self, frame: Frame) -> StoredMessage:
-        """Make the message that users get from a frame of this store's log."""
         return StoredMessage(frame, broker=self.broker, delay_levels_ms=self.layout.delay_levels_ms)
 
     def _frame_at(self, physical_offset: int) -> Frame | None:
-        """The sound frame at a physical offset; None if there is none."""
         if not self.min_offset <= physical_offset < self.max_offset:
             return None
         return self._log.sound_frame_at(physical_offset)
 
     @abstractmethod
     def _log_reader(self) -> LogReader:
-        """Return an object that reads the log, up to its present end, frame by frame."""
+        """Return an object that reads the log up to its present end, frame by frame."""
 
 
 NOT_FOR_USERS: Final = frozenset(
@@ -192,13 +177,13 @@ NOT_FOR_USERS: Final = frozenset(
         "start",
     )
 )
-"""Methods that only other parts of this package call; ``dir()`` of a store omits them."""
+"""Methods that only other parts of this package call; ``dir()`` of a store omits these methods."""
 
 
 def get_arguments(
     topic: str, queue_id: int, offset: int, max_count: int, tag: str | None
 ) -> tuple[str, int, int, int, str | None]:
-    """The checked arguments of a ``get``.
+    """Check and return the arguments of a ``get``.
 
     As in RocketMQ, a negative offset is no error (the result is OFFSET_TOO_SMALL), and a count
     below 1 means one message.
@@ -214,7 +199,7 @@ def get_arguments(
 def renamed_topic(
     topic: str | Iterable[str], topics: str | Iterable[str] | None
 ) -> str | Iterable[str]:
-    """Return the topics of a ``scan``, even if the caller uses the argument's previous name."""
+    """Return the topics of a ``scan``; warn that ``topic`` is a deprecated argument name."""
     if topics is not None:
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)

@@ -26,13 +26,13 @@ Mode = Literal["r", "rw"]
 class MessageStore(StoreReads):
     """One store directory (``DefaultMessageStore``), open for reading or for writing.
 
-    Open one with :meth:`open`, and use it as a context manager. Both kinds of store have the
-    methods of this class; :class:`StoreWriter` also has the methods that write.
+    Open a store with :meth:`open`, and use the store as a context manager. Readers and writers have
+    the methods of this class; :class:`StoreWriter` also has the methods that write.
 
     Attributes:
         layout: the store's files.
-        config: its settings.
-        broker: name of the store, which each of its messages has as ``broker``.
+        config: the store's settings.
+        broker: name of the store; each message of the store has this name as ``broker``.
     """
 
     @overload
@@ -85,15 +85,14 @@ class MessageStore(StoreReads):
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"`` reads only. ``"rw"`` writes too: it locks the store, and makes a store if
-                the folder is empty or missing.
+            mode: ``"r"`` only reads. ``"rw"`` also writes: it locks the store, and creates a store
+                if the folder is empty or missing.
             config: settings that the files do not contain, or that you want to change.
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
-            accept_loss: for ``"rw"``: the bytes of messages whose loss you accept. Without it,
-                opening fails if the store needs a recovery that would lose more than a small share
-                of the messages that were on the disk.
+            accept_loss: for ``"rw"``: the bytes of messages that a recovery may lose. Without this
+                argument, a recovery may lose only a small share of the messages on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.
@@ -129,9 +128,7 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """Takes the place of a writer's method in a reader: raises an error that says how to open the
-    store for writing.
-    """
+    """Replaces a writer's method in a reader: raises an error with the way to open for writing."""
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:
@@ -139,7 +136,7 @@ class _NeedsWriter:
         raise ReadOnlyStore.of(store.root)
 
 
-# A __getattr__ would do the same, but would make each attribute of a reader slower to find.
+# A __getattr__ would do the same, but would slow down the lookup of a reader's attributes.
 _ONLY_OF_WRITERS = frozenset(
     name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
 )

@@ -1,12 +1,8 @@
 """Collects a store's contents for ``logquarry info``: queues, messages, bytes per topic, index.
 
-:func:`overview` reads the entries of the queues, and the log's first and last messages. If this
-does not determine the bytes of a topic, the overview has a hint instead of the number.
-:func:`count_log` reads the whole log and always finds the number.
-
-:func:`visible_damage` lists damage that can be found without reading the log. It reads file names,
-the last queue entries, the checkpoint and ``.logquarry/damage.json``. If files of the log are
-missing, or the queues point beyond the log's end, it reads all queue entries.
+:func:`overview` reads the queue entries, and the log's first and last messages. If the entries do
+not determine the bytes of a topic, the overview has a hint. :func:`count_log` reads the whole log.
+:func:`visible_damage` lists damage that can be found without reading the log.
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +26,7 @@ from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
 from logquarry.read.log_end import known_damage, last_entries, log_bound
-from logquarry.read.log_queues import UnitCount, count_units
+from logquarry.read.log_queues import QueueKey, UnitCount, count_units
 from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
@@ -40,15 +36,10 @@ from logquarry.store.state import State, condition
 from logquarry.text import plural
 from logquarry.units import Progress
 
-if TYPE_CHECKING:
-    from logquarry.log.walk import DamagedSpan
-
-QueueKey = tuple[str, int]
-
 
 @dataclass(slots=True)
 class QueueOverview:
-    """One queue. ``messages`` and ``bytes`` count messages still in the log; None: unknown."""
+    """One queue. ``messages`` and ``bytes`` count messages still in the log; None if unknown."""
 
     topic: str
     queue_id: int
@@ -72,7 +63,7 @@ class TopicOverview:
 
     @property
     def bytes(self) -> int | None:
-        """Bytes of those messages in the log, None if unknown."""
+        """Bytes of the messages in the log; None if unknown."""
         return _sum(queue.bytes for queue in self.queues)
 
 
@@ -88,17 +79,12 @@ class IndexOverview:
 
 @dataclass(slots=True)
 class Overview:
-    """The result of :func:`overview`.
+    """The result of :func:`overview`. Times are store times in milliseconds.
 
     Attributes:
-        state: see :data:`logquarry.store.state.State`.
-        min_offset: physical offset at which the log starts.
-        max_offset: physical offset at which the log ends.
-        first_time: store time of the log's first message.
-        last_time: store time of the log's last message.
-        topics: by name, with their queues.
+        topics: the topics with their queues, by name.
         index: the index files, oldest first.
-        hint: the reason why some numbers are missing, and the way to get them.
+        hint: why some numbers are missing, and how to get the numbers.
         other_bytes: bytes of the log outside these topics' messages: blanks, damage, and messages
             that are in no queue. None if unknown.
         damage: the damage in the log, if the whole log was read.
@@ -123,10 +109,8 @@ def overview(
 ) -> Overview:
     """Read the contents of a store.
 
-    Args:
-        exact: count messages and bytes in the log instead of in the queues. A store without queues
-            is always counted in the log.
-        progress: called during a walk over the log, with bytes done and bytes in total.
+    With ``exact``, and in a store without queues, count messages and bytes in the log instead of in
+    the queues. ``progress`` is then called with bytes done and bytes in total.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
@@ -181,12 +165,11 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Bytes of the entry heads that a DLedger log has before the frames of some messages."""
+    """Return the bytes of the entry heads that a DLedger log has before the frames of messages."""
     return messages * dledger.HEAD.size if files.has_heads else 0
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
-    """Count the messages of a queue that are still in the log."""
     found = UnitCount()
     for _, units in queue.runs(queue.min_offset, queue.max_offset):
         found = found.plus(count_units(units, min_offset, max_offset, is_batch=queue.is_batch))
@@ -194,9 +177,7 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
 
 
 def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
-    """The first or last message to which a queue points, if that message belongs to another
-    queue.
-    """
+    """Find a first or last message of a queue's entries that belongs to another queue."""
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             found = log.sound_frame_at(unit.physical_offset, check_crc=False)
@@ -208,10 +189,10 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """The reason why the queues do not determine the bytes; None if they do.
+    """Return why the queues do not determine the bytes; None if the queues do.
 
-    The queues determine them if their messages fill the log except for blanks at file ends. A blank
-    is smaller than the largest message plus eight bytes.
+    The queues determine the bytes if the queued messages fill the log except for blanks at file
+    ends. A blank is smaller than the largest message plus eight bytes.
     """
     length = found.max_offset - found.min_offset
     if total > length:
@@ -220,7 +201,7 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
     blanks = files * (largest + frame.BLANK.size)
     end = max(end, found.min_offset)
     complete = end - found.min_offset - total <= blanks
-    # A live broker's dispatcher is some milliseconds behind its log.
+    # The dispatcher of a live broker is some milliseconds behind the log.
     if found.state != "live" and end < found.max_offset:
         next_one = log.sound_frame_at(end, check_crc=False)
         is_queued = next_one is not None and sys_flag.advances_queue(next_one.sys_flag)
@@ -241,8 +222,8 @@ class LogCount:
 
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
-    """Count messages and bytes of each queue in the log. Damage is skipped."""
-    # The module imports pyarrow, which is not needed to count by the queues.
+    """Count messages and bytes of each queue in the log. Skip damage."""
+    # The module imports pyarrow. Counting by the queues does not need pyarrow.
     from logquarry.log import columns
 
     counted = LogCount()
@@ -270,7 +251,7 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     if store.bound is not None and not store.is_live:
         queued = log_bound(store.layout)
         if queued is not None and store.bound < queued:
-            # The log has damage in its last file, before the queues' end, and the read ends there.
+            # The read ends before damage in the log's last file, before the queues' end.
             rest = LogReader(store.layout, bound=queued).events(store.bound, store.bound + 1)
             counted.damage += [event for event in rest if isinstance(event, DamagedSpan)]
     return counted
@@ -288,7 +269,7 @@ def _count(
         key = row.topic, row.queue_id
         row.messages = counted.messages.pop(key, 0)
         row.bytes = counted.bytes.pop(key, 0)
-    # Messages of queues without files take bytes too.
+    # Messages of queues without files also take bytes.
     for (topic, queue_id), count in sorted(counted.messages.items()):
         size = counted.bytes[topic, queue_id]
         rows.append(QueueOverview(topic, queue_id, 0, 0, count, size))
@@ -296,7 +277,7 @@ def _count(
 
 # ------------------------------------------------------------------------------------ the rest
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Store times of the log's first and last message, as far as they are readable."""
+    """Return the store times of the log's first and last message, if readable."""
     log = CommitLog(store.layout)
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
@@ -330,14 +311,15 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 _MOST: Final = 3
-"""Maximum number of wrong files that are listed in one sign."""
+"""Maximum number of wrong files in one sign."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
-    """Describe each sign of damage in words.
+    """Describe each sign of damage of a store that no process has open.
 
-    Args:
-        layout: the files of a store that no process has open.
+    The function reads file names, the last queue entries, the checkpoint and
+    ``.logquarry/damage.json``. If log files are missing, or the queues point beyond the log's end,
+    the function reads all queue entries.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

@@ -1,13 +1,8 @@
 """Reads an open store's messages: :class:`BaseReader` for readers, :class:`LiveStore` for writers.
 
-A reader creates, locks and changes nothing, so it can run beside a live broker. It lists the
-folders when it opens the store. It lists them again on :meth:`BaseReader.refresh`, and when you
-request an offset beyond the files that it knows. If a store has no queue files, the reader uses the
-queues in RocksDB. If RocksDB lacks entries, the reader makes them from the log, in memory.
-
-A writer has the files of log and queues open already, and reads from them. So a get finds a message
-as soon as it is dispatched, without listing folders. Scans and queries read the files as any other
-process would, up to the end that the log has when they start.
+A reader creates, locks and changes nothing, so a reader can run beside a live broker. If a store
+has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, the reader
+makes the entries from the log, in memory.
 """
 
 from __future__ import annotations
@@ -63,10 +58,7 @@ class ReadOnlyStore(StoreUnavailable, AttributeError):
 
 
 class BaseReader(StoreReads):
-    """The methods of :class:`~logquarry.store.message_store.StoreReader`.
-
-    Not thread-safe.
-    """
+    """The methods of :class:`~logquarry.store.message_store.StoreReader`. Not thread-safe."""
 
     def __init__(self, layout: StoreLayout, *, broker: str) -> None:
         self._files = OpenFiles(layout, is_strict=True)
@@ -102,9 +94,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again: a live broker appends messages and deletes expired files.
 
-        The reader calls this automatically if you request an offset beyond the files that it knows.
-        If the reader has made the queues from the log, you must call this yourself, because it
-        reads the whole log again.
+        If you request an offset beyond the known files, the reader calls this method itself. If the
+        reader has made the queues from the log, call this method yourself: a refresh then reads the
+        whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -122,12 +114,9 @@ class BaseReader(StoreReads):
             queue.refresh()
 
     def stats(self) -> StoreStats:
-        """The store's current contents, in ``state``.
-
-        The counts stay 0: a reader does not count its calls.
-        """
+        """Return the store's contents in ``state``. A reader does not count its calls."""
         self._require_open()
-        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
+        # Importing takes 0.1 s. A reader of a few messages does not need the module.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -143,15 +132,12 @@ class BaseReader(StoreReads):
         """Physical offset at which the log ends."""
         self._require_open()
         if not self.has_queue_files:
-            # The read that makes the queues finds the log's end too.
             return self._found.log_queues[1]
         return self._log.max_offset
 
     @property
     def bound(self) -> int | None:
-        """Physical offset at which a read of the log must end (:func:`sound_bound`); None: no
-        bound.
-        """
+        """Physical offset at which a read of the log must end (:func:`sound_bound`), or None."""
         return self._found.bound
 
     def _log_reader(self) -> LogReader:
@@ -166,11 +152,11 @@ class BaseReader(StoreReads):
     # ------------------------------------------------------------------------------------ queues
     @property
     def has_queue_files(self) -> bool:
-        """Whether any consume queue has a message. If not, the queues are made from the log."""
+        """Whether any consume queue has a message. If not, queues are made from the log."""
         return self._found.has_queue_files
 
     def queues(self) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue, sorted."""
+        """Return topic and queue id of each queue, sorted."""
         self._require_open()
         names = {*self.layout.queue_names, *self.layout.batch_queue_names}
         if self._found.has_other_queues:
@@ -178,7 +164,7 @@ class BaseReader(StoreReads):
         return tuple(sorted(names))
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if the store does not have it."""
+        """Return one queue; None if the store has no such queue."""
         self._require_open()
         topic, queue_id = arguments.queue(topic, queue_id)
         if not self._found.has_queue_files:
@@ -186,7 +172,8 @@ class BaseReader(StoreReads):
         found = self._file_queue(topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
-            # If a broker moved its queues to RocksDB, their files end earlier than RocksDB does.
+            # If a broker moved its queues to RocksDB, the queue files end earlier than RocksDB
+            # does.
             if other is not None and (found is None or found.max_offset < other.max_offset):
                 return other
         return found
@@ -208,7 +195,6 @@ class BaseReader(StoreReads):
         return found
 
     def _file_queues(self) -> Iterator[FileQueue]:
-        """The queues that have files."""
         for topic, queue_id in {*self.layout.queue_names, *self.layout.batch_queue_names}:
             if (queue := self._file_queue(topic, queue_id)) is not None:
                 yield queue
@@ -217,7 +203,6 @@ class BaseReader(StoreReads):
         return last_entries(self.layout, self._stored_queues())
 
     def _stored_queues(self) -> Iterator[Queue]:
-        """The queues that have files, and those in RocksDB."""
         yield from self._file_queues()
         yield from rocksdb_queues(self.layout)
 
@@ -243,7 +228,7 @@ class BaseReader(StoreReads):
         return self._getter.get(queue, offset, max_count, wanted)
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
-        """Whether a writer may have added an offset since the files were listed."""
+        """Whether a writer may have added an offset since the reader listed the files."""
         if queue is None:
             return True
         if offset < queue.max_offset or not isinstance(queue, FileQueue):
@@ -255,18 +240,18 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the store is gone: otherwise its queues would seem empty."""
+        """Raise StoreNotFound if the folder is gone, because its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
-        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
+        # Importing takes 0.1 s. A reader of a few messages does not need the modules.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
         from logquarry.store.consumer.progress import LostOffsets, Progress
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
-        # The offsets stay in memory: another process may write the store.
+        # The offsets stay in memory, because another process may write the store.
         disk, root = Disk(), Path(self.root)
         offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
@@ -289,7 +274,7 @@ class BaseReader(StoreReads):
 
 
 class _Found:
-    """The reader's cached results, each read when first needed; a refresh replaces this object."""
+    """The reader's cached results. A refresh replaces this object."""
 
     def __init__(self, store: BaseReader) -> None:
         self._store = store
@@ -300,12 +285,12 @@ class _Found:
 
     @cached_property
     def has_other_queues(self) -> bool:
-        """Whether a queue may be in no file: in RocksDB, or only in the log."""
+        """Whether a queue may have no file: a queue in RocksDB, or only in the log."""
         return not self.has_queue_files or self.other_queues.has_rocksdb
 
     @cached_property
     def other_queues(self) -> OtherQueues:
-        """Queues that are not files of 20-byte entries."""
+        """The queues that are not files of 20-byte entries."""
         return other_queues(self._store.layout)
 
     @cached_property
@@ -315,10 +300,7 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB with the later messages of the log, and the log's end.
-
-        Without RocksDB, this reads the whole log.
-        """
+        """The queues in RocksDB and the log's end. Without RocksDB, this reads the whole log."""
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
         end = store._log.min_offset if found is None else found
@@ -333,22 +315,21 @@ KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
 class LiveStore(StoreReads, SinglePut):
-    """The reads and puts of a writer that its services use too. Any thread may use it.
+    """The reads and puts of a writer and of its services. Any thread may call the methods.
 
-    A read by physical offset finds a message as soon as it is put. A read from a queue finds it as
-    soon as it is dispatched.
+    A read by physical offset finds a message as soon as the message is put. A read from a queue
+    finds a message as soon as the message is dispatched.
     """
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # Set these two first: LiveLog may call _new_layout, which uses them.
+        # LiveLog may call _new_layout, which needs these two attributes.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
         self._writer = engine.writer
-        # Look these up once, for all gets and puts.
         self._live_queues = engine.queues.live
         self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
 
@@ -364,7 +345,7 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log follow this end; else None (no bound)."""
+        """The log's end if bytes of an earlier log follow it; else None (no bound)."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
@@ -373,24 +354,24 @@ class LiveStore(StoreReads, SinglePut):
         return True
 
     def queues(self) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue, sorted."""
+        """Return topic and queue id of each queue, sorted."""
         self._require_open()
         return tuple(self._engine.queues.keys())
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if the store does not have it."""
+        """Return one queue; None if the store has no such queue."""
         self._require_open()
         topic, queue_id = arguments.queue(topic, queue_id)
         try:
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # The queue cannot be opened for writing: a sync has failed, or the disk is full. Its
+            # After a failed sync, or on a full disk, the queue cannot be opened for writing. Its
             # files can still be read.
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
-        """All queues. None is opened for writing, because there may be thousands."""
+        """Return all queues without opening them for writing, because there may be thousands."""
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []
         for key in self.queues():
@@ -443,7 +424,7 @@ class LiveStore(StoreReads, SinglePut):
         return self._getter.kernel.get
 
     def _new_layout(self) -> StoreLayout:
-        # Make a new layout for each use: a layout keeps its listing, and threads must not share it.
+        # A layout caches its listing, and threads must not share a layout.
         layout = StoreLayout(self.layout.filesystem, self.config)
         layout.writer_end = self.bound
         return layout
@@ -452,7 +433,7 @@ class LiveStore(StoreReads, SinglePut):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # Another program cut the file: its end is not a torn tail of this writer.
+            # Another program cut the file, so the file's end is not a torn tail of this writer.
             layout.writer_end = stop
         return layout, stop
 
@@ -486,5 +467,5 @@ class LiveStore(StoreReads, SinglePut):
         return result
 
     def _append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        """Append messages in bulk, and wait for nothing."""
+        """Append messages in bulk without waiting."""
         return self._put_many(lambda: self._many.put_many(messages, wait=False))

@@ -1,7 +1,6 @@
-"""The read API that readers and writers share: get, query, scan, offsets, state.
+"""The read API of readers and writers: get, query, scan, offsets, state.
 
-Two classes in :mod:`logquarry.store.reader` implement it: ``BaseReader`` reads the store's files,
-``LiveStore`` reads the files that this process has open for writing.
+``BaseReader`` and ``LiveStore`` in :mod:`logquarry.store.reader` implement this API.
 """
 
 from __future__ import annotations
@@ -41,26 +40,18 @@ if TYPE_CHECKING:
 
 
 Time = int | str | date
-"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text. Without a zone, it is
-UTC.
-"""
+"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text. Default zone: UTC."""
 
 
 class QueueOffsets(NamedTuple):
-    """The range of a queue: its first queue offset, and one past its last."""
+    """The range of a queue: its first queue offset, and the offset after its last queue offset."""
 
     min: int
     max: int
 
 
 class StoreReads(LogReads):
-    """The methods of a store that read.
-
-    Args:
-        layout: the store's files.
-        log: its log.
-        broker: name of the store, which each of its messages has as ``broker``.
-    """
+    """The methods of a store that read."""
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
         super().__init__(layout, log, broker=broker)
@@ -82,7 +73,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """The store's current contents, and this object's counts: see :class:`StoreStats`."""
+        """Return the store's contents, and this object's counts: see :class:`StoreStats`."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +96,7 @@ class StoreReads(LogReads):
             return "closed"
         mode = self._mode
         try:
-            # Without queue files a reader would read the whole log to find its end.
+            # Without queue files, a reader would read the whole log to find the log's end.
             end = self.max_offset if self.has_queue_files else "unknown"
             return f"mode {mode!r}, physical offsets {self.min_offset} to {end}"
         except (LogquarryError, OSError) as error:
@@ -124,7 +115,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _state(self) -> StateReader:
-        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
+        # Importing takes 0.1 s. A reader of a few messages does not need the module.
         from logquarry.store.state import StateReader
 
         return StateReader(self)
@@ -141,7 +132,7 @@ class StoreReads(LogReads):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint, None if there is none.
+        """The checkpoint; None if there is no checkpoint.
 
         Raises:
             CorruptFile: if the file is too short for a checkpoint.
@@ -156,7 +147,7 @@ class StoreReads(LogReads):
     def features(self) -> StoreFeatures:
         """The features of the store: kinds of queues, RocksDB, timers, the writer's version.
 
-        Each call reads the files. docs/rocketmq-5.md lists the calls that each feature forbids.
+        Each access reads the files. docs/rocketmq-5.md lists the calls that each feature forbids.
         """
         self._require_open()
         return find_features(self.layout)
@@ -169,7 +160,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def queues(self) -> tuple[tuple[str, int], ...]:
-        """(topic, queue id) of each queue, sorted."""
+        """Return topic and queue id of each queue, sorted."""
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -178,14 +169,14 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if the store does not have it."""
+        """Return one queue; None if the store has no such queue."""
 
     def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; raises UnsupportedStore if it cannot be read by queue offset."""
+        """Raise UnsupportedStore if the queue cannot be read by queue offset."""
         return self.queue(topic, queue_id)
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
-        """The range of a queue; (0, 0) if the store has no such queue."""
+        """Return the range of a queue; (0, 0) if the store has no such queue."""
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         if queue is None:
             return QueueOffsets(0, 0)
@@ -200,15 +191,15 @@ class StoreReads(LogReads):
         max_count: int = 32,
         tag: str | None = None,
     ) -> GetResult:
-        """Messages from a queue offset on, as RocketMQ's ``getMessage`` gives them.
+        """Return messages from a queue offset on, like RocketMQ's ``getMessage``.
 
         Args:
             topic: the topic.
             queue_id: the queue.
             offset: queue offset of the first message.
-            max_count: maximum number of messages; the settings ``max_transfer_...`` limit them too,
-                and a result does not cross the end of a queue file. If there is a message, the
-                result has at least one.
+            max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
+                result, and a result never spans two queue files. If there is a message, the
+                result has at least one message.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
@@ -217,15 +208,10 @@ class StoreReads(LogReads):
         """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
-        """The queue offset of the message stored nearest to a time (``getOffsetInQueueByTime``).
+        """Return the queue offset of the message stored nearest to a time.
 
-        For a time after the last message, it is the last message's offset. If the queue has no
-        message, it is 0.
-
-        Args:
-            topic: the topic.
-            queue_id: the queue.
-            timestamp_ms: a time, as :meth:`scan` takes it.
+        After the last message, this is the last message's offset; in a queue without messages, 0.
+        Follows ``getOffsetInQueueByTime``. :meth:`scan` explains the forms of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")
@@ -242,7 +228,7 @@ class StoreReads(LogReads):
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
         """Gets messages for consumers, without the caps of a ``get``."""
-        # Import here: it takes 0.1 s, which a reader of a few messages need not wait for.
+        # Importing takes 0.1 s. A reader of a few messages does not need the module.
         from logquarry.store.consumer.source import AT_ONCE
 
         return self._new_getter(AT_ONCE)
@@ -253,7 +239,6 @@ class StoreReads(LogReads):
         return getter
 
     def _release_bytes(self) -> None:
-        """Release the views of files that gets keep open."""
         for getter in self._getters:
             getter.release()
 
@@ -267,24 +252,25 @@ class StoreReads(LogReads):
         max_count: int = 32,
         exact: bool = False,
     ) -> list[StoredMessage]:
-        """Messages by key, in the order of the log, as RocketMQ's ``queryMessage`` gives them.
+        """Return messages by key, in the order of the log, like RocketMQ's ``queryMessage``.
 
-        If more than ``max_count`` messages match, you get the newest messages. You never get more
-        than ``max_msgs_num_batch``. If the store has no usable index, the whole log is read.
+        If more than ``max_count`` messages match, the result has the newest messages, and at most
+        ``max_msgs_num_batch`` frames. If the store has no usable index, the query reads the whole
+        log.
 
         Args:
             topic: the topic.
-            key: one of its keys: a word of KEYS, or UNIQ_KEY.
-            since: earliest store time, as :meth:`scan` takes it; the index keeps whole seconds.
+            key: one of the message's keys: a word of KEYS, or UNIQ_KEY.
+            since: earliest store time, as for :meth:`scan`; the index keeps whole seconds.
             until: latest store time, inclusive.
             max_count: maximum number of messages.
-            exact: leave out messages whose other key only has the same hash, and second entries of
-                the same message. RocketMQ returns both.
+            exact: whether to leave out messages whose key only has the same hash, and second
+                entries of the same message. RocketMQ returns both.
 
-        If an inner batch of RocketMQ 5 matches, you get those of its messages that have the key. If
-        the key is the UNIQ_KEY of the batch (the message id that the producer got), you get all its
-        messages. RocketMQ indexes a word of KEYS only if the batch itself has this word;
-        :meth:`scan` finds the other keys too.
+        For a matching inner batch of RocketMQ 5, the result has the messages with the key. If the
+        key is the batch's own UNIQ_KEY (the message id that the producer got), the result has all
+        messages of the batch. RocketMQ indexes a word of KEYS only if the batch itself has this
+        word; :meth:`scan` finds all keys.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")
@@ -302,14 +288,14 @@ class StoreReads(LogReads):
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
             found = search_log(events, topic, key, most, begin, end)
-        # More than max_count only if an inner batch has several messages with the key.
+        # Only an inner batch with several matching messages makes more than max_count.
         stored = (self._stored(frame) for frame in found)
         messages = [one for message in stored for one in of_key(message, key)]
         return messages[-max_count:] if max_count > 0 else []
 
     @abstractmethod
     def _index_now(self) -> Index:
-        """The index as it is now."""
+        """Return the index as it is now."""
 
     # -------------------------------------------------------------------------------------- bulk
     def scan(
@@ -325,15 +311,15 @@ class StoreReads(LogReads):
         damage: DamageLog | None = None,
         topic: str | Iterable[str] | None = None,
     ) -> Iterator[StoredMessage]:
-        """Messages in the order of the log; each is decoded when you read it.
+        """Yield messages in the order of the log; each message is decoded when you read it.
 
         Args:
-            topics: a topic, or several (default: all messages of the log, also those in no queue).
+            topics: a topic, or several topics (default: all messages, also those in no queue).
             queue_id: a queue's number.
-            tags: tags as a consumer gives them: ``paid || sent``.
-            keys: words of KEYS, or UNIQ_KEYs; a message must have one of them.
+            tags: a subscription of tags: ``paid || sent``.
+            keys: words of KEYS, or UNIQ_KEYs; a message must have one of these keys.
             since: earliest store time: milliseconds since 1970, a datetime, or ISO 8601 text as
-                ``--since`` takes it. A time without a zone is UTC.
+                for ``--since``. A time without a zone is UTC.
             until: store time at which to stop; exclusive.
             on_damage: ``default`` raises on damage other than a torn tail; ``stop``, ``skip``,
                 ``fail``: see :data:`logquarry.log.batches.OnDamage`.
@@ -371,19 +357,13 @@ class StoreReads(LogReads):
     ) -> pa.RecordBatchReader:
         """Return the messages of a :meth:`scan` as a stream of Arrow record batches.
 
+        The arguments without a description are those of :meth:`scan`.
+
         Args:
-            topics: as for :meth:`scan`.
-            queue_id: a queue's number.
             columns: the columns, in their order (default: all of
-                :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded; the CRC of
+                :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded. The CRC of
                 bodies is checked only if ``body`` is among the columns.
-            tags: as for :meth:`scan`; so are ``keys``, ``since`` and ``until``.
-            keys: words of keys.
-            since: earliest store time.
-            until: store time at which to stop.
-            on_damage: policy at damage, as for :meth:`scan`.
-            damage: a list that collects the damage.
-            decompress: whether bodies are decompressed.
+            decompress: whether to decompress bodies.
 
         Raises:
             CorruptFrame: while batches are read, by ``on_damage``.
@@ -408,7 +388,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """The files to read, and the physical offset at which to stop, if there is one."""
+        """Return the files to read, and the physical offset at which to stop (or None)."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(
@@ -424,15 +404,17 @@ class StoreReads(LogReads):
         timeout: float | None = None,
         max_reconsume_times: int = 16,
     ) -> Consumer:
-        """A consumer of a group: an iterator over the messages that the group has not had yet.
+        """Return a consumer of a group: an iterator over messages that are new to the group.
 
-        One consumer of the group gets each message at least once. A message counts as handled when
-        you request the next one. The store writes the offsets of handled messages to
-        ``config/consumerOffset.json`` every ``flush_consumer_offset_interval``, when the consumer
-        or the store is closed, and at :meth:`~logquarry.store.consumer.consumer.Consumer.commit`. A
-        store that is open for reading writes nothing: its groups start from the offsets in the
-        file, and hold their new offsets in memory.
+        Some consumer of the group gets each message, at least once. A message counts as handled
+        when you request the next message. The store writes the offsets of handled messages to
+        ``config/consumerOffset.json`` at these times:
 
+        - every ``flush_consumer_offset_interval``
+        - when the consumer or the store is closed
+        - at :meth:`~logquarry.store.consumer.consumer.Consumer.commit`
+
+        A store that is open for reading reads this file, but holds new offsets only in memory.
         Consumers of one group in this process share the queues. The group also consumes its retry
         topic.
 
@@ -443,7 +425,7 @@ class StoreReads(LogReads):
             sql: instead of ``tags``, an SQL92 filter over the properties: ``a > 3 AND b = 'x'``.
             start: where a group without offsets in a topic begins: ``earliest``, ``latest``,
                 ``timestamp``, or a store time: milliseconds or a datetime.
-            timestamp: for ``start="timestamp"``, the store time, as :meth:`scan` takes it.
+            timestamp: for ``start="timestamp"``, the store time, as for :meth:`scan`.
             auto_commit: whether offsets of handled messages are committed without a call.
             timeout: seconds without a message after which the iteration ends; None: it never ends.
             max_reconsume_times: how often a message that is sent back is delivered again.
@@ -475,21 +457,17 @@ class StoreReads(LogReads):
 
     @property
     def _consumers(self) -> Consumers:
-        # Two such objects would assign a queue to two consumers.
+        # Two objects would assign a queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
-                # Closing the store may take minutes; a consumer that is made in this time would
-                # never end.
+                # Closing the store may take minutes. A consumer from this time would never end.
                 raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """Close all consumers, and refuse new ones.
-
-        If a close was interrupted, the next close repeats it.
-        """
+        """Close all consumers, and refuse new consumers. After an interrupt, call this again."""
         with self._consumers_lock:
             self._has_closed_consumers = True
             consumers = self._made_consumers

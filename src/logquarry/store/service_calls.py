@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from logquarry.write.queue_table import TopicTable
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
-"""The producer group of a transaction whose message has none."""
+"""The producer group of a transaction whose message has no group."""
 
 
 class ServiceCalls(ABC):
@@ -44,8 +44,8 @@ class ServiceCalls(ABC):
     def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
-        The dispatcher's thread calls it for each queue that has grown: it must be quick, and cannot
-        wait for the dispatcher. Its exceptions are logged.
+        The dispatcher's thread calls the function for each queue that has grown. The function must
+        be quick, and cannot wait for the dispatcher. Its exceptions are logged.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -55,21 +55,18 @@ class ServiceCalls(ABC):
         self._engine.listeners.remove(arguments.function(listener, "listener"))
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Plan which expired files to delete; with ``apply`` delete them. See docs/retention.md.
+        """Plan which expired files to delete; with ``apply``, delete the files. See
+        docs/retention.md.
 
         Only files that are on the disk and in the queues are deleted. Readers of the store may
         continue. For a store that no process has open, use :func:`logquarry.retain`.
 
-        Args:
-            rules: which files expire.
-            apply: whether to delete them.
-
         Raises:
-            StoreUnavailable: if the store is closed, or if ``apply`` is given and the store accepts
-                no writes.
+            StoreUnavailable: if the store is closed, or if the store accepts no writes and
+                ``apply`` is given.
         """
         self._require_open()
-        # Import here, as in writer.py: readers import this module too.
+        # Readers also import this module, but do not need these rules.
         from logquarry.store.retention.rules import require_rules
 
         rules = require_rules(rules)
@@ -89,11 +86,10 @@ class ServiceCalls(ABC):
         self._open_services.start_delivery()
 
     def deliver_due(self) -> int:
-        """Deliver now the delayed messages that are due by the store's clock.
+        """Deliver the delayed messages that are due by the store's clock; return their number.
 
-        Returns:
-            The number of messages. They are in the log; the dispatcher adds them to queues later
-            (:meth:`BaseWriter.wait_dispatched`).
+        The delivered messages are in the log. The dispatcher adds the messages to queues later
+        (:meth:`BaseWriter.wait_dispatched`).
 
         Raises:
             StoreUnavailable: if a message could not be put. The next call continues with that
@@ -111,11 +107,11 @@ class ServiceCalls(ABC):
                 t.commit()
 
         The start of the block puts a half message. If the transaction was not committed, the end of
-        the block rolls it back, with or without an exception. If a crash leaves a transaction open,
-        a later check ends it (:meth:`start_transaction_checks`).
+        the block rolls the transaction back, with or without an exception. If a crash leaves a
+        transaction open, a later check ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
-            message: the message. It cannot be delayed.
+            message: the message. A delay is not allowed.
             group: the producer group for a broker's check, if the message has no PGROUP.
 
         Raises:
@@ -128,17 +124,14 @@ class ServiceCalls(ABC):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends the transaction with :meth:`end_transaction`. Until then, the checks treat
-        the half message like one that a crash left open.
+        The producer ends the transaction with :meth:`end_transaction`. Until then, checks treat the
+        half message like one that a crash left open.
 
         Args:
-            message: the message. It cannot be delayed.
-            group: the producer group that checks ask for the outcome, if the message has no PGROUP.
+            message, group: as for :meth:`transaction`.
 
         Raises:
-            UsageError: if the message cannot be part of a transaction.
-            StoreUnavailable: if it cannot be put.
-            MessageRejected: if the store rejects it.
+            UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.
         """
         return self._open_services.put_half(message, group)
 
@@ -155,7 +148,7 @@ class ServiceCalls(ABC):
         Args:
             physical_offset: where the half message starts.
             state: ``commit`` or ``rollback``.
-            group: its producer group.
+            group: the producer group of the half message.
             queue_offset: the half message's queue offset, to check that it is the right message.
 
         Returns:
@@ -176,7 +169,7 @@ class ServiceCalls(ABC):
         """``config/topics.json``.
 
         Raises:
-            UsageError: if the store is a slave: its master writes that file.
+            UsageError: if the store is a slave, whose master writes that file.
         """
         return self._open_services.topic_table
 
@@ -187,18 +180,15 @@ class ServiceCalls(ABC):
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``. Each access makes an object: keep the first one."""
+        """``config/subscriptionGroup.json``. Each access makes an object: keep the first object."""
         return self._open_services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Find the transactions that are open now, and let a function decide about each.
+        """Find the open transactions, and let a function decide about each transaction.
 
         Args:
             listener: gets an :class:`~logquarry.store.transaction.checks.OpenTransaction`, and
                 returns ``"commit"``, ``"rollback"`` or ``"unknown"``.
-
-        Returns:
-            The counts of the check.
 
         Raises:
             StoreUnavailable: if a message could not be put. The next check continues with that
@@ -216,17 +206,9 @@ class ServiceCalls(ABC):
 
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of a store in dialect 3.1 (docs/dialect-3.1.md).
-
-        Raises:
-            UsageError: in another dialect.
-        """
+        """The transactions of dialect 3.1 (docs/dialect-3.1.md); UsageError in another dialect."""
         return self._open_services.prepared_transactions
 
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``.
-
-        Raises:
-            UsageError: if the store is not a slave.
-        """
+        """Return the tables that a slave copies from its master's ``config/``; else UsageError."""
         return self._open_services.config_tables

@@ -1,7 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is made when it is first used, and ends before the store is closed. It puts messages only
-if a call or a setting has started it: the store may be open just for an import or a repair.
+A service is created at its first use, and ends before the store is closed. A service puts messages
+only after a call or a setting has started the service: the store may be open just for an import.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Part = TypeVar("Part")
 
 
 class Services:
-    """The services of one store. Any thread may use them."""
+    """The services of one store. Any thread may call the methods."""
 
     def __init__(self, engine: StoreEngine, store: LiveStore) -> None:
         self._engine = engine
@@ -67,7 +67,6 @@ class Services:
         self._lock = threading.RLock()
         self._threads: list[Service] = []
         self._parts: dict[Callable[[], Any], Any] = {}
-        """What each function made when the part was first used."""
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -84,11 +83,7 @@ class Services:
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``.
-
-        Raises:
-            UsageError: if the store is not a slave: then its own services write these files.
-        """
+        """The tables that a slave copies from its master's ``config/``; UsageError if no slave."""
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
@@ -105,20 +100,14 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages.
-
-        Raises:
-            StoreUnavailable: if the store is a slave, which gets the delivered messages from its
-                master.
-        """
+        """Delivers delayed messages; StoreUnavailable in a slave, because its master delivers."""
         if self._is_slave:
-            # The slave also gets the progress of delivery from its master, and must not overwrite
-            # it.
+            # The slave gets the progress of delivery from its master, and must not overwrite it.
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._make_delivery not in self._parts:
-            # Do not take the lock: the dispatcher may call a listener that uses a service.
+            # Wait without the lock: the dispatcher may call a listener that uses a service.
             self._wait_dispatched()
         return self._once(self._make_delivery)
 
@@ -127,7 +116,7 @@ class Services:
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
         delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
-        # Save the progress found in the log, so that the next opening need not search for it.
+        # Save the progress found in the log: the next opening then need not search the log.
         delivery.save()
         return delivery
 
@@ -140,7 +129,7 @@ class Services:
 
     @property
     def timers(self) -> TimerDelivery:
-        """Delivers timer messages; raises as :attr:`delivery` does."""
+        """Delivers timer messages; raises StoreUnavailable like :attr:`delivery`."""
         _ = self.delivery
         return self._once(self._make_timers)
 
@@ -345,7 +334,6 @@ class Services:
         self._threads.append(service)
 
     def _once(self, make: Callable[[], Part]) -> Part:
-        """The part that a function makes at the first call."""
         with self._lock:
             self._require_open()
             if make not in self._parts:
@@ -354,7 +342,8 @@ class Services:
             return part
 
     def _wait_dispatched(self) -> None:
-        # adopt() raises if the log ends inside a frame of another store: a wait would never end.
+        # If the log ends inside a frame of another store, a wait would never end. adopt() raises
+        # then.
         self._engine.feed.adopt()
         self._engine.wait_dispatched(None, None)
 
@@ -380,7 +369,7 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one part cannot save its progress, the other part still does.
+            # If one part cannot save its progress, still save the progress of the other part.
             try:
                 save()
             except StoreUnavailable as error:
@@ -388,8 +377,6 @@ class Services:
 
 
 class _ServedLog:
-    """Implements :class:`~logquarry.store.transaction.half.ServedLog`."""
-
     def __init__(self, store: LiveStore, files: MappedFileQueue) -> None:
         self._store = store
         self._files = files

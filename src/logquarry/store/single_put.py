@@ -40,22 +40,19 @@ class _Count:
         self._began = ticks_ns() if cython.compiled else _monotonic()
 
     def settled(self, result: PutResult) -> None:
-        """The message is in the log."""
         if cython.compiled:
             self._counter.put(self._topic, result, (ticks_ns() - self._began) / 1e9)
         else:
             self._counter.put(self._topic, result, _monotonic() - self._began)
 
     def failed(self) -> None:
-        """The message may not be in the log."""
         self._counter.put_failed()
 
 
 def _batch_arguments(
     messages: Sequence[Message] | None, wire: bytes | None, field: str
 ) -> tuple[Sequence[Message] | None, bytes | None]:
-    """The arguments of a batch in the types that compiled code takes."""
-    # The messages of a list are checked later, by the code that encodes them.
+    # The code that encodes a list checks its messages later.
     if messages is not None and type(messages) is not list:
         messages = require_messages(messages, field)
     if wire is not None and type(wire) is not bytes:
@@ -64,9 +61,7 @@ def _batch_arguments(
 
 
 class SinglePut:
-    """The methods that put a message or a batch; a base of
-    :class:`~logquarry.store.writer.BaseWriter`.
-    """
+    """The methods that put a message or a batch."""
 
     _path: PutBatchPath
     _counter: CallCounter
@@ -76,14 +71,7 @@ class SinglePut:
     def _start_puts(
         self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Store the objects that each put needs, so that puts need not look them up.
-
-        Args:
-            path: puts into the log.
-            counter: counts the puts.
-            feed: adopts the bytes of a master before the first put after them.
-            growth: settles puts.
-        """
+        """Store the objects that each put needs, so that puts need not look the objects up."""
         self._path = path
         self._counter = counter
         self._feed = feed
@@ -93,7 +81,7 @@ class SinglePut:
         """Put one message; wait for flush and replica if the settings and its WAIT request it.
 
         Returns:
-            The message's offsets, and whether it is on the disk and at the replica.
+            The message's offsets, and whether the message is on the disk and at the replica.
 
         Raises:
             StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
@@ -112,23 +100,22 @@ class SinglePut:
             self._counter.put_failed()
             raise
         except (AttributeError, TypeError, ValueError):
-            # Check this only after a failure, so that other puts do not pay for it.
+            # Check the type only after a failure, so that successful puts do not pay for the check.
             require_message(message)
             raise
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         if took > _SLOW:
             log_slow(took, len(message.body), result)
-        # Compiled code calls this directly, because a call through the class needs no search for an
-        # override.
+        # For compiled code, a call through the class is direct: there is no search for an override.
         CallCounter.put(self._counter, topic, result, took)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
         """Put one message; the future is done when the waits for flush and replica are over.
 
-        When this returns, the message is in the log, or the future has the error. Messages are in
-        the log in the order of the calls. Callbacks of the future run in the thread that syncs, so
-        they must be quick.
+        When this method returns, the message is in the log, or the future has the error. The log
+        has messages in the order of the calls. Callbacks of the future run in the thread that
+        syncs, so callbacks must be quick.
         """
         try:
             if type(message) is not _Message:
@@ -160,14 +147,13 @@ class SinglePut:
         """Put messages of one topic and queue, all of them or none (``putMessages``).
 
         Args:
-            messages: the messages. Pass either these, or ``wire`` and ``message``.
+            messages: the messages. Pass either ``messages``, or ``wire`` and ``message``.
             wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
-            message: with ``wire``: the fields that all messages share; its properties are added to
-                those of each message.
+            message: the shared fields of the messages in ``wire``. Its properties are added to the
+                properties of each message.
 
         Raises:
-            StoreUnavailable: as for :meth:`put`.
-            MessageRejected: as for :meth:`put`.
+            StoreUnavailable, MessageRejected: as for :meth:`put`.
             UsageError: if the messages belong to several queues.
         """
         messages, wire = _batch_arguments(messages, wire, "put_batch")
@@ -195,13 +181,7 @@ class SinglePut:
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutFuture:
-        """Put a batch as :meth:`put_batch` does; return a future as :meth:`put_async` does.
-
-        Args:
-            messages: the messages; or else ``wire`` and ``message``.
-            wire: a client's wire form of the messages.
-            message: with ``wire``: the fields that all of them share.
-        """
+        """Put a batch as :meth:`put_batch` does; return a future as :meth:`put_async` does."""
         try:
             messages, wire = _batch_arguments(messages, wire, "put_batch_async")
             shared = message if message is not None else messages[0] if messages else None

@@ -1,8 +1,7 @@
 """Reads the current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
-Any process can read this state, even while another process writes the store. It corresponds to the
-part of RocketMQ's runtime info (``DefaultMessageStore.getRuntimeInfo``) that does not depend on one
-process. :mod:`logquarry.store.stats` counts the work of one process.
+Any process can read this state, even while another process writes the store. RocketMQ has similar
+numbers in its runtime info (``DefaultMessageStore.getRuntimeInfo``).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 from logquarry.text import document
 
 State = Literal["closed", "live", "crashed"]
-"""``closed``: shut down cleanly; ``live``: a process has it open; ``crashed``: neither."""
+"""``closed``: shut down cleanly; ``live``: a process has the store open; ``crashed``: neither."""
 
 
 class StateSource(Protocol):
@@ -42,15 +41,15 @@ class StateSource(Protocol):
 
     @property
     def config(self) -> StoreConfig:
-        """Its settings."""
+        """The store's settings."""
 
     @property
     def is_live(self) -> bool:
-        """Whether a process holds its lock."""
+        """Whether a process holds the store's lock."""
 
     @property
     def has_abort(self) -> bool:
-        """Whether it is in use, or was not shut down cleanly."""
+        """Whether the store is in use, or was not shut down cleanly."""
 
     @property
     def min_offset(self) -> int:
@@ -61,14 +60,14 @@ class StateSource(Protocol):
         """Physical offset at which the log ends."""
 
     def queues(self) -> tuple[QueueKey, ...]:
-        """(topic, queue id) of each queue."""
+        """Return topic and queue id of each queue."""
 
     def queue(self, topic: str, queue_id: int) -> Queue | None:
-        """One queue; None if there is no such queue."""
+        """Return one queue; None if there is no such queue."""
 
 
 def condition(store: StateSource) -> State:
-    """Whether a store is closed, open in some process, or has crashed."""
+    """Return whether a store is closed, open in some process, or has crashed."""
     return "live" if store.is_live else "crashed" if store.has_abort else "closed"
 
 
@@ -80,13 +79,7 @@ class TopicStats(NamedTuple):
 
 
 class GroupLag(NamedTuple):
-    """The lag of a consumer group in one topic.
-
-    Attributes:
-        group: the group.
-        topic: the topic.
-        messages: number of messages in the topic's queues that the group has not committed.
-    """
+    """The number of messages in a topic that a consumer group has not committed."""
 
     group: str
     topic: str
@@ -96,10 +89,8 @@ class GroupLag(NamedTuple):
 class DelayLevel(NamedTuple):
     """The progress of the delivery of one delay level (``scheduleMessageOffset_N``).
 
-    Attributes:
-        level: the level, from 1.
-        delivered: queue offset of the next message to deliver.
-        max_offset: one past the queue offset of the last delayed message.
+    ``level`` begins with 1. ``delivered`` is the queue offset of the next message to deliver;
+    ``max_offset`` is the queue offset after the last delayed message.
     """
 
     level: int
@@ -112,22 +103,22 @@ class StoreState:
     """The current state of a store. ``None``: unknown.
 
     Attributes:
-        state: ``closed`` (shut down cleanly), ``live`` (a process has it open) or ``crashed``.
+        state: see :data:`State`.
         min_offset: physical offset where the log begins (``commitLogMinOffset``).
         max_offset: physical offset where the log ends (``commitLogMaxOffset``).
         first_timestamp: store time of the log's first message, in milliseconds.
         reserve_time_ms: age of the log's first message, in milliseconds.
-        file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``, and
-            further folders of queues that the store has.
+        file_bytes: total size of the files in ``commitlog``, ``consumequeue``, ``index``, and in
+            further folders of queues.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
             (``commitLogDiskRatio``).
         consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
         dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
-            store, these are all bytes after the last message that is in a queue, including a blank.
-        flush_behind: bytes of the log that are not known to be on the disk; None if there is
-            no durable offset.
-        retained: for each topic, the messages of its queues that are still in the log. A message
-            that multi-dispatch put into several topics counts in each of them.
+            store, all bytes after the last queued message count, including a blank.
+        flush_behind: bytes of the log that are not known to be on the disk; None without a durable
+            offset.
+        retained: for each topic, the messages of its queues that are still in the log. With
+            multi-dispatch, a message counts in each topic that has an entry of the message.
         consumer_lag: the lag of each group and topic in ``config/consumerOffset.json``.
         delay_levels: the progress of each delay level that has a queue.
         half_messages: by topic, the number of messages whose transaction is open.
@@ -149,7 +140,7 @@ class StoreState:
     half_messages: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
+        """Return the state as a JSON document."""
         return document(self) | {
             "retained": {name: topic._asdict() for name, topic in self.retained.items()},
             "consumer_lag": [lag._asdict() for lag in self.consumer_lag],
@@ -158,10 +149,7 @@ class StoreState:
 
 
 class StateReader:
-    """Reads the state of one store, and caches data that makes the next reading faster.
-
-    Any thread may use it.
-    """
+    """Reads the state of one store, with a cache for the next reading. Any thread may read."""
 
     def __init__(self, store: StateSource) -> None:
         self._store = store
@@ -177,9 +165,7 @@ class StateReader:
     ) -> StoreState:
         """Return the store's current state.
 
-        Args:
-            queues: the store's queues (default: as the store gives them).
-            behind: ``dispatch_behind`` and ``flush_behind``, if this process writes the store.
+        If this process writes the store, ``behind`` has ``dispatch_behind`` and ``flush_behind``.
         """
         store = self._store
         layout = StoreLayout(store.layout.filesystem, store.config)
@@ -219,7 +205,7 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """The store time of the log's first message; None if the log starts with damage or a blank."""
+    """Return None if the log starts with damage or a blank."""
     first = CommitLog(layout).sound_frame_at(start, check_crc=False)
     return None if first is None else first.store_timestamp
 
@@ -236,7 +222,7 @@ def _behind(
 
 
 def file_bytes(layout: StoreLayout) -> dict[str, int]:
-    """Bytes of the files of log, queues and index, by folder."""
+    """Return the bytes of the files of log, queues and index, by folder."""
     queues = (file for queue in layout.queue_files() for file in queue.files)
     found = {
         COMMIT_LOG: sum(file.size for file in layout.commit_log.files),
@@ -261,7 +247,6 @@ def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
 def _half_messages(
     layout: StoreLayout, queues: list[Queue], counter: HalfCounter, start: int
 ) -> dict[str, int]:
-    """Open half messages of 4.x, and open PREPARED messages of 3.x, by topic."""
     frame_at = partial(CommitLog(layout).sound_frame_at, check_crc=False)
     passed = consumer_offsets(layout).get((HALF_TOPIC, GROUP), {})
     found = counter.count(queues, frame_at, passed)

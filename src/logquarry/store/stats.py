@@ -1,8 +1,4 @@
-"""Counts the calls of an open store, with their times and rates (``StoreStatsService``).
-
-Each thread counts in a separate object, so that a put takes no lock; :meth:`StatsRecorder.snapshot`
-adds up the counts. :mod:`logquarry.store.state` reads the state of the store.
-"""
+"""Counts the calls of an open store, with their times and rates (``StoreStatsService``)."""
 
 from __future__ import annotations
 
@@ -52,8 +48,8 @@ class StoreStats:
         topics: number of put messages by topic, and their bytes.
         get_found: number of gets that returned messages.
         get_missed: number of gets that returned none.
-        get_messages: number of messages that gets returned.
-        get_rates: rates of messages that gets returned (``getTransferedTps``).
+        get_messages: number of messages returned by gets.
+        get_rates: rates of messages returned by gets (``getTransferedTps``).
         get_found_rates: rates of gets that returned messages (``getFoundTps``).
         get_missed_rates: rates of gets that returned none (``getMissTps``).
         get_longest_ms: the longest get (``getMessageEntireTimeMax``).
@@ -94,7 +90,7 @@ class StoreStats:
         return self.put_bytes / self.put_messages if self.put_messages else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
+        """Return the statistics as a JSON document."""
         rates = ("put_rates", "get_rates", "get_found_rates", "get_missed_rates")
         return document(self) | {
             "topics": {name: found._asdict() for name, found in self.topics.items()},
@@ -103,8 +99,6 @@ class StoreStats:
 
 
 class _Sample(NamedTuple):
-    """The counts at one point in time."""
-
     time: float
     put: int
     get_messages: int
@@ -113,7 +107,7 @@ class _Sample(NamedTuple):
 
 
 class StatsRecorder(CallCounter):
-    """Counts the puts and gets of a store. Any thread may use it."""
+    """Counts the puts and gets of a store. Any thread may call the methods."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         super().__init__()
@@ -137,7 +131,7 @@ class StatsRecorder(CallCounter):
         self.counts().add_topic(topic, messages, size)
 
     def sample(self) -> None:
-        """Record the present counts, to compute rates; a thread calls this about once a second."""
+        """Record the present counts, to compute rates. A thread calls this about once a second."""
         entry = self._entry(self.total())
         self._samples.append(entry)
         # Keep the last sample before the longest window.
@@ -157,7 +151,7 @@ class StatsRecorder(CallCounter):
         delays: Mapping[str, Delays] | None = None,
         state: StoreState | None = None,
     ) -> StoreStats:
-        """The counts now."""
+        """Return the present counts."""
         total = self.total()
         now = self._entry(total)
         samples = list(self._samples)
@@ -196,7 +190,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """The rate since the newest sample at least as old as the window, or since the first one."""
+    """Compute the rate since the newest sample that is at least as old as the window."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

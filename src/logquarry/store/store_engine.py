@@ -9,8 +9,8 @@
                                  readers
 
 Opening takes the lock, reads the files, creates ``abort``, and only then changes other files.
-Closing goes through these steps in the opposite order. It deletes ``abort`` only if the next
-opening will have nothing to recover.
+Closing runs these steps in the opposite order, and deletes ``abort`` only if the next opening has
+nothing to recover.
 """
 
 from __future__ import annotations
@@ -41,18 +41,10 @@ from logquarry.log.store_files import COMMIT_LOG, INDEX
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
+from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.folder_check import check_entries, check_places
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.open_check import (
-    NeedsRecovery,
-    StoreFound,
-    check_before_lock,
-    check_folder,
-    find_store,
-    plan_to_open,
-    recovered_store,
-)
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
@@ -76,33 +68,19 @@ from logquarry.write.waits import ReplicaWait
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 600.0
-"""Closing waits so many seconds for one service to end, because a slow disk may have to sync
-gigabytes.
-"""
+"""How long closing waits for a service to end, because a slow disk may have to sync gigabytes."""
 
 
 class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
-    Args:
-        config: its settings.
-        accept_loss: the bytes of messages that a recovery may lose; None allows a small share.
-
-    Attributes:
-        config: the settings, with all sizes.
-        health: whether the store may be written and read.
-        files: the store's files.
-        queues: the consume queues.
-        growth: wakes the services after an append, and settles puts.
-        feed: gives replication the log as bytes.
-        listeners: functions that are called for dispatched messages.
-        loads: appends staged segments.
+    A recovery may lose at most ``accept_loss`` bytes of messages; None allows a small share.
 
     Raises:
         StoreNotFound: if the folder holds other files.
         UnsupportedStore: if writing would harm a feature of the store.
         StoreUnavailable: if another process has the store open, or if the store needs a recovery.
-        LossRefused: if that recovery would lose more than ``accept_loss`` allows.
+        LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         CorruptStore: if a file violates the format.
     """
 
@@ -128,7 +106,7 @@ class StoreEngine:
         except BrokenLink:
             raise
         except StoreNotFound:
-            # The folder has no store yet, or has other files: check_folder decides.
+            # The folder has no store yet, or has other files. Then check_folder raises.
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
@@ -143,14 +121,14 @@ class StoreEngine:
             )
         if unsupported is not None:
             raise unsupported
-        check_folder(root)
+        open_check.check_folder(root)
         check_places(root)
         if not is_lockable(root):
-            # Taking the lock makes a file. So check first: a refused opening must change nothing.
-            check_before_lock(root, config, accept_loss)
+            # Taking the lock creates a file, but a refused opening must change nothing.
+            open_check.check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # These end last, both when the store is closed and when its opening fails.
+            # These callbacks run last, after closing or after a failed opening.
             self._end = undo.enter_context(ExitStack())
             self._end.callback(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
@@ -189,7 +167,6 @@ class StoreEngine:
             for service in self._services:
                 service.start()
                 undo.callback(service.stop, _PATIENCE_SECONDS)
-            # The store is open: from here on only close() ends its parts.
             undo.pop_all()
         self.loads = Loads(
             *(disk, root, self.log, self.writer, self.flush),
@@ -204,32 +181,34 @@ class StoreEngine:
                 raise
 
     # ------------------------------------------------------------------------------------ start
-    def _find(self, config: StoreConfig, accept_loss: int | None) -> StoreFound:
-        """Read the store's files, recover the store if necessary, and make ``abort``."""
+    def _find(self, config: StoreConfig, accept_loss: int | None) -> open_check.StoreFound:
+        """Read the store's files, recover the store if necessary, and create ``abort``."""
         root = self.root
         if config.recovery == "rocketmq":
-            return recovered_store(root, config, self.disk, self.clock, self._abort, accept_loss)
+            return open_check.recovered_store(
+                root, config, self.disk, self.clock, self._abort, accept_loss
+            )
         try:
-            found = find_store(root, config)
-        except NeedsRecovery as error:
-            # Keep only the text: the error itself would keep open all files that were read.
+            found = open_check.find_store(root, config)
+        except open_check.NeedsRecovery as error:
+            # Log only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While the store is open, its files have a second name (hard link). If a crash left
-            # only that name, restore the file now, so that a file which the recovery quarantines
-            # does not return later.
+            # While the store is open, its files have a second name (hard link). After a crash, a
+            # file may have only the second name. Restore the file now: otherwise a file that the
+            # recovery quarantines would return later.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
-            plan = plan_to_open(root, config)
+            plan = open_check.plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():
                 logger.warning("%s: %s", root, line)
             apply_safe(plan, self.disk, self.clock)
-            return find_store(root, config, is_recovered=True)
+            return open_check.find_store(root, config, is_recovered=True)
         self._abort.make()
         return found
 
-    def _open_files(self, found: StoreFound, was_unclean: bool) -> StoreFiles:
+    def _open_files(self, found: open_check.StoreFound, was_unclean: bool) -> StoreFiles:
         try:
             return StoreFiles(self.disk, self.root, found, self.clock, was_unclean=was_unclean)
         except BaseException:
@@ -238,13 +217,10 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """Undo an opening that failed.
-
-        No message was put; afterwards the store can be opened again.
-        """
+        """Undo a failed opening. No message was put, and the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # The opening has dispatched messages. Sync their entries: without `abort` they count as
-            # synced.
+            # The opening has dispatched messages. Sync their entries, because without `abort` the
+            # entries count as synced.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -275,8 +251,7 @@ class StoreEngine:
         if self._pages_ahead is not None:
             self._pages_ahead.grown()
 
-    def _dispatch_rest(self, found: StoreFound) -> None:
-        """Dispatch the messages of the log that are in no queue yet."""
+    def _dispatch_rest(self, found: open_check.StoreFound) -> None:
         dispatcher = self.dispatcher
         for start, stop in found.pieces:
             dispatcher.dispatch_piece(start, stop)
@@ -289,10 +264,9 @@ class StoreEngine:
             self._dispatched_timestamp = found.recovered.dispatched_timestamp
             self.files.checkpoint.offsets = found.recovered.plan.offsets
 
-    def _next_offsets(self, found: StoreFound) -> dict[QueueKey, int]:
-        """The next offset of each queue. The log's writer starts with these offsets."""
-        # Opening makes the schedule topic's queues in memory, at offset 0; existing queues override
-        # these.
+    def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
+        """Return the queue offsets with which the log's writer starts."""
+        # A new store has the schedule topic's queues at offset 0; existing queues override these.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
@@ -302,9 +276,7 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Make the threads, in the order in which they will end, and the object on which puts
-        wait.
-        """
+        """Create the services, in the order in which they will end, and the settling of puts."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -332,8 +304,7 @@ class StoreEngine:
         )
         self._puts_wait = flushing.group is not None or is_replicated
         self.growth = LogGrowth(self._dispatching, flushing.after_put, wait)
-        # This order matters: committed messages can be dispatched, and dispatched messages can be
-        # flushed.
+        # The order matters: a commit allows a dispatch, and a dispatch allows a flush.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
         housekeeping = Housekeeping(self._abort, files.index, self.recorder.sample, health)
@@ -345,8 +316,7 @@ class StoreEngine:
             self._services.append(self._pages_ahead)
 
     def _committed(self) -> None:
-        # Wake the dispatcher again: when the put woke it, the message was not committed yet, so it
-        # could not be dispatched.
+        # The put woke the dispatcher before the message was committed. Wake the dispatcher again.
         self._flushing.log.wakeup()
         self.growth.wake()
 
@@ -363,9 +333,7 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules | None:
-        """The object that adapts appends to dialect 3.1 or adds property CRCs; None if neither is
-        needed.
-        """
+        """Return the rules for dialect 3.1 or for property CRCs; None for the rules of 4.9."""
         table = self.files.transactions
         if table is None:
             return PropertyCrcRules() if self._has_property_crc else None
@@ -392,7 +360,7 @@ class StoreEngine:
 
     # ---------------------------------------------------------------------------------- at work
     def wait_dispatched(self, offset: int | None, timeout: float | None) -> bool:
-        """Implements :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""
+        """See :meth:`logquarry.store.writer.BaseWriter.wait_dispatched`."""
         if offset is None:
             offset = self.log.wrote_offset
         return self._dispatching.wait_dispatched(offset, timeout)
@@ -416,11 +384,9 @@ class StoreEngine:
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
-        """Close the store, cleanly if that is possible; a second call does nothing.
+        """Close the store, cleanly if possible; a second call does nothing.
 
-        Raises:
-            UsageError: if a listener or a callback of a put calls this method: its thread would
-                have to wait for itself.
+        A listener or a callback of a put gets UsageError: its thread would wait for itself.
         """
         if self.health.is_forked:
             return
@@ -430,17 +396,16 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # A put that passed the flags a moment ago is refused when it reaches the log. Closing
-            # does not wait for that put: its caller may be a listener or a callback, in a thread
-            # that has to end.
+            # The log refuses a put that has already passed the flags. Do not wait for such a put:
+            # its caller may be a listener or a callback, in a thread that has to end.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
                     logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
-        """Sync all files, and delete ``abort``; return whether that succeeded."""
-        # End all replica waits, because replication ends with the store.
+        """Sync all files, and delete ``abort``; return whether all of this succeeded."""
+        # Replication ends with the store, so no replica wait can succeed any more.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]

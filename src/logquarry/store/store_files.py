@@ -16,14 +16,7 @@ from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.disk.service import Health, Service
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
-from logquarry.log.store_files import (
-    CHECKPOINT,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    DURABLE,
-    INDEX,
-    quarantine,
-)
+from logquarry.log import store_files as names
 from logquarry.repair.recover.open_check import StoreFound
 from logquarry.units import Clock
 from logquarry.write.flush import Flushable
@@ -36,21 +29,13 @@ _WATCH_INTERVAL_MS: Final = 1_000
 
 
 class StoreFiles:
-    """The open files of one store.
-
-    If opening a file fails, the files that were opened before are closed.
-
-    Args:
-        found: the contents of the folder, with the settings to use.
-        clock: gives the time, in milliseconds.
+    """The open files of one store. If opening a file fails, the earlier files are closed.
 
     Attributes:
         config: the settings, with all sizes.
         keeps_tails: whether bytes of an earlier log follow the log's end.
-        pool: buffers for puts before they are committed; None if puts write directly to the files.
-        allocator: creates the log's next file in advance.
-        index: the index, None if the store keeps none.
-        transactions: state table and redo log of dialect 3.1, None in another dialect.
+        pool: buffers for puts before the commit; None if puts write directly to the files.
+        transactions: state table and redo log of dialect 3.1; None in another dialect.
         topics: the topics in ``config/``; None for a slave, which gets its master's topics.
         frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.
     """
@@ -71,7 +56,7 @@ class StoreFiles:
         self.frees_room = False
         self._recovered = found.recovered
         with ExitStack() as opened:
-            for name in (found.log_folders.paths[0], CONSUME_QUEUE, INDEX):
+            for name in (found.log_folders.paths[0], names.CONSUME_QUEUE, names.INDEX):
                 disk.make_folders(root / name)
             self.pool = self._open_pool(opened)
             self.allocator = AllocateMappedFileService(
@@ -88,7 +73,7 @@ class StoreFiles:
                 gaps=found.keeps_tails,
             )
             opened.callback(self.log.close)
-            self.checkpoint = CheckpointFile(disk, root / CHECKPOINT)
+            self.checkpoint = CheckpointFile(disk, root / names.CHECKPOINT)
             opened.callback(self.checkpoint.close)
             self.queues = QueueTable(
                 disk,
@@ -103,9 +88,9 @@ class StoreFiles:
             if self.log.bases and found.keeps_tails:
                 self.log.end_at(found.log_end)
             elif self.log.bases:
-                self.log.truncate_to(found.log_end, aside=quarantine(root, COMMIT_LOG))
+                self.log.truncate_to(found.log_end, aside=names.quarantine(root, names.COMMIT_LOG))
             self.durable = DurableFile(
-                *(disk, root / DURABLE, found.log_end, self.checkpoint.times),
+                *(disk, root / names.DURABLE, found.log_end, self.checkpoint.times),
                 log_start=self.log.min_offset,
             )
             self.durable.find_start = lambda: self.log.min_offset
@@ -152,9 +137,9 @@ class StoreFiles:
         )
 
     def derived(self) -> Iterator[Flushable]:
-        """The files that are made from the log: topics, queues, transactions, index."""
+        """Yield the files that are made from the log: topics, queues, transactions, index."""
         if self.topics is not None:
-            # The topics come first: a broker serves a queue only if it knows the topic.
+            # Topics come first: a broker serves a queue only if the topic is listed.
             yield self.topics
         if self._recovered is not None:
             yield self._recovered.written
@@ -165,9 +150,9 @@ class StoreFiles:
             yield self.index
 
     def close(self) -> None:
-        """Close all of them; a second call does nothing."""
-        log, queues = self.log.last, self.root / CONSUME_QUEUE
-        folders = [self.root / INDEX, *([] if log is None else [log.path.parent])]
+        """Close all files; a second call does nothing."""
+        log, queues = self.log.last, self.root / names.CONSUME_QUEUE
+        folders = [self.root / names.INDEX, *([] if log is None else [log.path.parent])]
         if self.frees_room:
             keys = self.queues.keys()
             folders += [queues.joinpath(topic, str(number)) for topic, number in keys]
@@ -179,9 +164,8 @@ class StoreFiles:
 class Housekeeping(Service):
     """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    If a Java broker opens the same store, it fails to take the lock. But RocketMQ recovers the
-    store before it takes the lock, and the recovery deletes index files. When the broker closes, it
-    deletes ``abort``.
+    If a Java broker opens the same store, the broker fails to take the lock. But before, its
+    recovery deletes index files. When the broker then ends, it deletes ``abort``.
     """
 
     def __init__(
@@ -197,7 +181,7 @@ class Housekeeping(Service):
         self._sample = sample
 
     def run_once(self) -> None:
-        """Sample the counts, and restore the files that are missing."""
+        """Sample the counts, and restore missing files."""
         self._sample()
         if not self._abort.exists:
             logger.warning(

@@ -40,16 +40,15 @@ if TYPE_CHECKING:
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_many import ArrowStream, PutManyResult
 
-# `MessageStore` imports this module for readers too, so modules that only writers need are imported
-# inside the functions.
+# Readers also import this module, so functions import the modules that only writers need.
 
 _monotonic = time.monotonic
 
 
 class BaseWriter(LiveStore, ServiceCalls):
-    """The methods of :class:`~logquarry.store.message_store.StoreWriter`. Any thread may use it.
+    """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
 
-    In a forked child every call raises StoreUnavailable.
+    Any thread may call the methods. In a forked child, every call raises StoreUnavailable.
     """
 
     _mode = "rw"
@@ -74,15 +73,9 @@ class BaseWriter(LiveStore, ServiceCalls):
         disk: Disk | None = None,
         accept_loss: int | None = None,
     ) -> Self:
-        """Open the store at a path to write to it; see :meth:`MessageStore.open`.
+        """Open the store at a path for writing; see :meth:`MessageStore.open`.
 
-        Args:
-            path: its folder; made if it is missing.
-            config: its settings.
-            clock: gives store times, in milliseconds.
-            broker: the ``broker`` of each message.
-            disk: the disk that the store is on (default: the machine's).
-            accept_loss: the bytes of messages that a recovery may lose.
+        ``disk`` is the disk of the store (default: the machine's).
         """
         from logquarry.store.store_engine import StoreEngine
 
@@ -99,7 +92,6 @@ class BaseWriter(LiveStore, ServiceCalls):
             layout = StoreLayout.open(root, engine.config)
             store = cls(engine, layout, broker=root.name if broker is None else broker)
         except BaseException:
-            # The caller gets no store to close, so end its threads here.
             engine.close()
             raise
         close_at_exit(store)
@@ -116,14 +108,14 @@ class BaseWriter(LiveStore, ServiceCalls):
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts, except that all messages of a chunk of
-        about 1 MiB get one store time. Other threads can put between chunks. All messages are
-        checked before the first is appended. Arrow columns are named like the fields of
+        The log gets the same bytes as from single puts, but the messages of a chunk of about 1 MiB
+        share one store time. Other threads can put between chunks. All messages are checked before
+        the first message is appended. Arrow columns are named like the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
-            messages: the messages, which are all held in memory: Message objects, or columns of
-                any object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
+            messages: the messages, which all stay in memory: Message objects, or columns of any
+                object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
                 pyarrow, a DataFrame of Polars or pandas (2.2 or later), a relation of DuckDB.
 
         Returns:
@@ -131,7 +123,7 @@ class BaseWriter(LiveStore, ServiceCalls):
 
         Raises:
             StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
-                messages that are in the log; None if there are none.
+                messages that are in the log; None if the log has no message of the call.
             MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
                 appended.
             UsageError: if a message is invalid. Nothing is appended.
@@ -141,26 +133,18 @@ class BaseWriter(LiveStore, ServiceCalls):
     def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
         """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
 
-        Args:
-            batch: the messages.
-            keep_times: whether the messages keep their store times. If a time is before that of the
-                log's last message, it is raised to that time.
+        With ``keep_times``, the messages keep their store times. A time before the store time of
+        the log's last message is raised to that time.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the error that :meth:`put_stored` would raise; puts nothing."""
+        """Raise the errors of :meth:`put_stored`, and put nothing."""
         self._many.check_stored(batch)
 
     def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append staged segments exactly once; see :meth:`logquarry.store.load.loading.Loads.load`.
-
-        Args:
-            load: the id of the load.
-            segments: the segments, in the order in which they are appended.
-            loads: the folder with the segments, relative to the store.
-        """
+        """Append staged segments once; see :meth:`logquarry.store.load.loading.Loads.load`."""
         if self._engine.config.is_3_1:
             raise UsageError("staged segments are loaded in dialect 4.9 only")
         self.free_room_at_close()
@@ -172,24 +156,21 @@ class BaseWriter(LiveStore, ServiceCalls):
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """The store time of the log's last message at the first call; 0 if there is none.
-
-        The log's writer knows the times of later messages.
-        """
+        """Return the store time of the log's last message at the first call; 0 without messages."""
         if self._found_time is None:
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
         return self._found_time
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log that belong at an offset (``appendToCommitLog``).
+        """Append bytes of another store's log at an offset (``appendToCommitLog``).
 
         This also works in a slave. The bytes may end inside a frame; then append the rest of that
         frame before any put.
 
         Returns:
-            Whether the bytes were appended. This needs one of two conditions: the log ends at that
-            offset, or the log is empty and the offset is the start of a file.
+            Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
+            ``offset`` must be the start of a file.
 
         Raises:
             StoreUnavailable: if the store was closed, or the write failed.
@@ -198,15 +179,14 @@ class BaseWriter(LiveStore, ServiceCalls):
         return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
 
     def log_feed(self) -> LogFeed:
-        """Gives replication the log as bytes; see :mod:`logquarry.replication`."""
+        """Return the log as bytes, for :mod:`logquarry.replication`."""
         self._require_open()
         return self._engine.feed
 
     def flush(self) -> int:
         """Sync log, queues, index and checkpoint, in this order.
 
-        Returns:
-            The physical offset up to which the log is on the disk.
+        Return the physical offset up to which the log is on the disk.
 
         Raises:
             StoreUnavailable: if this or an earlier sync failed.
@@ -227,8 +207,7 @@ class BaseWriter(LiveStore, ServiceCalls):
 
         Raises:
             StoreError: the error that prevents the dispatch of the log.
-            UsageError: if a listener calls this method: the dispatcher's thread would wait for
-                itself.
+            UsageError: if a listener calls this method in the dispatcher's thread.
         """
         self._require_open()
         offset = arguments.optional(arguments.offset, offset, "offset")
@@ -262,7 +241,7 @@ class BaseWriter(LiveStore, ServiceCalls):
         return made
 
     def _release_views(self) -> None:
-        # A view of a deleted file also keeps the file's disk space in use.
+        # A view of a deleted file keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 
@@ -270,16 +249,15 @@ class BaseWriter(LiveStore, ServiceCalls):
     def close(self) -> None:
         """Close the store; a second call does nothing.
 
-        From this call on, the store accepts no messages. It dispatches and syncs the messages in
-        its log, and then deletes ``abort``. If that is impossible, ``abort`` stays, and a log
-        record gives the cause.
+        From this call on, the store accepts no messages. The store dispatches and syncs the
+        messages in its log, and then deletes ``abort``. If that is impossible, ``abort`` stays, and
+        a log record gives the cause.
 
         Raises:
-            UsageError: if a listener of the store or a callback of a put calls it.
+            UsageError: if a listener of the store or a callback of a put calls this method.
         """
         if not self._health.is_forked:
-            # Check this before anything is closed. Closing waits for the store's threads, and a
-            # caller that is one of them would wait for itself.
+            # Check the thread before closing anything: a thread of the store would wait for itself.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
@@ -292,12 +270,12 @@ class BaseWriter(LiveStore, ServiceCalls):
         self._release_views()
 
     def refresh(self) -> None:
-        """List the folders again, for ``layout``. Reads find new messages without this."""
+        """List the folders again, for ``layout``. Reads find new messages without this call."""
         self._require_open()
         self.layout.refresh()
 
     def stats(self) -> StoreStats:
-        """This object's counts since the store was opened (``StoreStatsService``), and its state.
+        """Return this object's counts since the store was opened, and the store's state.
 
         After the store was closed, ``state`` is empty.
         """

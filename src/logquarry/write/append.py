@@ -1,16 +1,7 @@
-"""The writer of the commit log: puts messages and batches.
+"""The writer of the commit log: puts messages and batches (``CommitLog.asyncPutMessage(s)``).
 
-Follows ``CommitLog.asyncPutMessage(s)`` of 4.9.3. :meth:`PutPath.put_common
-<logquarry.write.put_path.PutPath.put_common>` puts a common message. All other puts take the longer
-path through :mod:`logquarry.write.encode` and :meth:`LogAppender.append`: batches, puts in dialect
-3.1, and messages with properties that the store acts on (a delay, WAIT, further queues).
-
-Guarantees: if a put raises, its message is not in the log.
-
-Dialect 3.1 has its own rules for an append (``DefaultAppendMessageCallback.doAppend`` of 3.1.3).
-The queue offset of a PREPARED message is the next number of the state table. A ROLLBACK contains
-the number of its transaction. All bytes of a blank are written: RocketMQ takes them from the buffer
-in which it makes each frame, so a blank contains bytes of earlier frames.
+If a put raises, its message is not in the log. The rules of dialect 3.1 follow ``doAppend`` of
+RocketMQ 3.1.3.
 """
 
 from __future__ import annotations
@@ -45,12 +36,7 @@ from logquarry.write.put_path import settle_nothing
 
 
 class CommitLogWriter(PutBatchPath):
-    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put.
-
-    Args:
-        files, config, clock, queue_offsets, flags, health, settle, rules: see
-            :class:`~logquarry.write.log_appender.LogAppender`.
-    """
+    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put."""
 
     def __init__(
         self,
@@ -83,7 +69,10 @@ _BLANK: Final = frame.BLANK.size
 
 
 class ScratchBuffer:
-    """The buffer in which frames are made (``msgStoreItemMemory``)."""
+    """The buffer for frames and blanks (``msgStoreItemMemory``).
+
+    As in RocketMQ, a blank contains bytes of earlier frames.
+    """
 
     def __init__(self, max_message_size: int) -> None:
         self._data = bytearray(max_message_size + _BLANK)
@@ -102,8 +91,8 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Each part is copied to the start of the buffer. Copy only parts that are longer than all
-        # later parts: the later parts would overwrite any other part.
+        # Each part is copied to the start of the buffer, so a later, longer part overwrites the
+        # part. Copy only parts that are longer than all later parts.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -111,20 +100,17 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """The bytes of a blank; fewer than ``size`` if the buffer is smaller."""
+        """Return the bytes of a blank; fewer than ``size`` if the buffer is smaller."""
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 
 
 class AppendRules31(AppendRules):
-    """The rules of dialect 3.1. Called under the log's lock.
+    """The rules of dialect 3.1. The appender calls the rules under the log's lock.
 
-    Args:
-        next_in_table: gives the next number of the state table. It is called only when the table
-            has all messages of the log.
-
-    Attributes:
-        next_number: the number that the next PREPARED message gets.
+    A PREPARED message gets the next number of the state table as QUEUEOFFSET; a ROLLBACK keeps the
+    number of its transaction. ``next_in_table`` is called only if the table has all messages of the
+    log.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:

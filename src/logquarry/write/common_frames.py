@@ -1,11 +1,9 @@
-"""Makes the frames of many messages in memory, and appends them to the log. Runs only if compiled.
+"""Makes the frames of many messages in memory, and appends the frames. Runs only if compiled.
 
-``put_many`` checks all messages before it appends the first. The check of a common message already
-makes its frame, as :meth:`PutPath.put_common <logquarry.write.put_path.PutPath.put_common>` does,
-but without offsets and store time. Under the log's lock, these are filled in, and the frames are
-copied to the log's last file. Any other message is *odd*: the encoder of single puts (the
-reference) handles it. Only the objects of odd messages are kept in memory, because Python's garbage
-collector visits all objects again and again.
+``put_many`` checks all messages before it appends the first message. The check of a common message
+makes its frame without offsets and store time. Under the log's lock, the append fills in these
+fields. Any other message is *odd*: the encoder of single puts (the reference) handles odd messages.
+Only odd messages stay in memory as objects, because Python's garbage collector visits all objects.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _LONGEST = LONGEST_PROPERTIES
 _AT_FIRST = 64
 _BYTES_AT_FIRST = 1 << 15
 _PAUSE = (1 << 11) - 1
-"""After this many messages (about a millisecond) other threads may run."""
+"""Number of messages (about a millisecond of work) after which other threads may run."""
 _Message = Message
 
 
@@ -64,11 +62,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    Attributes:
-        count: number of messages that were taken.
-        odd: the odd messages, by their number.
-        topics: the distinct topics, in the order of their numbers.
-        hosts: the distinct store hosts, in the order of their numbers.
+    ``odd`` has the odd messages by message number; the order of ``topics`` and ``hosts`` gives
+    their numbers.
     """
 
     _data: Any
@@ -97,14 +92,7 @@ class CommonFrames:
         free(self._used)
 
     def take(self, messages: Iterable[Any], field: str) -> None:
-        """Make the frames of messages.
-
-        Args:
-            field: the name of the caller's argument, for errors.
-
-        Raises:
-            WrongType: if an object is not a message.
-        """
+        """Make frames. If an object is no message, raise WrongType with the argument's name."""
         path = self._path
         now = None
         head = None
@@ -159,8 +147,7 @@ class CommonFrames:
                         now = path.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The reference encoder takes this message: it raises the right error, or replaces
-                # half a surrogate pair.
+                # The reference encoder raises the right error, or replaces half a surrogate pair.
                 self.odd[number] = given
                 continue
             if found is not head:
@@ -191,7 +178,6 @@ class CommonFrames:
         return topic
 
     def _queue(self, topic: TopicQueues, name: str, queue_id: int) -> int:
-        """The number of a queue."""
         is_low = 0 <= queue_id < _QUEUES
         if is_low:
             number: int = topic.first[queue_id]
@@ -240,11 +226,9 @@ class CommonFrames:
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:
-        """Fill in the size of each frame (0 for an odd message), and the numbers of its topic and
-        host.
+        """Fill in frame size (0 for an odd message), topic number and host number.
 
-        Args:
-            columns: three rows of numbers, one column for each message.
+        ``columns`` has three rows, and one column for each message.
         """
         column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         count = self.count
@@ -262,8 +246,7 @@ class CommonFrames:
         now: int,
         columns: Int64,
     ) -> int:
-        """Append frames to a file; see :meth:`FrameTable.append
-        <logquarry.write.frame_table.FrameTable.append>`. Each frame is appended once, in order."""
+        """Append frames in order; see :meth:`logquarry.write.frame_table.FrameTable.append`."""
         step = columns.strides[0] // 8
         column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         last = cython.cast(FilePlace, file)
@@ -301,14 +284,12 @@ class CommonFrames:
         if last.address:
             memcpy(cython.cast(cython.p_char, last.address) + at, frames, whole)
         else:
-            # The file's buffer is from the transient store pool, or it is a copy: neither has an
-            # address.
+            # A buffer of the transient store pool, or a copied buffer, has no address.
             view = file.buffer
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # The bytes belong to the log only after the last of these lines. No other thread and no
-        # signal handler runs between the lines.
+        # No other thread and no signal handler runs between these lines.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

@@ -1,12 +1,8 @@
 """The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
 
-:mod:`logquarry.log.follow` decodes many frames at once (a run). The dispatcher writes the queues
-before the index, as RocketMQ does, and then calls the arrival listeners
-(``MessageArrivingListener``).
-
-Guarantees: frames are dispatched in the log's order. The dispatched offset advances only after
-queues and index have the entries of all messages before it. If a frame cannot be read, or would
-leave a gap in its queue, the dispatcher stops there and skips no frame. (Java skips the rest of its
+The dispatcher handles many frames at once (a run): first the queues, then the index, then the
+arrival listeners (``MessageArrivingListener``). The dispatcher follows the log's order. If a frame
+cannot be read or would leave a gap in its queue, the dispatcher stops. (Java skips the rest of its
 buffer.)
 """
 
@@ -34,29 +30,15 @@ from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
-from logquarry.write.queue_writer import (
-    BatchQueueWriter,
-    ConsumeQueueMender,
-    ConsumeQueueWriter,
-    Mending,
-    QueuePart,
-    parts_with_copies,
-)
 
 logger = logging.getLogger(__name__)
 
 
 class MessageArrival(NamedTuple):
-    """New messages of a queue.
+    """New messages of a queue; ``next_offset`` is the queue offset after the last message.
 
-    Attributes:
-        topic: the queue's topic.
-        queue_id: the queue's id.
-        next_offset: one past the queue offset of the last message.
-        messages: the number of messages.
-        store_timestamp: store time of the last message, in milliseconds.
-        tags_codes: the different tags codes of the messages; None if they are unknown, as in a
-            batch queue or in an arrival of more than 1,024 messages.
+    ``store_timestamp`` is the last message's, in milliseconds. ``tags_codes`` is None in a batch
+    queue, and if there are more than 1,024 messages.
     """
 
     topic: str
@@ -71,18 +53,15 @@ Listener = Callable[[MessageArrival], None]
 
 
 class ArrivalListeners:
-    """The arrival listeners of one store.
-
-    Any thread may add or remove them; the dispatcher calls them.
-    """
+    """The arrival listeners of one store. Any thread may add or remove listeners."""
 
     def __init__(self) -> None:
-        # The tuple is replaced, never changed, so that calling the listeners takes no lock.
+        # The tuple is replaced, never changed, so that tell() takes no lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
-        """Call a listener from now on; a listener that is added twice is called once."""
+        """Call a listener at each arrival; a listener that is added twice is called once."""
         with self._change:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
@@ -93,7 +72,7 @@ class ArrivalListeners:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
-        """Call the listeners once for each queue of a dispatched run."""
+        """Call the listeners once for each queue of a dispatched run; called by the dispatcher."""
         if not self._listeners:
             return
         for (topic, queue_id), part in groups.items():
@@ -113,16 +92,11 @@ class ArrivalListeners:
                 try:
                     listener(arrival)
                 except (Exception, SystemExit):
-                    # A failing listener must not end the dispatching.
                     logger.exception("a listener failed at %s", arrival)
 
 
-# --------------------------------------------------------------------------------------------------
-# The consume queues that the dispatcher writes to, and the dispatcher.
-
-Groups = Mapping[QueueKey, QueuePart]
-"""Maps each queue of a run to its entries."""
-WriterOf = Callable[[QueueKey], ConsumeQueueWriter | None]
+Groups = Mapping[QueueKey, queue_writer.QueuePart]
+WriterOf = Callable[[QueueKey], queue_writer.ConsumeQueueWriter | None]
 PutKeys = Callable[[Int64, Int64, Int64, Int64], None]
 Arrived = Callable[[DispatchRequests], None]
 Grown = Callable[[DispatchRequests, Groups], None]
@@ -130,50 +104,42 @@ Grown = Callable[[DispatchRequests, Groups], None]
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
-"""Maximum bytes of a run. The dispatcher writes the entries of a run queue by queue."""
+"""Maximum bytes of a run."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs, because a run costs as much for one frame as for
-many.
-"""
+"""Minimum and maximum seconds between two runs. One frame in a run costs as much as many frames."""
 _PAUSE_SHARE: Final = 4
-"""A pause is this many times as long as the run before it, so that puts get processor time."""
+"""A pause is this many times as long as the run before the pause: puts need processor time."""
 
 
 def queue_name_fault(topic: str) -> str | None:
-    """The reason why a topic is not permitted as a folder name; None if it is permitted."""
+    """Return why a topic is not permitted as a folder name; None if the topic is permitted."""
     return name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
 
 
 class QueueWriters:
-    """The writers of the consume queues, opened with the first message of each queue.
-
-    Any thread may get one; only the dispatcher writes.
-
-    Args:
-        mendings: see :class:`~logquarry.write.queue_table.QueueTable`.
-    """
+    """The writers of the queues. Any thread may get a writer; only the dispatcher writes."""
 
     def __init__(
         self,
         open_files: Callable[[str, int], MappedFileQueue],
-        mendings: Mapping[QueueKey, Mending] | None = None,
+        mendings: Mapping[QueueKey, queue_writer.Mending] | None = None,
         batch_topics: Collection[str] = (),
     ) -> None:
         self._batch_topics = batch_topics
         self._open_files = open_files
         self._mendings = mendings or {}
         self._opening = threading.Lock()
-        self._writers: dict[QueueKey, ConsumeQueueWriter | None] = {}
+        self._writers: dict[QueueKey, queue_writer.ConsumeQueueWriter | None] = {}
 
-    def __iter__(self) -> Iterator[ConsumeQueueWriter]:
+    def __iter__(self) -> Iterator[queue_writer.ConsumeQueueWriter]:
         return iter([writer for writer in list(self._writers.values()) if writer is not None])
 
-    def get(self, key: QueueKey) -> ConsumeQueueWriter | None:
-        """The writer of a queue; None if the topic is not a permitted folder name.
+    def get(self, key: QueueKey) -> queue_writer.ConsumeQueueWriter | None:
+        """Return the writer of a queue; None if the topic is not a permitted folder name.
 
-        Puts check the topic, but a log that another program wrote can have any topic.
+        Puts check the topic, but a log of another program can have any topic.
         """
         try:
             return self._writers[key]
@@ -185,13 +151,13 @@ class QueueWriters:
 
     @property
     def known(self) -> list[QueueKey]:
-        """The queues that :meth:`get` was called with."""
+        """The queues for which :meth:`get` was called."""
         return list(self._writers)
 
     def __contains__(self, key: object) -> bool:
         return key in self._writers
 
-    def _opened(self, topic: str, queue_id: int) -> ConsumeQueueWriter | None:
+    def _opened(self, topic: str, queue_id: int) -> queue_writer.ConsumeQueueWriter | None:
         fault = queue_name_fault(topic)
         if fault is not None:
             logger.error("topic %r gets no consume queue: %s", topic, fault)
@@ -199,18 +165,19 @@ class QueueWriters:
         files = self._open_files(topic, queue_id)
         mending = self._mendings.get((topic, queue_id))
         if topic in self._batch_topics:
-            return BatchQueueWriter(files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending)
+            return queue_writer.BatchQueueWriter(
+                files, f"{BATCH_QUEUE}/{topic}/{queue_id}", mending
+            )
         name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         if mending is not None:
-            return ConsumeQueueMender(files, name, mending)
-        return ConsumeQueueWriter(files, name)
+            return queue_writer.ConsumeQueueMender(files, name, mending)
+        return queue_writer.ConsumeQueueWriter(files, name)
 
 
 def load_kernels() -> None:
-    """Load the kernels that dispatch, from numba's cache.
+    """Load the kernels for dispatching before the first put.
 
-    If the first run loaded them, other threads would be putting at the same time, and the loading
-    would take half a second: each import waits for the GIL, and the puts wait for the imports.
+    During puts, the load takes half a second: its imports and the puts wait for each other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -223,18 +190,16 @@ class Dispatcher:
     """Dispatches the log to queues and index. Not thread-safe.
 
     Args:
-        writer_of: gives the writer of a queue; None to skip the queue.
-        put_keys: takes the keys, as :meth:`IndexWriter.put
-            <logquarry.write.index_writer.IndexWriter.put>`; None if the store keeps no index.
+        writer_of: returns the writer of a queue; None to skip the queue.
+        put_keys: puts index keys; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
-        arrived: called with each run of frames, after queues and index.
-        grown: called after ``arrived``, with the run and the queues of its frames.
+        arrived: called with each run, after queues and index; then ``grown`` is called.
         follow: called with each run between queues and index (for the state table of 3.1).
 
     Attributes:
-        offset: all frames before this physical offset are dispatched.
-        limit: physical offset; a frame that ends after it is not dispatched. None if there is no
-            limit. A slave uses the limit to check its master's bytes before they are dispatched.
+        offset: queues and index have the entries of all messages before this physical offset.
+        limit: physical offset at which dispatching stops, or None. A slave checks its master's
+            bytes before the slave raises the limit.
     """
 
     def __init__(
@@ -263,13 +228,12 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        If the log ends inside a frame, that frame is not dispatched yet. Only bytes from a master
-        can end so.
+        An incomplete frame at the log's end (bytes from a master) is not dispatched.
 
         Raises:
-            CorruptFrame: if there is damage; all frames before it are dispatched.
-            CorruptFile: if entries before a new entry are missing in a queue.
-            StoreUnavailable: if a file cannot be made.
+            CorruptFrame: if there is damage; all frames before the damage are dispatched.
+            CorruptFile: if a queue lacks entries before a new entry.
+            StoreUnavailable: if a file cannot be created.
         """
         end = self._files.max_offset
         if self.limit is not None:
@@ -278,7 +242,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # The store is a slave and was empty; the log of its master starts above 0.
+                # The store is a slave and was empty; the master's log starts above 0.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -288,18 +252,14 @@ class Dispatcher:
         return self.offset
 
     def dispatch_piece(self, start: int, stop: int) -> None:
-        """Dispatch one range of the log, which need not begin at :attr:`offset`.
-
-        Raises:
-            StoreUnavailable: if the range cannot be read to its end, or a file cannot be made.
-        """
+        """Dispatch one range of the log. Raise StoreUnavailable if the range cannot be read."""
         self.offset = start
         reached = self.dispatch_until(stop)
         if reached < stop:
             raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
-        """Dispatch frames of a file, or move to the next file; return False if both fail."""
+        """Dispatch a run, or advance to the next file; return False at an incomplete frame."""
         position = self.offset - file.base
         data = file.select(position, most=most)
         is_part = data is not None and len(data) == most
@@ -309,8 +269,7 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # Too few bytes are left for a blank. RocketMQ never leaves so few bytes; other programs
-            # may.
+            # RocketMQ always leaves room for a blank; other programs may not.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -333,7 +292,7 @@ class Dispatcher:
 
     def _dispatch(self, window: Window, run: Followed) -> None:
         requests = run.requests
-        parts = parts_with_copies(window, run, self._config)
+        parts = queue_writer.parts_with_copies(window, run, self._config)
         for key, part in parts.items():
             writer = self._writer_of(key)
             if writer is not None:
@@ -356,20 +315,16 @@ class Dispatcher:
 class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
-    If dispatching fails, the store accepts no more messages, because readers would never get them.
-    After a disk error (for example a full disk) the service tries again, and continues if the disk
-    works.
-
-    Args:
-        flags: gets LOGICS_QUEUE_ERROR on a failure.
+    If dispatching fails, the service sets LOGICS_QUEUE_ERROR: the store then refuses puts, because
+    readers would never get the messages. After a disk error (a full disk) the service tries again.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # Each waiting thread has a flag. Do not use a Condition: it is written in Python, and
-        # Ctrl-C inside it could leave its lock taken.
+        # One flag for each waiting thread. A Condition is written in Python: if Ctrl-C arrives
+        # inside the Condition, its lock could stay taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -377,7 +332,7 @@ class DispatchService(Service):
 
     @property
     def failure(self) -> StoreError | None:
-        """The error that stopped the dispatching, None if there is none."""
+        """The error that stopped the dispatching; None if there is no error."""
         return self._failure
 
     def run_once(self) -> None:
@@ -413,7 +368,7 @@ class DispatchService(Service):
         return super().stop(timeout_s)
 
     def ended(self) -> None:
-        """Wake the threads that wait."""
+        """Wake the waiting threads."""
         self._is_over = True
         self._tell_waiting()
 
@@ -422,15 +377,11 @@ class DispatchService(Service):
             flag.set()
 
     def wait_dispatched(self, offset: int, timeout_s: float | None = None) -> bool:
-        """Wait until the log is dispatched up to an offset.
-
-        Returns:
-            Whether the log is dispatched up to there. False after the timeout, or if the service
-            ended.
+        """Wait until the log is dispatched up to an offset; return False after the timeout.
 
         Raises:
             StoreError: the error that stopped the dispatching.
-            UsageError: if a listener calls this method, in the thread that dispatches.
+            UsageError: if a listener calls this method in the dispatcher's thread.
         """
         if self._dispatcher.offset >= offset:
             return True
@@ -442,8 +393,7 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Reset the flag first, then read the offset: if the offset advances later, the flag is
-            # set again.
+            # Reset the flag before reading the offset. A later advance sets the flag again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

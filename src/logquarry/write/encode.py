@@ -1,12 +1,9 @@
-"""Makes the frame of a message, except for the fields that are known only under the log's lock.
+"""Makes the frame of a message, without the fields that are known only under the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
-``MessageExtEncoder`` of 4.9.3. The checks have the same order, because the first check that fails
-determines the status. :mod:`logquarry.format.frame` defines the order of the bytes.
-
-Guarantees: readers can read every frame that is made here. For some messages, RocketMQ writes a
-frame that cannot be read: the length of the topic wraps, or a flag contradicts a host. This module
-rejects such messages.
+``MessageExtEncoder`` of 4.9.3. The checks have RocketMQ's order, because the first failed check
+determines the status. If the length of a topic wraps, or a flag contradicts a host, RocketMQ writes
+an unreadable frame. This module rejects such a message.
 """
 
 from __future__ import annotations
@@ -25,22 +22,8 @@ from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey, copy_key, named_copies
+from logquarry.write import message_rules as rules
 from logquarry.write.host_fields import HostFields, host_fields, too_large
-from logquarry.write.message_rules import (
-    LONGEST_NAME,
-    LONGEST_PROPERTIES,
-    PropertyMap,
-    delay_level,
-    given_properties,
-    is_timed,
-    looked_at,
-    name_fault,
-    reject_topic,
-    timer_slot,
-    topic_bytes,
-    utf8,
-    waits,
-)
 from logquarry.write.put_result import PutStatus, refusal
 
 _DELAY, _WAIT, _COPIES = props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH
@@ -55,7 +38,7 @@ _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 _ONE_FRAME: Final = (0,)
 
 Numbers = tuple[int, int, int, int, int]
-"""Queue id, flag, born time, reconsume times and the prepared transaction's offset."""
+"""Queue id, flag, born time, reconsume times, prepared transaction's offset."""
 
 
 class Encoded:
@@ -63,15 +46,14 @@ class Encoded:
 
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
-        key: topic and queue id of the frames; for a delayed message, those of the schedule topic.
-        store_host: the broker's address, as in the frame.
+        key: topic and queue id of the frames; the schedule topic for a delayed message.
         starts: where each frame starts in ``data``.
         store_time_at: where STORETIMESTAMP starts in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
-        body_size: bytes of all bodies, for log messages.
-        copies: further queues of the message. If there are any, ``data`` is empty, and the frame is
-            made under the lock, because it contains the message's offsets in these queues.
+        body_size: total bytes of the bodies, for log messages.
+        copies: the further queues, or None. With further queues, ``data`` is empty until the
+            appender makes the frame under the lock.
         own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
@@ -109,6 +91,15 @@ class Encoded:
         """Bytes of all frames."""
         return len(self.data)
 
+    def fill(self, key: QueueKey, hosts: HostFields, *, wait: bool, own_offset: int = 0) -> None:
+        """Set the fields that do not depend on the bytes."""
+        self.key = key
+        self.store_host = hosts.store_host
+        self.store_time_at = hosts.store_time_at
+        self.advances = hosts.advances
+        self.wait = wait
+        self.own_offset = own_offset
+
     def write(
         self,
         file: MappedFile,
@@ -117,24 +108,18 @@ class Encoded:
         now: int,
         placed: Callable[[Encoded], None],
     ) -> None:
-        """Append the frames to a file that has room for them.
+        """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        Args:
-            file: the file.
-            queue_offset, physical_offset, now: see :meth:`place`; ``now`` is the store time.
-            placed: called after :meth:`place` to complete the frames, if no kernel writes them.
+        After :meth:`place`, ``placed`` completes frames that no kernel writes.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP; a second call overwrites them.
+        """Fill in QUEUEOFFSET, PHYSICALOFFSET (both of the first frame) and STORETIMESTAMP.
 
-        Args:
-            queue_offset: queue offset of the first frame.
-            physical_offset: physical offset of the first frame.
-            store_timestamp: store time of all frames, in milliseconds.
+        A second call overwrites the fields.
         """
         data, time_at = self.data, self.store_time_at
         for start in self.starts:
@@ -146,13 +131,8 @@ class Encoded:
 class Copies:
     """A message whose properties contain queue offsets: its frame is made under the log's lock.
 
-    If the message has further queues (``MultiDispatch``), the properties contain its offset in each
-    of them. The properties of an inner batch contain the offset of its first message.
-
-    Attributes:
-        keys: topic and queue id of each further queue.
-        messages: number of messages in the frame, which is also the number of queue offsets that it
-            takes.
+    The properties contain the message's offset in each further queue (``MultiDispatch``), or the
+    offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.
     """
 
     __slots__ = ("_encode", "keys", "messages")
@@ -167,19 +147,13 @@ class Copies:
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
         """Make the frame from its queue offset and its offset in each further queue.
 
-        Raises:
-            MessageRejected: if the offsets make the message too large: UNKNOWN_ERROR, as in
-                RocketMQ.
+        If the frame is too large, raise MessageRejected with UNKNOWN_ERROR, as in RocketMQ.
         """
         return self._encode(props.MULTI_SEPARATOR.join(map(str, offsets or [queue_offset])))
 
 
 def check_widths(numbers: Numbers) -> None:
-    """Check that each number fits its field of the frame.
-
-    Raises:
-        UsageError: if a number does not fit; the text gives the field.
-    """
+    """Raise UsageError, with the field's name, if a number does not fit its field of the frame."""
     queue_id, flag, born, reconsume_times, prepared_offset = numbers
     arguments.int32(queue_id, "queue_id")
     arguments.int32(flag, "flag")
@@ -191,11 +165,9 @@ def check_widths(numbers: Numbers) -> None:
 class MessageEncoder:
     """Checks messages and makes their frames.
 
-    Args:
-        config: the store's settings.
-        clock: the born time of messages that have none, in milliseconds.
-        has_property_crc: whether each frame ends with room for a property CRC
-            (:mod:`logquarry.format.property_crc`), which the writer fills in.
+    ``clock`` gives missing born times, in milliseconds. With ``has_property_crc``, each frame ends
+    with room for a property CRC (:mod:`logquarry.format.property_crc`), which the appender fills
+    in.
     """
 
     def __init__(
@@ -212,58 +184,51 @@ class MessageEncoder:
         self._is_3_1 = config.is_3_1
 
     def encode(self, message: Message) -> Encoded:
-        """The frame of a message.
+        """Return the frame of a message.
 
         Raises:
-            MessageRejected: if the store does not take it.
-            UsageError: if a number does not fit its field, or the message has tags or keys
-                in addition to a property string.
+            MessageRejected: if the store refuses the message.
+            UsageError: if a number does not fit its field, or the message has tags or keys in
+                addition to a property string.
         """
         topic, queue_id, body = message.topic, message.queue_id, message.body
-        topic_data = topic_bytes(topic, self._topic_check)
-        properties = given_properties(message, is_closed=self._is_3_1)
-        values = looked_at(message)
+        topic_data = rules.topic_bytes(topic, self._topic_check)
+        properties = rules.given_properties(message, is_closed=self._is_3_1)
+        values = rules.looked_at(message)
         changed = None
         if values and sys_flag.advances_queue(message.sys_flag):
             changed, (topic, queue_id) = self._delayed(message, values)
             if changed is not None:
-                topic_data = topic_bytes(topic, "")
-                properties = utf8(changed.text(is_closed=self._is_3_1))
+                topic_data = rules.topic_bytes(topic, "")
+                properties = rules.utf8(changed.text(is_closed=self._is_3_1))
         hosts = self.hosts(message)
         encoded = Encoded()
-        encoded.key = topic, queue_id
-        encoded.store_host = hosts.store_host
+        encoded.fill(
+            (topic, queue_id),
+            hosts,
+            wait=rules.waits(values) if values else True,
+            own_offset=message.queue_offset if self._is_3_1 else 0,
+        )
         encoded.starts = _ONE_FRAME
-        encoded.store_time_at = hosts.store_time_at
-        encoded.advances = hosts.advances
-        encoded.wait = waits(values) if values else True
         encoded.body_size = len(body)
         encoded.copies = None
-        encoded.own_offset = message.queue_offset if self._is_3_1 else 0
         numbers = queue_id, *self.numbers(message)[1:]
         if self._copies_messages and values.get(_COPIES, "").strip():
-            # The frame is not complete without its offsets, so it is checked later.
             make = partial(self.frame, hosts, topic_data, body, numbers)
-            encoded.copies = self._copies(changed or PropertyMap(message), queue_id, make)
+            encoded.copies = self._copies(changed or rules.PropertyMap(message), queue_id, make)
             encoded.data = bytearray()
         else:
             encoded.data = self.frame(hosts, topic_data, body, numbers, properties)
         return encoded
 
     def encode_stored(self, message: Message) -> Encoded:
-        """Make the frame of a message that was stored before, without the changes that a put makes.
+        """Return the frame of a message that was stored before, without the changes of a put.
 
-        The topic and the property string already contain the delay and the further queues. If the
-        store writes further queues, the offsets in the string must be the next offsets of these
-        queues.
-
-        Raises:
-            MessageRejected: if the store does not take it.
-            UsageError: if a number does not fit its field, or the message has tags or keys
-                in addition to a property string.
+        Topic and property string already contain the delay and the further queues. The offsets in
+        the string must be the next offsets of the further queues. Errors: as :meth:`encode`.
         """
-        topic_data = topic_bytes(message.topic, self._topic_check)
-        properties = given_properties(message, is_closed=self._is_3_1)
+        topic_data = rules.topic_bytes(message.topic, self._topic_check)
+        properties = rules.given_properties(message, is_closed=self._is_3_1)
         hosts = self.hosts(message)
         data = self.frame(hosts, topic_data, message.body, self.numbers(message), properties)
         copies = None
@@ -273,24 +238,16 @@ class MessageEncoder:
             if named:
                 copies = _stored_copies(named, data)
         encoded = Encoded()
+        key = message.topic, message.queue_id
+        encoded.fill(key, hosts, wait=True, own_offset=message.queue_offset)
         encoded.data = data
-        encoded.key = message.topic, message.queue_id
-        encoded.store_host = hosts.store_host
         encoded.starts = _ONE_FRAME
-        encoded.store_time_at = hosts.store_time_at
-        encoded.advances = hosts.advances
-        encoded.wait = True
         encoded.body_size = len(message.body)
         encoded.copies = copies
-        encoded.own_offset = message.queue_offset
         return encoded
 
     def hosts(self, message: Message) -> HostFields:
-        """Hosts and SYSFLAG of a message or batch.
-
-        Raises:
-            MessageRejected: if the store does not take them.
-        """
+        """Return hosts and SYSFLAG; raise MessageRejected if a host or its family is not valid."""
         store_host = self._store_host if message.store_host is None else message.store_host
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
         if self._is_3_1 and hosts.flags & _V6:
@@ -300,7 +257,7 @@ class MessageEncoder:
         return hosts
 
     def numbers(self, message: Message) -> Numbers:
-        """The numbers of a message or batch that :meth:`frame` takes."""
+        """Return the numbers of a message or batch for :meth:`frame`."""
         born = message.born_timestamp
         return (
             message.queue_id,
@@ -325,17 +282,17 @@ class MessageEncoder:
             UsageError: if a number does not fit its field.
         """
         if type(body) is not bytes:
-            # len() of a view counts its items, which may be larger than bytes.
+            # len() of a view counts items, and an item may have several bytes.
             body = bytes(body)
         queue_id, flag, born, reconsume_times, prepared_offset = numbers
         if self.has_property_crc:
             properties = property_crc.with_room(properties)
         body_length, properties_length = len(body), len(properties)
-        if properties_length > LONGEST_PROPERTIES:
+        if properties_length > rules.LONGEST_PROPERTIES:
             raise refusal(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                f"the properties take {properties_length} bytes, and {LONGEST_PROPERTIES} are the "
-                "most",
+                f"the properties take {properties_length} bytes, and {rules.LONGEST_PROPERTIES} "
+                "are the most",
                 reason="properties",
             )
         size = hosts.fixed_size + body_length + len(topic_data) + properties_length
@@ -366,31 +323,28 @@ class MessageEncoder:
 
     def _delayed(
         self, message: Message, values: Mapping[str, str]
-    ) -> tuple[PropertyMap | None, QueueKey]:
-        """Return the properties of a delayed message, and the queue in which it waits.
-
-        For any other message, return None and the message's queue.
-        """
+    ) -> tuple[rules.PropertyMap | None, QueueKey]:
+        """Return the changed properties (None if not delayed), and the queue in the log."""
         own = message.topic, message.queue_id
-        if is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
+        if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
             config = self._config
-            slot = timer_slot(
+            slot = rules.timer_slot(
                 *(values, self._clock()),
                 longest_s=config.timer_max_delay_sec,
                 precision_ms=config.timer_precision_ms or timer.PRECISION_MS,
             )
             if slot is None:
                 return None, own
-            changed = PropertyMap(message)
+            changed = rules.PropertyMap(message)
             changed.values[props.TIMER_OUT_MS] = str(slot)
             changed.values[props.REAL_TOPIC] = message.topic
             changed.values[props.REAL_QUEUE_ID] = str(message.queue_id)
             return changed, (timer.TOPIC, 0)
-        stated = delay_level(values.get(_DELAY))
+        stated = rules.delay_level(values.get(_DELAY))
         level = min(stated, self._levels)
         if level <= 0:
             return None, own
-        changed = PropertyMap(message)
+        changed = rules.PropertyMap(message)
         if level < stated:
             changed.values[_DELAY] = str(level)
         changed.values[props.REAL_TOPIC] = message.topic
@@ -398,19 +352,19 @@ class MessageEncoder:
         return changed, (props.SCHEDULE_TOPIC, level - 1)
 
     def _copies(
-        self, changed: PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
+        self, changed: rules.PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
     ) -> Copies:
         # String.split drops only empty parts at the end.
         names = changed.values[_COPIES].rstrip(props.MULTI_SEPARATOR).split(props.MULTI_SEPARATOR)
         for name in names:
-            fault = name_fault(name, "store", longest=LONGEST_NAME)
+            fault = rules.name_fault(name, "store", longest=rules.LONGEST_NAME)
             if fault is not None:
-                reject_topic(name, fault)
+                rules.reject_topic(name, fault)
 
         def encode(offsets: str) -> bytearray:
             changed.values[props.INNER_MULTI_QUEUE_OFFSET] = offsets
             try:
-                return make(utf8(changed.text(without=_WAIT)))
+                return make(rules.utf8(changed.text(without=_WAIT)))
             except MessageRejected as error:
                 raise refusal(PutStatus.UNKNOWN_ERROR, str(error), reason=error.reason) from error
 
@@ -419,7 +373,6 @@ class MessageEncoder:
 
 
 def _stored_copies(named: Mapping[QueueKey, int], data: bytearray) -> Copies:
-    """The further queues of a message whose property string is written unchanged."""
 
     def encode(offsets: str) -> bytearray:
         stated = props.MULTI_SEPARATOR.join(map(str, named.values()))

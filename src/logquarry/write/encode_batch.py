@@ -1,19 +1,14 @@
-"""Makes the frames of a batch: messages of one topic and queue, of which all are put or none.
+"""Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. The caller gives the batch in the wire form that clients send
-(:mod:`logquarry.format.batch`), or as messages, from which this module makes the wire form.
-
-The guarantees are those for single messages (:mod:`logquarry.write.encode`). If Java would throw,
-because the wire form is cut short or has too many bytes, the batch is rejected. A kernel makes the
-frames. If the kernel finds a fault, its readable twin (the reference) makes the frames again and
-raises the error.
+``MessageExtEncoder.encode`` of 4.9.3. If Java would throw on the wire form, the batch is rejected.
+If the kernel finds a fault, its readable twin (the reference) raises the error.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -27,19 +22,9 @@ from logquarry.format.arrays import Bytes
 from logquarry.format.batch import INNER_BATCH, MOST_MESSAGES, BatchItem
 from logquarry.log import codec
 from logquarry.message import Message
+from logquarry.write import message_rules as rules
 from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
 from logquarry.write.host_fields import HostFields, too_large
-from logquarry.write.message_rules import (
-    LONGEST_PROPERTIES,
-    PropertyMap,
-    delay_level,
-    given_properties,
-    is_timed,
-    looked_at,
-    topic_bytes,
-    utf8,
-    waits,
-)
 from logquarry.write.put_result import PutStatus, refusal
 
 _SEPARATOR: Final = props.PROPERTY_SEPARATOR.encode()
@@ -53,11 +38,9 @@ _SHARED: Final = (
     "store_host",
     "reconsume_times",
 )
-"""The fields that all messages of a batch share."""
 
-Bytes8 = Bytes
 _Frames = tuple[bytearray, tuple[int, ...], int]
-"""The bytes of some frames, the start of each frame, and the size of all their bodies."""
+"""The bytes of some frames, the start of each frame, and the total size of the bodies."""
 
 
 def encode_batch(
@@ -68,25 +51,24 @@ def encode_batch(
     *,
     is_producer: bool = False,
 ) -> Encoded:
-    """The frames of a batch in wire form.
+    """Return the frames of a batch in wire form (:mod:`logquarry.format.batch`).
 
     In a topic with batch queues, a batch with a UNIQ_KEY becomes one frame, an inner batch
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
-        wire: the messages. Their TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the fields that the messages share; its properties are added to those of each
-            message.
-        is_producer: whether to treat the batch as if it had a UNIQ_KEY. Producers of RocketMQ 5
-            give a UNIQ_KEY to each batch.
+        wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
+        message: the shared fields. Its properties are added to the properties of each message.
+        is_producer: whether to treat the batch as if it had a UNIQ_KEY, as from a producer of
+            RocketMQ 5.
 
     Raises:
-        MessageRejected: if the store does not take it.
+        MessageRejected: if the store refuses the batch.
         UsageError: if a number does not fit its field, or ``message`` has a body.
     """
     if len(message.body):
         raise UsageError("a batch has its bodies in the wire form, and no other")
-    topic_data = topic_bytes(message.topic, config.topic_check)
+    topic_data = rules.topic_bytes(message.topic, config.topic_check)
     if len(wire) > config.max_message_size:
         raise too_large(len(wire), config.max_message_size)
     if sys_flag.transaction_type(message.sys_flag) != sys_flag.TRANSACTION_NOT:
@@ -95,16 +77,17 @@ def encode_batch(
             f"a batch cannot be part of a transaction: its SYSFLAG is {message.sys_flag:#x}",
             reason="transaction",
         )
-    values = looked_at(message)
-    if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
+    values = rules.looked_at(message)
+    if rules.delay_level(values.get(props.DELAY)) > 0 or rules.is_timed(values):
         raise refusal(PutStatus.MESSAGE_ILLEGAL, "a batch cannot be delayed", reason="delay")
     hosts = encoder.hosts(message)
     numbers = encoder.numbers(message)
-    shared = utf8(PropertyMap(message).text())
-    if len(shared) > LONGEST_PROPERTIES:
+    shared = rules.utf8(rules.PropertyMap(message).text())
+    if len(shared) > rules.LONGEST_PROPERTIES:
         raise refusal(
             PutStatus.PROPERTIES_SIZE_EXCEEDED,
-            f"the batch's properties take {len(shared)} bytes; the maximum is {LONGEST_PROPERTIES}",
+            f"the batch's properties take {len(shared)} bytes; the maximum is "
+            f"{rules.LONGEST_PROPERTIES}",
             reason="properties",
         )
     if message.topic in config.batch_topics and (
@@ -120,30 +103,18 @@ def encode_batch(
         made = _frames_reference(encoder, most, wire, hosts, topic_data, numbers, shared)
         encoded.data, encoded.starts, encoded.body_size = made
     encoded.copies = None
-    return _filled(encoded, message, hosts, values)
-
-
-def _filled(
-    encoded: Encoded, message: Message, hosts: HostFields, values: Mapping[str, str]
-) -> Encoded:
-    """Set the fields that do not depend on the frames."""
-    encoded.key = message.topic, message.queue_id
-    encoded.store_host = hosts.store_host
-    encoded.store_time_at = hosts.store_time_at
-    encoded.advances = True
-    encoded.wait = waits(values)
-    encoded.own_offset = 0
+    encoded.fill((message.topic, message.queue_id), hosts, wait=rules.waits(values))
     return encoded
 
 
 def encode_messages(
     encoder: MessageEncoder, config: StoreConfig, messages: Sequence[Message]
 ) -> Encoded:
-    """The frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
+    """Return the frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
-    # A client sets WAIT in each message and again for the whole batch; the broker writes it twice.
-    encoded.wait = all(waits(looked_at(message)) for message in messages)
+    # A client sets WAIT in each message and in the whole batch; the broker writes WAIT twice.
+    encoded.wait = all(rules.waits(rules.looked_at(message)) for message in messages)
     return encoded
 
 
@@ -155,7 +126,6 @@ def _inner_batch(
     topic_data: bytes,
     shared: bytes,
 ) -> Encoded:
-    """One frame with all messages of a batch (:mod:`logquarry.format.batch`)."""
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
@@ -172,7 +142,9 @@ def _inner_batch(
 
     def frame_at(base: str) -> bytearray:
         pairs = {props.INNER_NUM: str(count), props.INNER_BASE: base}
-        own = utf8("".join(f"{k}{_VALUE}{v}{props.PROPERTY_SEPARATOR}" for k, v in pairs.items()))
+        own = rules.utf8(
+            "".join(f"{k}{_VALUE}{v}{props.PROPERTY_SEPARATOR}" for k, v in pairs.items())
+        )
         made = encoder.frame(hosts, topic_data, wire, numbers, shared + glue + own)
         if len(made) > config.max_message_size:
             raise too_large(len(made), config.max_message_size)
@@ -181,17 +153,19 @@ def _inner_batch(
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
     encoded.copies = Copies((), frame_at, count)
-    # A batch that is too large is refused here, not under the log's lock.
+    # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
-    return _filled(encoded, message, hosts, looked_at(message))
+    wait = rules.waits(rules.looked_at(message))
+    encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
+    return encoded
 
 
 def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
-    """The wire form of messages, and the fields they share (``MessageDecoder.encodeMessages``).
+    """Return the wire form and the shared fields of messages (``MessageDecoder.encodeMessages``).
 
     Raises:
-        UsageError: if the messages differ in a field that all messages of a batch share.
-        MessageRejected: if one of them is delayed, or its properties are too long.
+        UsageError: if the messages differ in a shared field, or if there are no messages.
+        MessageRejected: if a message is delayed, or its properties are too long.
     """
     if not messages:
         raise UsageError("an empty batch has no topic: give a wire form and a message instead")
@@ -203,14 +177,14 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
                     f"the messages of a batch have one {name}: {getattr(first, name)!r} is not "
                     f"{getattr(message, name)!r}"
                 )
-        values = looked_at(message)
-        if delay_level(values.get(props.DELAY)) > 0 or is_timed(values):
+        values = rules.looked_at(message)
+        if rules.delay_level(values.get(props.DELAY)) > 0 or rules.is_timed(values):
             raise refusal(
                 PutStatus.MESSAGE_ILLEGAL, "a message in a batch cannot be delayed", reason="delay"
             )
     try:
         wire = batch.encode(
-            BatchItem(bytes(message.body), given_properties(message), message.flag)
+            BatchItem(bytes(message.body), rules.given_properties(message), message.flag)
             for message in messages
         )
     except ValueError as error:
@@ -258,17 +232,14 @@ def _frames_reference(
 
 
 class WireFrames(Encoded):
-    """The frames of a batch, which a kernel writes into the log's file.
+    """The frames of a batch; a kernel writes the frames into the log's file.
 
-    Args:
-        parts: arguments of the kernel: the wire form, the head of every frame, the topic, the
-            properties of the batch.
-        time_at: where STORETIMESTAMP starts in a frame.
+    ``parts``: wire form, head of every frame, topic, properties of the batch.
     """
 
     __slots__ = ("_parts", "_place", "_size", "_starts")
 
-    def __init__(self, parts: tuple[Bytes8, Bytes8, Bytes8, Bytes8], time_at: int) -> None:
+    def __init__(self, parts: tuple[Bytes, Bytes, Bytes, Bytes], time_at: int) -> None:
         self._parts = parts
         self._starts = np.empty(len(parts[0]) // batch.FIXED_SIZE + 1, np.int64)
         self.store_time_at = time_at
@@ -287,7 +258,7 @@ class WireFrames(Encoded):
 
     @property
     def data(self) -> bytearray:  # type: ignore[override]
-        """The frames with the offsets and the time that were given to :meth:`place`."""
+        """The frames with the offsets and the store time from :meth:`place`."""
         out = np.empty(self._size, np.uint8)
         if self._size:
             self._run(out.ctypes.data, self._size, *self._place)
@@ -332,7 +303,6 @@ def _frames_kernel(
     numbers: Numbers,
     shared: bytes,
 ) -> WireFrames | None:
-    """The frames; None if the reference would refuse the batch."""
     queue_id, _, born, reconsume_times, _ = numbers
     try:
         head = hosts.pack(
@@ -352,10 +322,6 @@ def _frames_kernel(
 
 
 def _items(wire: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """Flag, body and properties of each message.
-
-    Like RocketMQ, this ignores TOTALSIZE; :func:`logquarry.format.batch.decode` checks it.
-    """
     head, length = batch.HEAD.struct, batch.PROPERTIES_LENGTH
     at, end = 0, len(wire)
     try:

@@ -1,8 +1,4 @@
-"""The services that flush a store: the group commit, on which puts wait, and the timed flushes.
-
-While one sync runs, later puts wait for the next sync, which then covers all of these puts
-(``CommitLog.GroupCommitService``).
-"""
+"""The services that flush a store: the group commit, on which puts wait, and the timed flushes."""
 
 from __future__ import annotations
 
@@ -26,11 +22,9 @@ _IDLE_FLUSH_MS: Final = 500
 
 
 class GroupCommitService(Service):
-    """Syncs the log for the puts that wait.
+    """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    Args:
-        checkpoint: gets the store time up to which the log is on the disk.
-        timeout_ms: the maximum milliseconds that a put waits (``syncFlushTimeout``).
+    Puts that arrive during a sync wait for the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -42,7 +36,7 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # If no put wakes the service, it syncs messages with WAIT=false at this interval.
+        # The interval syncs messages with WAIT=false, because no put wakes the service for them.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -50,13 +44,13 @@ class GroupCommitService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._waiting: list[Waiter] = []
-        # The waits that the current sync covers. Only this service's thread and expire() use them.
+        # The waits that the current sync covers. Used by this service and expire().
         self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
     def start(self) -> None:
-        """Start both threads."""
+        """Start the syncing thread and the deadline watch."""
         self._watch.start()
         super().start()
 
@@ -67,13 +61,11 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread; it ends when the log is on the disk up to an
-        offset.
+        """Create a wait of the caller's thread until the log is on the disk up to an offset.
 
-        The result of the wait is True if the log was synced in time. After the timeout, it is
-        False: the put's status is then FLUSH_DISK_TIMEOUT, and the message is in the log and is
-        synced later. If the sync failed, the wait raises StoreUnavailable: the message may or may
-        not be on the disk, and the store accepts no more messages.
+        After the timeout, the wait's result is False (FLUSH_DISK_TIMEOUT); a later sync covers the
+        message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
+        on the disk.
         """
         waiter = ThreadWait(offset)
         self.add(waiter)
@@ -84,8 +76,7 @@ class GroupCommitService(Service):
         return self.request(offset).result()
 
     def add(self, request: Waiter) -> None:
-        """Add a wait. The wait ends when the log is on the disk up to its offset, or if the sync
-        fails."""
+        """Add a wait that ends when the log is on the disk up to its offset, or the sync fails."""
         request.deadline = self._clock() + self._timeout_ms
         with self._change:
             is_refused = self._has_ended or self.health.reason is not None
@@ -102,7 +93,7 @@ class GroupCommitService(Service):
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
-        # Sync even if there are no waits: there may be messages with WAIT=false.
+        # Sync even without waits: there may be messages with WAIT=false.
         flushed = self._queue.flush(0)
         _note_synced(self._queue, self._checkpoint)
         for request in covered:
@@ -115,7 +106,7 @@ class GroupCommitService(Service):
         self.run_once()
 
     def ended(self) -> None:
-        """Fail the remaining waits."""
+        """Fail the waits that the last sync does not cover."""
         with self._change:
             self._has_ended = True
             left = self._covered + self._waiting
@@ -124,10 +115,6 @@ class GroupCommitService(Service):
             self._end(request)
 
     def _end(self, request: Waiter) -> None:
-        """End a wait for which no further sync will run.
-
-        The wait succeeds if an earlier sync covered it.
-        """
         if self._queue.flushed_offset >= request.offset:
             request.resolve(True)
         elif self.health.reason is not None:
@@ -137,14 +124,10 @@ class GroupCommitService(Service):
             request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
-        """End the waits whose deadline has passed.
-
-        Returns:
-            Milliseconds until the next deadline, None if there is none.
-        """
+        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
         now = self._clock()
         with self._change:
-            # Both lists are in the order of their deadlines.
+            # The lists are in the order of their deadlines.
             pending = self._covered + self._waiting
         late = [request for request in pending if request.deadline <= now]
         for request in late:
@@ -155,18 +138,8 @@ class GroupCommitService(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The timed flushes and commits, for which no put waits.
-#
-# ========================== ========== ============ ==================
-# service                    interval   least pages  all pages
-# ========================== ========== ============ ==================
-# FlushRealTimeService       500 ms     4            every 10 s
-# CommitRealTimeService      200 ms     4            every 200 ms
-# FlushConsumeQueueService   1 s        2            every 60 s
-# ========================== ========== ============ ==================
-#
-# These are RocketMQ's defaults. After a failed sync, the store accepts no more writes, and the
-# service ends. RocketMQ logs the failure and continues as if the sync had succeeded.
+# The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
+# writes, and the service ends. RocketMQ logs the failure, and continues as after a successful sync.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -175,19 +148,11 @@ class Flushable(Protocol):
     """A queue's files, or an index file."""
 
     def flush(self, least_pages: int) -> object:
-        """Sync the file if at least ``least_pages`` pages have changed; if ``least_pages`` is 0,
-        always sync.
-        """
+        """Sync if at least ``least_pages`` pages have changed; with 0, always sync."""
 
 
 class Timing(NamedTuple):
-    """When a service flushes.
-
-    Attributes:
-        interval_ms: pause between two runs.
-        least_pages: a run flushes a file if at least this many pages are due.
-        thorough_interval_ms: pause between two thorough runs, which flush everything.
-    """
+    """When a service flushes. A thorough run flushes all pages."""
 
     interval_ms: int
     least_pages: int
@@ -195,7 +160,7 @@ class Timing(NamedTuple):
 
 
 class _TimedFlush(Service):
-    """Flushes at an interval. The first run is thorough, as in Java, and so is the last one."""
+    """Flushes at an interval. The first run (as in Java) and the last run are thorough."""
 
     def __init__(
         self,
@@ -212,7 +177,6 @@ class _TimedFlush(Service):
         self._thorough_at: int | None = None
 
     def run_once(self) -> None:
-        """Flush the pages that are due."""
         now = self._clock()
         if self._thorough_at is None or now >= self._thorough_at:
             self._thorough_at = now + self._timing.thorough_interval_ms
@@ -221,20 +185,17 @@ class _TimedFlush(Service):
             self.flush(self._timing.least_pages)
 
     def run_last(self) -> None:
-        """Flush everything."""
         self.flush(0)
 
     @abstractmethod
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the files with at least that many due pages; if it is 0, all files."""
+        """Flush the files with at least ``least_pages`` due pages; with 0, flush all files."""
 
 
 class FlushRealTimeService(_TimedFlush):
     """Flushes the log at an interval (``ASYNC_FLUSH``).
 
-    Args:
-        checkpoint: gets the store time up to which the log is on the disk, after thorough flushes.
-        is_timed: whether to keep to the interval (``flushCommitLogTimed``) even when it is woken.
+    If ``is_timed`` (``flushCommitLogTimed``), a wake-up by a put does not shorten the interval.
     """
 
     def __init__(
@@ -263,7 +224,7 @@ class FlushRealTimeService(_TimedFlush):
 class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    Stop this service before the flush service, which then flushes the committed bytes.
+    Stop this service before the flush service, which syncs the committed bytes.
     """
 
     def __init__(
@@ -279,7 +240,7 @@ class CommitRealTimeService(_TimedFlush):
         self._committed = committed
 
     def flush(self, least_pages: int = 0) -> None:
-        """Commit the pages that are due, or all."""
+        """Commit the pages that are due; with 0, commit all pages."""
         before = self._queue.committed_offset
         if self._queue.commit(least_pages) != before:
             self._committed()
@@ -288,15 +249,9 @@ class CommitRealTimeService(_TimedFlush):
 class FlushConsumeQueueService(_TimedFlush):
     """Flushes the consume queues, and then writes the checkpoint.
 
-    A thorough run syncs the log first, then the queues and the index, and then writes the
-    checkpoint. So the checkpoint never covers messages that are not on the disk. (RocketMQ's
-    checkpoint has the time of the last dispatched message as its time for the queues, even if the
-    queues are not flushed.)
-
-    Args:
-        queues: returns the files to flush: the queues, and the index if the store keeps one.
-        checkpoint: gets the times; written after each thorough run.
-        dispatched_timestamp: returns the store time of the last message that is in the queues.
+    A thorough run syncs the log, then the queues and the index, and then writes the checkpoint. So
+    the checkpoint never covers messages that are not on the disk. (RocketMQ's checkpoint has the
+    time of the last dispatched message even if the queues are not flushed.)
     """
 
     def __init__(
@@ -319,21 +274,15 @@ class FlushConsumeQueueService(_TimedFlush):
         self._is_over = False
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues with at least ``least_pages`` changed pages.
+        """Flush the queues with at least ``least_pages`` changed pages; with 0, run thoroughly.
 
-        If it is 0, flush all queues, and write the checkpoint.
-
-        Any thread may call it. The flushes run one after the other, because each full index file
-        is synced and closed once.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed, or the files are closed.
+        Any thread may call. A lock orders the flushes, because each full index file is synced and
+        closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
         """
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            # Read the time first: the flush does not cover messages that are dispatched while it
-            # runs.
+            # Read the time before the flush, which does not cover later dispatched messages.
             timestamp = self._dispatched_timestamp()
             if least_pages == 0:
                 self._log.flush(0)
@@ -346,42 +295,29 @@ class FlushConsumeQueueService(_TimedFlush):
                 self._checkpoint.flush()
 
     def close(self) -> None:
-        """Refuse further flushes: the files are about to be closed."""
+        """Refuse further flushes, because the files are about to be closed."""
         with self._flushing:
             self._is_over = True
 
 
 def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> None:
-    """Set the checkpoint's store time up to which the log is on the disk."""
     if checkpoint is not None and log.store_timestamp > 0:
         checkpoint.physic_timestamp = log.store_timestamp
 
 
 # --------------------------------------------------------------------------------------------------
 # The services of one store, by its settings.
-#
-# ::
-#
-#     SYNC_FLUSH     GroupCommitService         syncs the log; puts wait for it
-#     ASYNC_FLUSH    FlushRealTimeService       syncs the log at an interval
-#     with a pool    CommitRealTimeService      writes buffers to the files before the sync
-#     always         FlushConsumeQueueService   syncs queues, index and checkpoint
 
 
 class FlushServices:
-    """The flush services of one store; the store starts and stops them.
+    """The flush services of one store; the store starts and stops the services.
 
-    Args:
-        has_pool: whether messages are written to buffers first, and then committed to the files.
-        flushables: returns the queues and the index, which are flushed after the log.
-        dispatched_timestamp: returns the store time of the last dispatched message, in
-            milliseconds.
+    ``dispatched_timestamp`` returns the store time of the last dispatched message, in milliseconds.
 
     Attributes:
-        group: syncs the log for puts that wait; None with ASYNC_FLUSH.
+        group: the group commit; None with ASYNC_FLUSH.
         commit: writes the pool's buffers to the files; None if there is no pool.
         after_put: the service that a put wakes.
-        queues: flushes queues, index and checkpoint.
     """
 
     def __init__(

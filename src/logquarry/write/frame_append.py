@@ -2,8 +2,7 @@
 
 If logquarry runs interpreted, :meth:`PutPath.put_common
 <logquarry.write.put_path.PutPath.put_common>` and :meth:`LogAppender.append_held
-<logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames. This
-module then only has the state that these two methods share.
+<logquarry.write.log_appender.LogAppender.append_held>` (the reference) append the frames.
 """
 
 from __future__ import annotations
@@ -45,13 +44,12 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""Limit in seconds. A put that takes longer, or holds the lock longer, is logged."""
+"""Seconds. A put that takes longer, or holds the lock longer, is logged."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# The positions of the fields, from their tables. The positions of fields after the hosts are
-# counted backwards from the body.
+# The positions after the hosts are counted backwards from the body.
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -69,7 +67,7 @@ _NAME_SIZE = len(_KEYS_BYTES)
 _SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
 assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
-# These have no "Final": the .pxd declares them, so that they are variables of C.
+# Without "Final", the .pxd can declare these names as variables of C.
 _ONE_FRAME = (0,)
 _NO_TIME = 0.0
 _Result = PutResult
@@ -79,7 +77,7 @@ _new = tuple.__new__
 
 
 def log_held(body_size: int, result: PutResult) -> None:
-    """Log a put that held the lock for long."""
+    """Log a put that held the lock for a long time."""
     logger.warning(
         "a put held the log for %d ms: %d bytes of body, %s", result.elapsed_ms, body_size, result
     )
@@ -95,7 +93,7 @@ def put_result(
     count: int,
     starts: tuple[int, ...],
 ) -> PutResult:
-    """The result of a put of one message, or of a batch; see :class:`PutResult`."""
+    """Return the result of a put of one message or batch; see :class:`PutResult`."""
     return _new(
         PutResult,
         (
@@ -115,7 +113,7 @@ def put_result(
 
 
 class Key:
-    """Compiled: a queue's key, and its hash, which a tuple computes for each lookup."""
+    """Compiled: a queue's key, and the key's hash. A tuple computes its hash for each lookup."""
 
     def __init__(self, key: QueueKey) -> None:
         self.key = key
@@ -123,7 +121,7 @@ class Key:
 
 
 class Topic:
-    """Compiled: a topic's name, and TOPICLEN and TOPIC as they are in a frame."""
+    """Compiled: a topic's name, and its bytes TOPICLEN and TOPIC in a frame."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -131,10 +129,10 @@ class Topic:
         self.keys: list[Key | None] = [None] * _KEPT_KEYS
 
     def key(self, queue_id: int) -> Key:
-        """The key of a queue."""
+        """Return the key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return Key((self.name, queue_id))
-        # Reuse the key object: a dictionary finds the same object faster than an equal one.
+        # A dictionary finds the same key object faster than an equal object.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = Key((self.name, queue_id))
@@ -144,8 +142,7 @@ class Topic:
 class FrameHead:
     """Compiled: the start of the frames with the same hosts and SYSFLAG.
 
-    Raises:
-        MessageRejected, UsageError: as :func:`~logquarry.write.host_fields.host_fields`.
+    Errors: as :func:`~logquarry.write.host_fields.host_fields`.
     """
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
@@ -181,7 +178,7 @@ def write_frame(
     physical_offset: int,
     now: int,
 ) -> Any:
-    """Compiled: write the frame of a message at an address. Returns the address after it."""
+    """Compiled: write the frame of a message at an address. Return the address after the frame."""
     memcpy(place, PyBytes_AS_STRING(head.template), head.size)
     store32(place + _SIZE_AT, item.size)
     store32(place + _CRC_AT, item.crc)
@@ -222,19 +219,16 @@ def write_frame(
 class FrameAppend:
     """The state of a log's writer that each put reads or changes.
 
-    :class:`~logquarry.write.log_appender.LogAppender` extends it.
-
     Args:
-        clock: gives store times, in milliseconds.
+        clock: returns store times, in milliseconds.
         queue_offsets: the next offset of each queue.
         takes_kernels: whether kernels, or this class, may write frames.
-        settle: waits for flush and replica if the put requests it, and returns the result with
-            their status. Called outside the lock.
+        settle: waits for flush and replica if the put requests a wait, and returns the result with
+            the status of the waits. Called outside the lock.
 
     Attributes:
-        clock, queue_offsets, takes_kernels, settle: the arguments of these names.
-        bar: the reason why no bytes may be appended now; None if appends are allowed. It is checked
-            under the lock, because a put may have passed all other checks before the bar was set.
+        bar: why no bytes may be appended now, or None. Appends check the bar under the lock,
+            because another thread may set the bar after a put's other checks.
     """
 
     def __init__(
@@ -276,11 +270,7 @@ class FrameAppend:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: the start of the frames with these hosts and SYSFLAG.
-
-        Raises:
-            MessageRejected, UsageError: as :class:`FrameHead`.
-        """
+        """Compiled: return a frame head; errors as :class:`FrameHead`."""
         head = self._head
         if (
             head is None
@@ -299,11 +289,7 @@ class FrameAppend:
         return head
 
     def topic_of(self, name: str) -> Topic:
-        """Compiled: a topic by its name.
-
-        Raises:
-            MessageRejected: if the name cannot be a topic's.
-        """
+        """Compiled: return a topic; raise MessageRejected if the name is not a valid topic."""
         found: Topic | None = cython.cast(Topic, self._recent.get(name))
         if found is not None:
             return found
@@ -317,7 +303,7 @@ class FrameAppend:
         return found
 
     def body_crc(self, body: Any, length: int) -> int:
-        """Compiled: BODYCRC of the bytes at an address."""
+        """Compiled: return BODYCRC of the bytes at an address."""
         if self._crc32 is not cython.NULL:
             found: int = self._crc32(0, body, length) & _INT_MAX
             return found
@@ -336,19 +322,12 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        If the clock is the wall clock, this method calls no Python code while it holds the log's
-        lock. So no other thread and no signal handler runs between the writing of the bytes and the
-        counting of the queue offset.
+        ``items`` is ``Item *``; this method sets the shared numbers and the sizes. With the wall
+        clock, this method calls no Python code under the log's lock. So no other thread and no
+        signal handler runs between writing the bytes and counting the queue offset.
 
-        Args:
-            items: ``Item *``. This method sets the numbers that the messages share, and the sizes
-                of their frames.
-
-        Returns:
-            The result. None, with nothing changed, if the reference must append them.
-
-        Raises:
-            OverflowError: if a number does not fit; then too, the reference must append them.
+        If the reference must append the messages, this method changes nothing, and returns None or
+        raises OverflowError.
         """
         queue_number = queue_id
         born_time = 0
@@ -370,8 +349,6 @@ class FrameAppend:
                 return None
         key = topic.key(queue_number)
 
-        # With the lock held, get physical offset, queue offset and store time; then write the
-        # bytes.
         lock = self._lock
         lock.take()
         try:
@@ -387,7 +364,6 @@ class FrameAppend:
             else:
                 stamp = self.clock()
                 if type(stamp) is not int:
-                    # The reference refuses it.
                     return None
                 now = stamp
             known = get_known(self.queue_offsets, key.key, key.hash)
@@ -397,8 +373,7 @@ class FrameAppend:
             if file.address:
                 place = cython.cast(cython.p_char, file.address)
             else:
-                # The file's buffer is from the transient store pool, or it is a copy: neither has
-                # an address.
+                # A buffer of the transient store pool, or a copied buffer, has no address.
                 view = file.buffer
                 place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             place += at
@@ -417,11 +392,11 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # The bytes belong to the log only after the last of these lines. They cannot fail.
+            # These lines cannot fail. The last line makes the bytes part of the log.
             if head.advances:
                 set_known(self.queue_offsets, key.key, queue_offset + count, key.hash)
             elif known is None:
-                # A message that takes no queue offset adds its queue to the table too.
+                # A message that takes no queue offset also adds its queue to the table.
                 self.queue_offsets[key.key] = 0
             file.store_timestamp = now
             file.wrote = at + whole
@@ -431,12 +406,11 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        # Most puts have the same store time and size as the put before.
+        # Most puts have the same store time and size as the previous put.
         if now != self._now:
             self._now, self._now_object = now, now
         if whole != self._size:
             self._size, self._size_object = whole, whole
-        # Most puts end within one tick.
         held_ms = held if held else _NO_TIME
         made: PutResult = result_of(
             _Result,

@@ -1,4 +1,4 @@
-"""Defines the table of checked messages, from which a kernel makes the frames."""
+"""The table of checked messages, from which a kernel makes the frames."""
 
 from __future__ import annotations
 
@@ -16,32 +16,25 @@ from logquarry.read.log_queues import QueueKey
 if TYPE_CHECKING:
     from logquarry.disk.mapped_file import MappedFile
 
-Bytes8 = Bytes
-
 _MANY_QUEUES: Final = 1 << 10
 
 
 @dataclass(slots=True)
 class FrameTable:
-    """Checked messages, for the kernel.
-
-    A message that the kernel cannot encode is odd; :mod:`logquarry.write.outgoing` defines which
-    messages are odd.
+    """Checked messages, for the kernel (:mod:`logquarry.write.outgoing`).
 
     Attributes:
         rows: a column for each message; the columns of odd messages are not used.
-        queues: the distinct queues of ``rows``.
         heads, head_facts: the distinct heads (the fields of a frame that depend on hosts and
             SYSFLAG).
-        topics, topic_ends: the distinct topics.
         keep: the objects that own the bytes at the rows' addresses.
     """
 
     rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
     queues: list[QueueKey] = field(default_factory=list)
-    heads: Bytes8 = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
+    heads: Bytes = field(default_factory=lambda: np.zeros((0, 0), np.uint8))
     head_facts: Int64 = field(default_factory=lambda: np.zeros((0, r.HEAD_FACTS), np.int64))
-    topics: Bytes8 = field(default_factory=lambda: np.zeros(0, np.uint8))
+    topics: Bytes = field(default_factory=lambda: np.zeros(0, np.uint8))
     topic_ends: Int64 = field(default_factory=lambda: np.zeros(1, np.int64))
     keep: tuple[object, ...] = ()
 
@@ -54,15 +47,13 @@ class FrameTable:
         now: int,
         columns: Int64,
     ) -> int:
-        """Append the frames of some rows to a file. Call this only under the log's lock.
+        """Append the frames of messages ``start`` to ``stop`` to a file, under the log's lock.
 
         Args:
-            file: the log's last file.
-            offsets: the next offset of each queue.
-            start, stop: the range of the messages' numbers; none of them is odd.
+            start, stop: a range of message numbers without an odd message.
             now: the store time in milliseconds; a row may have a later time.
-            columns: four rows of numbers. This method sets physical offset, queue offset, store
-                time and size of each message in the column of its number.
+            columns: four rows: physical offset, queue offset, store time and size. This method
+                fills in the column of each message.
 
         Returns:
             The number of the first message that did not fit.
@@ -89,7 +80,6 @@ class FrameTable:
         return at
 
     def _used(self, start: int, stop: int) -> list[int]:
-        """The queues of a range of rows."""
         queues: Any = self.rows[r.QUEUE, start:stop]
         if len(self.queues) > _MANY_QUEUES:
             found = np.unique(queues)
@@ -101,14 +91,13 @@ class FrameTable:
 def advance(
     file: MappedFile, position: int, offsets: dict[QueueKey, int], told: dict[QueueKey, int]
 ) -> None:
-    """Count the frames before a position of a file as in the log, with their queue offsets."""
+    """Count the frames before a position of a file as written, with their queue offsets."""
     before = file.wrote
     try:
         file.advance(position - before)
         offsets.update(told)
     except BaseException:
-        # Ctrl-C may arrive at any line. Messages that are in the log have used up their queue
-        # offsets.
+        # Ctrl-C may arrive at any line. Messages in the log have used their queue offsets.
         if file.wrote > before:
             offsets.update(told)
         raise
@@ -116,7 +105,7 @@ def advance(
 
 @cache
 def load_kernel() -> None:
-    """Load or compile the kernel before the lock is taken, because it takes a moment."""
+    """Load or compile the kernel, which takes a moment. Call this before taking the lock."""
     kernels = codec.require_kernels()
     none, numbers = FrameTable(), np.zeros(0, np.int64)
     kernels.encode_frames(

@@ -22,8 +22,7 @@ class HostFields:
     Attributes:
         flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
-        pack: packs the fields before the body (:func:`logquarry.format.frame.prefix`).
-        prefix_size: bytes that ``pack`` packs.
+        pack: packs the fields before the body, ``prefix_size`` bytes.
         store_time_at: where STORETIMESTAMP starts in the frame.
     """
 
@@ -39,10 +38,10 @@ class HostFields:
 
 @lru_cache(_CACHED)
 def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> HostFields:
-    """Hosts and SYSFLAG of a message as they are in a frame.
+    """Return the fields of a frame that depend on hosts and SYSFLAG.
 
     Raises:
-        MessageRejected: if a host cannot be parsed, or its family is not the one in SYSFLAG.
+        MessageRejected: if a host cannot be parsed, or SYSFLAG marks an IPv4 host as IPv6.
         UsageError: if SYSFLAG has more than 32 bits.
     """
     arguments.int32(flags, "sys_flag")
@@ -62,7 +61,7 @@ def host_fields(born_host: str | bytes, store_host: str | bytes, flags: int) -> 
 
 
 def too_large(size: int, most: int) -> StoreError:
-    """The error for a message or batch that is too large."""
+    """Return the error for a message or batch that is too large."""
     return refusal(
         PutStatus.MESSAGE_ILLEGAL,
         f"the message takes {size} bytes in the log, and maxMessageSize is {most}",
@@ -89,8 +88,8 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
         families |= sys_flag.STORE_HOST_V6
     stated = flags & (sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6)
     if stated & ~families:
-        # QUIRK: RocketMQ computes the length from the flag and writes a frame that cannot be
-        # read (test_append_vectors: vector 34).
+        # QUIRK: RocketMQ computes the length from the flag and writes an unreadable frame
+        # (test_append_vectors: vector 34).
         _reject_host(f"SYSFLAG {flags:#x} marks a host as IPv6, but the host is IPv4")
     return flags | families
 

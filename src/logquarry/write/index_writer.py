@@ -1,10 +1,7 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-Only the dispatcher's thread writes. It puts all keys of a run of messages at once. Entries, chains
-and headers are the same as if the keys were put one by one.
-
-Guarantees: a file's header is written after its entries, so a reader ignores entries that are not
-complete yet. File names are distinct and ascend, even if the clock is set back.
+Only the dispatcher's thread writes. The header of a file is written after the entries, so a reader
+ignores incomplete entries. File names are distinct and ascend, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ _NAME_DIGITS: Final = 17
 
 
 def load_kernel() -> None:
-    """Load the kernel that puts keys. Called only if kernels can be used."""
+    """Load the kernel that puts keys. Call this only if kernels can be used."""
     none = np.zeros(0, np.int64)
     codec.require_kernels().put_index_keys(0, 1, 0, 1, 0, none, none, none)
 
@@ -45,10 +42,8 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    Args:
-        file: the file, of the size that ``shape`` needs.
-        before: the header of the previous file; a new file's header starts with its end values.
-        counts_keys: whether the header counts keys instead of chains (3.x).
+    A new file begins with the end values of ``before``, the header of the previous file. With
+    ``counts_keys``, the header counts keys instead of chains (3.x).
     """
 
     def __init__(
@@ -62,16 +57,15 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
-        # Allocate the whole file. RocketMQ leaves holes in it; on a full disk, a write to a hole
-        # through the map ends the process.
+        # Allocate the whole file. If the disk is full, a write to a hole through the map would end
+        # the process. RocketMQ leaves holes.
         file.allocate()
-        # Read all slots and the header: a put can change any slot.
+        # A put can change any slot: read all slots and the header.
         file.require_readable(0, shape.entry_position(0))
         file.load(shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
         file.require_readable(shape.entry_position(max(0, count - 1)), 2 * ENTRY.size)
         self.header = index.decode_header(file.buffer)
-        # The whole file counts as written, so that a flush syncs every change in it.
         file.wrote = file.size
         if before is not None and self.header.entry_count <= 1:
             self.header = IndexHeader(
@@ -86,11 +80,11 @@ class IndexFileWriter:
 
     @property
     def room(self) -> int:
-        """Number of keys for which the file still has room."""
+        """Number of keys that the file can still take."""
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
-        """Put keys, at most :attr:`room` of them."""
+        """Put keys, at most :attr:`room` keys."""
         count = len(hashes)
         if not count:
             return
@@ -103,8 +97,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the seconds of the first entry are counted from the end time of the previous
-            # file, because the header still has that time as its begin time (test_replay.py:
+            # QUIRK: the first entry counts its seconds from the end time of the previous file,
+            # because the header still has that time as its begin time (test_replay.py:
             # clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
@@ -131,13 +125,12 @@ class IndexFileWriter:
             file.keep(int(run[0]) * PAGE_SIZE, min(stop, first_entry))
 
     def _entries(self, number: int, count: int) -> Records:
-        """A writable view of some entries of the file."""
         position = self.shape.entry_position(number)
         entries: Records = np.frombuffer(self.file.buffer, _ENTRY_DTYPE, count, position)
         return entries
 
     def _put_reference(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """Write the entries and their chains. Returns the number of new chains."""
+        """Write the entries and their chains. Return the number of new chains."""
         number, count = self.header.entry_count, len(hashes)
         entries = self._entries(number, count)
         entries["key_hash"] = hashes
@@ -149,7 +142,6 @@ class IndexFileWriter:
         return begun
 
     def _put_kernel(self, hashes: Int64, offsets: Int64, times: Int64, begin: int) -> int:
-        """The kernel twin of :meth:`_put_reference`."""
         kernels = codec.require_kernels()
         # The view keeps the file mapped while the kernel writes.
         view: Bytes = np.frombuffer(self.file.buffer, np.uint8)
@@ -178,8 +170,7 @@ class IndexFileWriter:
 def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     """Put new entries at the front of their chains.
 
-    Returns:
-        The entry that follows each new entry in its chain, and the number of new chains.
+    Return the next entry in the chain of each new entry, and the number of new chains.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -188,7 +179,7 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # A slot counts as empty unless it contains the number of an earlier entry.
+    # If a slot has no number of an earlier entry, the slot is empty.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -198,7 +189,6 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
 
 
 def _seconds(times: Int64, begin: int) -> Int64:
-    """Seconds since a file's begin time, limited to the range of an entry's field."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)
@@ -206,15 +196,7 @@ def _seconds(times: Int64, begin: int) -> Int64:
 
 @dataclass(eq=False, repr=False)
 class IndexWriter:
-    """Writes the index files of a store.
-
-    Args:
-        clock: returns milliseconds, from which new files get their names.
-        filled: called with each file that is full (``IndexService.flush`` syncs it).
-
-    Attributes:
-        last: the current file, None if there is none.
-    """
+    """Writes the index files of a store. ``filled`` is called with each full file."""
 
     disk: Disk
     folder: Path
@@ -235,16 +217,13 @@ class IndexWriter:
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put the keys of a run of messages.
 
-        Args:
-            offsets: physical offset of each message, even of a message without a key.
-            times: store time of each message, in milliseconds.
-            hashes: hashes of the keys, in the messages' order.
-            numbers: for each key the index of its message.
+        ``offsets`` and ``times`` (milliseconds) have all messages, even messages without a key.
+        ``numbers`` has the index of the message of each key.
         """
         if not len(offsets):
             return
         file = self._writable()
-        # Skip messages that were indexed before. QUIRK: the last of them is indexed again
+        # Skip messages that were indexed before. QUIRK: the last indexed message is indexed again
         # (test_index_writer.py::test_the_last_message_is_indexed_again).
         if offsets[0] < file.header.end_offset:
             new = offsets[numbers] >= file.header.end_offset
@@ -258,11 +237,10 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # If the last file is full, create the next file even for a message without a key.
+            # If the last file is full, even a message without a key creates the next file.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
-        """The last file, or a new one if it is full or there is none."""
         before = self.last
         if before is not None and before.room > 0:
             return before
@@ -279,17 +257,17 @@ class IndexWriter:
         return made
 
     def _make(self) -> MappedFile:
-        """Make a file with an unused name.
+        """Create a file with an unused name.
 
-        If a RocketMQ broker is started on this store, it creates index files before it fails to
-        take the lock. It can create one in the same millisecond.
+        A RocketMQ broker that is started on this store creates index files before it fails to take
+        the lock. Such a file can have the name of the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # The name is also in use if an earlier call created the file but could not map it.
+                # The name is also in use if an earlier call created the file but failed to map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -304,11 +282,10 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """The name of a new file: the present time (``timeMillisToHumanString``), or later than
-    ``last``.
+    """Return the name of a new file: the present time, or a later time than the name ``last``.
 
-    QUIRK: RocketMQ always uses the time. So two files that are created in one millisecond get the
-    same name, and a file that is created after the clock was set back sorts before older files
+    QUIRK: RocketMQ always uses the time (``timeMillisToHumanString``). So two files of one
+    millisecond get the same name. If the clock is set back, a new file sorts before older files
     (test_index_writer.py::test_names_ascend).
     """
     moment = datetime.datetime.fromtimestamp(now_ms // 1000)
@@ -316,7 +293,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: in a time zone, an hour occurs twice when the clock goes back.
+        # Parse without a time zone: when the clock of a time zone goes back, an hour occurs twice.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -330,22 +307,16 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# The thread that flushes syncs and closes a full file, and then writes the checkpoint
-# (``IndexService.flush``). The current file is synced by the thorough flushes.
-#
-# If a RocketMQ broker is started on this store, it deletes index files that are newer than the
-# checkpoint, before it fails to take the lock. So each file that the checkpoint does not cover has
-# a second name, a hard link from which logquarry restores the file
-# (:mod:`logquarry.disk.queue_folders`).
+# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before, the
+# broker deletes index files that are newer than the checkpoint. So each of these files has a second
+# name, a hard link from which logquarry restores the file (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    Args:
-        checkpoint: gets the time up to which the index is on the disk.
-        clock: returns milliseconds, from which new files get their names.
-        sync_log: syncs the log, so that the checkpoint covers no message that the log may lose.
+    ``sync_log`` runs before each write of the checkpoint, so that the checkpoint covers no message
+    that the log may lose.
     """
 
     def __init__(
@@ -366,7 +337,6 @@ class IndexKeeper:
         self._guard.restore([folder])
         self._guarded: IndexFileWriter | None = None
         self._filled: deque[IndexFileWriter] = deque()
-        # Users may flush at the same time as the flush service.
         self.writer = IndexWriter(
             *(disk, folder, shape),
             clock=clock,
@@ -384,10 +354,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of the files that may still change or may not be on the disk.
-
-        A name that has left this list never returns to it.
-        """
+        """Files that may change or may not be on the disk. A removed name never returns."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:
@@ -399,7 +366,7 @@ class IndexKeeper:
         self._guard.check()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync and close full files; with ``least_pages`` 0 also sync the current file."""
+        """Sync and close full files; with ``least_pages`` 0, also sync the current file."""
         while self._filled:
             full = self._filled[0]
             self._sync_log()
@@ -407,11 +374,11 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Write the checkpoint before the second name is removed: RocketMQ does not delete
-                # files that the checkpoint covers.
+                # Write the checkpoint before the second name is removed: RocketMQ keeps files that
+                # the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Ctrl-C may arrive between these lines. Files in the list must be open, so close last.
+            # Close last: files in the list must be open, and Ctrl-C may arrive between these lines.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last

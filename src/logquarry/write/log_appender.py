@@ -1,17 +1,9 @@
 """Appends messages and raw bytes to the files of the commit log, under the log's lock.
 
-Compiled if possible: :class:`~logquarry.write.put_path.PutPath` extends it for common messages.
-
-Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
+Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
-are left after it, for the blank that ends the file.
-
-::
-
-    | frame | frame | ... | blank: [bytes left 4][cbd43194] and any bytes |
-
-Guarantees: if an append raises, none of its frames is in the log. But it may have ended a file with
-a blank.
+are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
+append raises, none of its frames is in the log, but the file may end with a new blank.
 """
 
 from __future__ import annotations
@@ -50,35 +42,31 @@ class AppendRules:
     """The rules for an append in 4.9.3. Subclasses define the rules of other dialects."""
 
     def own_offset(self, encoded: Encoded) -> int:
-        """QUEUEOFFSET of a frame that takes no queue offset."""
+        """Return QUEUEOFFSET of a frame that takes no queue offset."""
         return encoded.own_offset
 
     has_property_crc = False
-    """Whether each frame ends with room for a property CRC."""
 
     def placed(self, encoded: Encoded) -> None:
         """Complete frames whose offsets and store time are known."""
 
     def end_file(self, file: MappedFile) -> int:
-        """Fill the rest of a file with a blank. Returns the blank's size."""
+        """Fill the rest of a file with a blank. Return the blank's size."""
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
-        """Record that a frame is in the log. Ctrl-C may cause a second call for the same frame."""
+        """Record a frame in the log. After Ctrl-C, the appender may record a frame twice."""
 
     def adopted(self) -> None:
-        """Prepare for puts after bytes of another store's log, all of which are dispatched."""
+        """Prepare for puts after bytes of another store's log; all of the bytes are dispatched."""
 
 
 class LogAppender(FrameAppend):
     """Appends any message to the log (the reference for faster paths). Any thread may append.
 
-    Args:
-        clock: gives store times, in milliseconds. Called under the lock.
-        queue_offsets: the next offset of each queue (``topicQueueTable``); appends change it.
-        settle: waits for flush and replica if the put requests it, and returns the result with
-            their status. Called outside the lock.
-        rules: the rules of another dialect. If they are given, no kernel may write frames.
+    ``rules`` has the rules of another dialect; with such rules, no kernel writes frames. The other
+    arguments are those of :class:`~logquarry.write.frame_append.FrameAppend`; ``queue_offsets`` is
+    RocketMQ's ``topicQueueTable``.
     """
 
     def __init__(
@@ -103,7 +91,7 @@ class LogAppender(FrameAppend):
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Allow no more appends. A put that holds the log's lock is completed first."""
+        """Refuse appends from now on, after the put that holds the log's lock."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -126,11 +114,7 @@ class LogAppender(FrameAppend):
 
     # ---------------------------------------------------------------------------------- append
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
-        """Append any message; the caller waits for flush and replica.
-
-        Returns:
-            The result, and whether the put waits.
-        """
+        """Append any message without waiting. Return the result, and whether the put waits."""
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
 
@@ -140,11 +124,7 @@ class LogAppender(FrameAppend):
         wire: bytes | None,
         message: Message | None,
     ) -> tuple[PutResult, bool]:
-        """Append any batch; the caller waits for flush and replica.
-
-        Returns:
-            The result, and whether the put waits.
-        """
+        """Append any batch without waiting. Return the result, and whether the put waits."""
         if messages is not None:
             messages = require_messages(messages, "put_batch")
         if message is not None:
@@ -160,7 +140,7 @@ class LogAppender(FrameAppend):
         return self.append(encoded), encoded.wait
 
     def append(self, encoded: Encoded) -> PutResult:
-        """Append frames to the last file, or to a new file if they do not fit there.
+        """Append frames to the last file, or to a new file if the last file has no room.
 
         Raises:
             StoreUnavailable: with the status CREATE_MAPEDFILE_FAILED, if no file could be created.
@@ -182,12 +162,11 @@ class LogAppender(FrameAppend):
     def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
         """Append frames under the log's lock (``doAppend``).
 
-        Args:
-            now: their store time, in milliseconds.
-            began: when the lock was taken, by the monotonic clock.
+        ``now`` is the store time in milliseconds; ``began`` is the monotonic time of taking the
+        lock.
         """
         file = self.file()
-        # A message that takes no queue offset adds its queue to the table too.
+        # A message that takes no queue offset also adds its queue to the table.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)
         if not encoded.advances:
@@ -204,8 +183,7 @@ class LogAppender(FrameAppend):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. If the message is in the log, count its queue offset in
-            # any case.
+            # Ctrl-C may arrive at any line. A message in the log has used its queue offset.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -226,7 +204,7 @@ class LogAppender(FrameAppend):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """Make a frame that contains queue offsets; return its offset in each further queue."""
+        """If the frame contains queue offsets, make it; return its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
@@ -235,7 +213,7 @@ class LogAppender(FrameAppend):
         return copied
 
     def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
-        """Count the queue offsets of frames that are in the log; a second call changes nothing."""
+        """Count the queue offsets of frames in the log; a second call changes nothing."""
         self._rules.appended(encoded)
         if encoded.advances:
             self.queue_offsets[encoded.key] = queue_offset + encoded.messages
@@ -245,16 +223,14 @@ class LogAppender(FrameAppend):
 
     @contextmanager
     def holding(self) -> Iterator[tuple[int, float]]:
-        """Hold the log's lock for several appends that have the same store time.
+        """Hold the log's lock for several appends with one store time.
 
-        Yields:
-            The store time in milliseconds, and when the lock was taken.
+        Yield the store time in milliseconds, and the monotonic time of taking the lock.
         """
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # The time must be an integer: the file stores it, and with any other type a later
-                # flush would fail.
+                # The store time must be an integer: with another type, a later flush would fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -262,7 +238,7 @@ class LogAppender(FrameAppend):
             logger.warning("a run of puts held the log for %d ms", took * _MS)
 
     def file(self) -> MappedFile:
-        """The file to append to; made if the last one is full. Only under the lock.
+        """Return the file for the next append, under the lock; create a file if necessary.
 
         Raises:
             StoreUnavailable: with the status SERVICE_NOT_AVAILABLE if there is a :attr:`bar`, or
@@ -287,17 +263,11 @@ class LogAppender(FrameAppend):
 
     # ---------------------------------------------------------------------- another store's log
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log that belong at an offset (``appendData``).
+        """Append bytes of another store's log at an offset (``appendData``).
 
-        The bytes may end inside a frame, and may span files. After them no put is possible until
-        :meth:`adopt`.
-
-        Returns:
-            Whether the bytes were appended. This needs one of two conditions: the log ends at that
-            offset, or the log is empty and the offset is the start of a file.
-
-        Raises:
-            StoreUnavailable: as :meth:`MappedFileQueue.append_data`; or after :meth:`end`.
+        The bytes may end inside a frame, and may span files. Puts are then refused until
+        :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must be
+        the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
         """
         with self._lock:
             if self.bar is _CLOSED:
@@ -315,11 +285,9 @@ class LogAppender(FrameAppend):
         return self.bar is _FOREIGN or self._ends_foreign
 
     def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
-        """Allow puts after bytes of another store's log, unless more bytes were appended.
+        """Allow puts after bytes of another store's log, unless the log has grown beyond ``end``.
 
-        Args:
-            end: physical offset at which the log ended when all of it was dispatched.
-            next_offsets: gives the next offset of each queue.
+        The log is dispatched up to ``end``; ``next_offsets`` returns the next offset of each queue.
         """
         with self._lock:
             if self.bar is _FOREIGN and self._files.wrote_offset == end:
@@ -341,11 +309,7 @@ class PropertyCrcRules(AppendRules):
 
 
 def require_fit(encoded: Encoded, file_size: int) -> None:
-    """Refuse frames that no file of a log could hold.
-
-    Raises:
-        MessageRejected: if they are too large.
-    """
+    """Raise MessageRejected if frames are too large for any file of a log."""
     # QUIRK: RocketMQ returns PUT_OK, but writes only blanks, which fill two files
     # (test_append_vectors: vectors 36 and 38).
     size = encoded.size
@@ -359,10 +323,12 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 
 
 def end_file(file: MappedFile) -> int:
-    """Fill the rest of a file with a blank. Only its first eight bytes are written. Returns its
-    size."""
+    """Append a blank to the end of a file, and return the blank's size.
+
+    Only the first eight bytes of the blank are written.
+    """
     left = file.room
-    # Fewer bytes are left only if another program wrote the file; for readers the file ends there.
+    # Only another program leaves fewer bytes than a blank. Readers then end the file there.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

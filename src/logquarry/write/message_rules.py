@@ -14,22 +14,19 @@ from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
-"""Limit in bytes, because the length in a frame is a signed short. (``checkMessage`` counts UTF-16
+"""Limit in bytes: the length in a frame is a signed short. (``checkMessage`` counts UTF-16
 characters.)
 """
 
 # --------------------------------------------------------------------------------------------------
 # Topics. RocketMQ's store accepts any name (with ``../../../x`` it created folders outside of the
 # store, CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME. logquarry
-# refuses names with _UNSAFE characters. If ``topic_check`` requests it, logquarry refuses all names
-# that the broker refuses.
+# refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the broker's rule.
 
 LONGEST_TOPIC: Final = 127
-"""Limit in bytes, because the length in a frame is one signed byte. (RocketMQ counts UTF-16
-characters.)
-"""
+"""Limit in bytes: the length in a frame is one signed byte. (RocketMQ counts UTF-16 characters.)"""
 LONGEST_NAME: Final = 255
-"""Maximum bytes of a folder's name: the limit for the further queues of multi-dispatch."""
+"""Maximum bytes of a folder's name. The further queues of multi-dispatch have this limit."""
 BROKER_CHECK: Final = "rocketmq-broker"
 
 _UNSAFE: Final = re.compile("[/\x00-\x1f\x7f-\x9f]")
@@ -38,12 +35,7 @@ _CACHED: Final = 4_096
 
 
 def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | None:
-    """The reason why a name cannot be a topic's, None if it can.
-
-    Args:
-        check: ``StoreConfig.topic_check``.
-        longest: the maximum bytes that it may have in UTF-8.
-    """
+    """Return why a name is not a valid topic (None if valid); ``longest`` counts UTF-8 bytes."""
     try:
         size = len(name.encode("utf-8"))
     except UnicodeEncodeError:
@@ -63,7 +55,7 @@ def name_fault(name: str, check: str, *, longest: int = LONGEST_TOPIC) -> str | 
 
 @lru_cache(_CACHED)
 def topic_bytes(topic: str, check: str) -> bytes:
-    """TOPICLEN and TOPIC as they are in a frame."""
+    """Return TOPICLEN and TOPIC of a frame."""
     # QUIRK: RocketMQ counts characters: a topic of 100 characters and 200 bytes gets PUT_OK and a
     # frame whose TOPICLEN is negative (test_append_vectors: vector 35).
     fault = name_fault(topic, check, longest=LONGEST_TOPIC)
@@ -74,7 +66,7 @@ def topic_bytes(topic: str, check: str) -> bytes:
 
 
 def reject_topic(name: str, fault: str) -> NoReturn:
-    """Raise MessageRejected for a name that cannot be a topic's."""
+    """Raise MessageRejected for a name that is not a valid topic."""
     shown = name if len(name) <= LONGEST_TOPIC else f"{name[:LONGEST_TOPIC]}..."
     raise refusal(
         PutStatus.MESSAGE_ILLEGAL, f"not a topic to write to: {shown!r}: {fault}", reason="topic"
@@ -84,7 +76,7 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 # --------------------------------------------------------------------------------------------------
 # Properties. In RocketMQ, a message has its properties as a string, which is written unchanged, and
 # as a HashMap. If the store adds a property, it builds the string again, in the iteration order of
-# the map. This order depends on how the map was made. A copied map has as many buckets as its
+# the map. This order depends on the number of buckets. A copied map has as many buckets as its
 # entries need. A map that is parsed from a string starts with 16 buckets and grows.
 
 # TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
@@ -100,32 +92,29 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""The properties for the timer wheel, with their unit in ms. If a message has several, the first
-one counts.
+"""The properties for the timer wheel, with their unit in ms.
+
+If a message has several of these properties, the first property counts.
 """
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
 
 
 class PropertyMap:
-    """The property map of one message, with the iteration order that Java's map would have.
-
-    Attributes:
-        values: the properties, in insertion order.
-    """
+    """The property map of one message, with the iteration order of Java's map."""
 
     __slots__ = ("_table_size", "values")
 
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # The copy of an empty map has no buckets yet, so it starts like a new map.
+        # The copy of an empty map starts like a new map: neither has buckets.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
 
     def text(self, *, without: str | None = None, is_closed: bool = False) -> str:
-        """The property string, in the map's order (``messageProperties2String``)."""
+        """Return the property string, in the map's order (``messageProperties2String``)."""
         if not self.values:
             return ""
         order = java.hash_map_order(self.values, self._table_size)
@@ -134,11 +123,7 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """The properties of a message, if the store acts on one of them; otherwise the result may be
-    empty.
-
-    A property string is parsed only if it contains the name of such a property.
-    """
+    """Return the properties of a message; possibly none if the store acts on no property."""
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
         if string is None or not acts_on(string):
@@ -154,13 +139,13 @@ def acts_on(string: str | bytes) -> bool:
 
 
 def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
-    """The property string of a message as it is written, if the store changes nothing.
+    """Return the property string of a message for a frame, if the store changes no property.
 
-    Args:
-        is_closed: whether a string that is built here ends with a separator.
+    With ``is_closed``, a string that this function builds ends with a separator.
 
     Raises:
-        MessageRejected: if it has too many characters. The encoder of the frame limits the bytes.
+        MessageRejected: if there are too many characters. The encoder of the frame limits the
+            bytes.
         UsageError: if the message has tags or keys in addition to a property string.
     """
     string = message.properties_string
@@ -185,10 +170,9 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 
 
 def delay_level(text: str | None) -> int:
-    """The level in a DELAY property; 0 if there is no such property (``getDelayTimeLevel``).
+    """Return the level in a DELAY property; 0 without such a property (``getDelayTimeLevel``).
 
-    Raises:
-        MessageRejected: if the text is not a number (RocketMQ's ``putMessage`` throws).
+    If the text is not a number, raise MessageRejected (RocketMQ's ``putMessage`` throws).
     """
     if text is None:
         return 0
@@ -201,9 +185,8 @@ def delay_level(text: str | None) -> int:
 def is_timed(values: Mapping[str, str]) -> bool:
     """Whether properties request a delivery by the timer wheel (``checkIfTimerMessage``).
 
-    A message that was in the wheel before has TIMER_OUT_MS; it is put unchanged. A message with a
-    delay level does not use the wheel either: RocketMQ removes the timer's properties from such a
-    message.
+    A message with TIMER_OUT_MS has left the wheel before, so it is put unchanged. A delay level
+    also excludes the wheel: RocketMQ removes the timer's properties from such a message.
     """
     asks = not values.keys().isdisjoint(_TIMED)
     return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0
@@ -212,16 +195,10 @@ def is_timed(values: Mapping[str, str]) -> bool:
 def timer_slot(
     values: Mapping[str, str], now: int, *, longest_s: int, precision_ms: int
 ) -> int | None:
-    """The slot in which a timer message is delivered, in ms; None if it is due already.
+    """Return the delivery slot of a timer message, in ms; None if the message is due already.
 
-    Args:
-        values: its properties, with a TIMER property (``transformTimerMessage``).
-        now: the time in milliseconds.
-        longest_s: the longest delay, in seconds (``timerMaxDelaySec``).
-        precision_ms: ``timerPrecisionMs``.
-
-    Raises:
-        MessageRejected: if the time is not a number, or too far away.
+    Follows ``transformTimerMessage``. ``values`` must have a TIMER property; ``longest_s`` is
+    ``timerMaxDelaySec``. If the time is not a number or too far away, raise MessageRejected.
     """
     name = next(name for name in _TIMED if name in values)
     text = values[name]
@@ -248,5 +225,5 @@ def waits(values: Mapping[str, str]) -> bool:
 
 
 def utf8(text: str) -> bytes:
-    """``String.getBytes(UTF_8)``: a question mark for half a surrogate pair."""
+    """Encode like ``String.getBytes(UTF_8)``: a question mark replaces half a surrogate pair."""
     return text.encode("utf-8", "replace")

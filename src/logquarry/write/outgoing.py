@@ -1,11 +1,9 @@
 """Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
-A message is common if the store changes nothing in its properties, and no check fails. Each common
-message becomes a row of the table that :mod:`logquarry.format.put_rows` defines. Every other
-message is *odd*: the encoder of single puts (the *reference*) makes its frame, or rejects it.
-
-Guarantees: a message becomes a row only if the reference would accept it and write the same bytes.
-All messages are checked before the first is appended.
+A message is common if the store changes nothing in its properties, and no check fails. A common
+message becomes a row of the table (:mod:`logquarry.format.put_rows`). Every other message is *odd*:
+the encoder of single puts (the *reference*) makes its frame, or rejects the message. Rows and
+reference give the same bytes. All messages are checked before the first message is appended.
 """
 
 from __future__ import annotations
@@ -21,30 +19,26 @@ from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
 from logquarry.format import put_rows as r
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import Bools, Bytes, Int64
 from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.common_frames import CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import Bytes8, FrameTable
+from logquarry.write.frame_table import FrameTable
 from logquarry.write.host_fields import HostFields, host_fields
 from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
 
 Encode = Callable[[Message], Encoded]
 
 _FEW: Final = 256
-"""Maximum number of distinct queues, and of distinct heads, in a small table."""
+"""Maximum number of distinct values in a small table."""
 _LOW: Final = 0xFFFFFFFF
 
 
 @dataclass(slots=True)
 class Spans:
-    """A byte string for each of many messages: its address and length; length -1 if it has none.
-
-    Attributes:
-        keep: the objects that own the bytes.
-    """
+    """Address and length of a byte string (length -1: none) for each message."""
 
     at: Int64
     length: Int64
@@ -56,14 +50,11 @@ class Columns:
     """The fields of many messages as columns, before any check.
 
     Attributes:
-        topics: the distinct topics.
-        topic_ids: for each message the index of its topic in ``topics``.
+        topic_ids: for each message, the index of its topic in ``topics``.
         hosts: the distinct pairs of born host and store host.
-        host_ids: for each message the index of its pair in ``hosts``.
-        numbers: the other fields of the frame by their names in :class:`Message`, int64; for
-            messages that were stored before, also ``queue_offset`` and ``store_timestamp``.
-        odd: for each message whether it is odd.
-        message: gives a message by its number.
+        host_ids: for each message, the index of its pair in ``hosts``.
+        numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
+            messages also have ``queue_offset`` and ``store_timestamp``.
         first: the number of the first message within the call, for errors.
     """
 
@@ -85,16 +76,15 @@ class Outgoing:
     """Checked messages, ready for the log.
 
     Attributes:
-        sizes: bytes of each frame; for a message with further queues, an estimate.
-        odd: the frames of odd messages, by the number of the message.
-        store_hosts: the distinct store hosts.
-        store_host_ids: for each message the index of its host in ``store_hosts``.
-        named: the distinct topics as the caller gave them. A delayed message is in the schedule
-            topic, but counts here under the caller's topic.
-        named_ids: for each message the index of its topic in ``named``.
+        sizes: bytes of each frame; an estimate for a message with further queues.
+        odd: the frames of odd messages, by message number.
+        store_host_ids: for each message, the index of its host in ``store_hosts``.
+        named: the distinct topics of the caller. A delayed message counts under the caller's topic,
+            not under the schedule topic.
+        named_ids: for each message, the index of its topic in ``named``.
         waits: whether any message waits for flush and replica.
-        times: the earliest allowed store time of each message; None if all get the time of the put.
-        frames: makes the frames of the messages that are not odd; None if there are none.
+        times: the earliest allowed store time of each message; None for the time of the put.
+        frames: makes the frames of the common messages; None if all messages are odd.
     """
 
     count: int
@@ -118,14 +108,8 @@ def outgoing_reference(
 ) -> Outgoing:
     """Check messages, and make all frames with the encoder of single puts.
 
-    Args:
-        check: rejects a frame that no file could hold.
-        first: the number of the first message within the call, for errors.
-        times: the earliest allowed store time of each.
-
-    Raises:
-        MessageRejected: if a message is rejected; the error has the number of the first one.
-        UsageError: if a message is invalid; the text gives its number.
+    ``check`` rejects a frame that no file could hold. ``times`` has the earliest allowed store
+    times. Errors (MessageRejected, UsageError) count the messages from ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -153,13 +137,9 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; compiled code has made the other frames.
+    """Make the frames of the odd messages; all other frames are in ``frames``.
 
-    Args:
-        frames: the compiled frames; it has taken all messages.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`outgoing_reference`.
+    Errors: as :func:`outgoing_reference`.
     """
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
@@ -192,14 +172,9 @@ def outgoing_kernel(
 ) -> Outgoing:
     """Check messages; make the table for the kernel, and the frames of the odd messages.
 
-    Args:
-        largest: bytes of the largest frame that a file can hold.
-        refused: if given, the number of each rejected message and the reason are added here, and no
-            error is raised. A rejected message gets neither a frame nor a row; the other messages
-            do.
-
-    Raises:
-        MessageRejected, UsageError: as :func:`outgoing_reference`, if ``refused`` is not given.
+    ``largest`` is the size of the largest frame that a file can hold. If ``refused`` is given, an
+    invalid message raises no MessageRejected or UsageError. Instead, ``refused`` gets the message's
+    number and the reason, and the message gets neither a frame nor a row.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -253,8 +228,7 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy the bytes: an array over them is read-only, and for a kernel a read-only array has
-        # another type.
+        # Copy the bytes: an array over bytes is read-only, and has another type for a kernel.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -288,28 +262,25 @@ def _encoded(
 
 
 def without_number(error: MessageRejected | UsageError) -> str:
-    """The text of an error without the number of the message."""
+    """Return the text of an error without the number of the message."""
     return re.sub(r"\Amessage \d+: ", "", str(error))
 
 
 def _size(encoded: Encoded) -> int:
-    # With multi-dispatch, the frame is made later, under the lock; the size is estimated.
+    # With multi-dispatch, the appender makes the frame later, under the lock. Estimate its size.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
 def _mark(odd: Bools, ids: Int64, is_odd: list[bool]) -> None:
-    """Mark the messages whose topic or head (by its index) makes them odd."""
     if any(is_odd):
         odd |= np.array(is_odd)[ids]
 
 
 def _each(values: Int64, ids: Any) -> Any:
-    """For each message the value at its index."""
     return values[0] if len(values) == 1 else values[ids]
 
 
 def _mark_large(odd: Bools, values: Int64) -> None:
-    """Mark the messages whose number does not fit a Java int."""
     if values.max() > java.INT_MAX or values.min() < java.INT_MIN:
         odd |= (values > java.INT_MAX) | (values < java.INT_MIN)
 
@@ -323,7 +294,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """The distinct values in order of first appearance, and for each value its index there."""
+    """Return the distinct values by first appearance, and the index of each value there."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
@@ -335,7 +306,7 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
     """Return the first message with each distinct byte string, and each message's string index.
 
-    All messages that have no byte string share one index.
+    All messages without a byte string share one index.
     """
     kernels = codec.require_kernels()
     at, length = spans.at, spans.length
@@ -343,9 +314,6 @@ def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
 
 
 def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]:
-    """Find distinct values by a kernel: with a small table, or if that overflows, with a full
-    one.
-    """
     ids, found = np.empty(count, np.int64), np.empty(0, np.int64)
     known, most = -1, _FEW
     while known < 0:
@@ -356,7 +324,6 @@ def _interned(count: int, intern: Callable[..., int]) -> tuple[list[int], Int64]
 
 
 def _pairs(high: Int64, low: Int64) -> tuple[list[tuple[int, int]], Int64]:
-    """The distinct pairs of an index and a Java int, and for each pair its index there."""
     values, ids = distinct((high << 32) | (low & _LOW))
     return [(value >> 32, java.to_int(value)) for value in values], ids
 
@@ -370,7 +337,7 @@ def _queues(columns: Columns, rows: r.PutRows) -> list[QueueKey]:
 def _heads(
     columns: Columns, rows: r.PutRows, config: StoreConfig, odd: Bools
 ) -> list[HostFields | None]:
-    """The host fields of each combination of hosts and SYSFLAG; None if it is rejected."""
+    """Return the host fields of each pair of hosts and SYSFLAG; None if the fields are rejected."""
     flags = columns.numbers["sys_flag"]
     _mark_large(odd, flags)
     pairs, ids = _pairs(columns.host_ids, flags)
@@ -386,7 +353,7 @@ def _heads(
     return heads
 
 
-def _head_table(heads: list[HostFields | None]) -> tuple[Bytes8, Int64]:
+def _head_table(heads: list[HostFields | None]) -> tuple[Bytes, Int64]:
     widest = max((head.prefix_size for head in heads if head is not None), default=0)
     table = np.zeros((len(heads), widest), np.uint8)
     facts = np.zeros((len(heads), r.HEAD_FACTS), np.int64)

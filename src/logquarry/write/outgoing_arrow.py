@@ -1,8 +1,8 @@
 """Makes the columns for ``put_many`` from an Arrow record batch or from message objects.
 
-The columns are the fields of :class:`~logquarry.message.Message`; a missing column or a null has
-the default. Columns that only stored messages have (offsets, CRC, size) are ignored, so that you
-can put the rows of an export. Only text that has to be joined is copied.
+The columns are the fields of :class:`~logquarry.message.Message`. A missing column or a null gets
+the default. Columns that only stored messages have (offsets, CRC, size) are ignored, so that users
+can put the rows of an export. Only text that must be joined is copied.
 """
 
 from __future__ import annotations
@@ -53,14 +53,7 @@ _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
 
 
 def batches_of(source: Any) -> list[pa.RecordBatch]:
-    """The record batches of an object that exports Arrow data.
-
-    Args:
-        source: an object with ``__arrow_c_stream__`` or ``__arrow_c_array__``.
-
-    Raises:
-        UsageError: if its data are not columns, or a column mixes types.
-    """
+    """Return the record batches of an Arrow stream or array; raise UsageError for other data."""
     if isinstance(source, pa.RecordBatch):
         return [source]
     try:
@@ -77,16 +70,12 @@ def batches_of(source: Any) -> list[pa.RecordBatch]:
     # pandas exports an unnamed index as a column __index_level_N__.
     index = [name for name in table.schema.names if re.fullmatch(r"__index_level_\d+__", name)]
     found: list[pa.RecordBatch] = (table.drop_columns(index) if index else table).to_batches()
-    # A table without rows has no batches, but its columns are checked too.
+    # A table without rows has no batches, but the columns must still be checked.
     return found or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
 
 def check_columns(batch: pa.RecordBatch) -> None:
-    """Refuse a batch without topics, or with unknown columns.
-
-    Raises:
-        UsageError: if the batch is refused.
-    """
+    """Raise UsageError for a batch without topics, or with an unknown or repeated column."""
     names = batch.schema.names
     if len(set(names)) != len(names):
         raise UsageError(f"a column is named twice in {', '.join(names)}")
@@ -102,20 +91,18 @@ def check_columns(batch: pa.RecordBatch) -> None:
 def messages_of(
     batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
 ) -> Iterator[Message]:
-    """The rows of a batch as messages; ``first`` is the number of the first row, for errors."""
+    """Return the rows of a batch as messages; errors count the rows from ``first``."""
     rows = _Rows(_columns(batch, stored=stored), first)
     return map(rows.message, range(batch.num_rows))
 
 
 def store_times_of(batch: pa.RecordBatch) -> Int64:
-    """The store times of messages that were stored before; ANY_TIME if the batch has none."""
+    """Return the store times of stored messages; ANY_TIME without such a column."""
     column = _columns(batch, stored=True).get("store_timestamp")
     return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
 
 class _Rows:
-    """Single rows of a batch as messages."""
-
     def __init__(self, columns: dict[str, pa.Array], first: int) -> None:
         self._first = first
         # :class:`Message` has no field for the store time.
@@ -153,13 +140,12 @@ def columns_of_batch(
     stored: bool = False,
     look: bool = True,
 ) -> Columns:
-    """The columns of a record batch. Used only with kernels.
+    """Return the columns of a record batch with at least one row. Used only with kernels.
 
     Args:
-        batch: at least one row.
-        clock: the born time of messages that have none.
+        clock: the born time of messages without one.
         first: the number of the first row within the call, for errors.
-        stored: whether they were stored before, and keep ``queue_offset`` and ``store_timestamp``.
+        stored: whether stored messages keep ``queue_offset`` and ``store_timestamp``.
         look: whether to mark messages as odd if the store acts on one of their properties.
 
     Raises:
@@ -170,7 +156,7 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # Rows without a topic get any valid index here. They are odd: the reference refuses them.
+        # Rows without a topic get any valid index. The rows are odd: the reference refuses them.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)
@@ -207,13 +193,9 @@ def columns_of_batch(
 
 
 def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -> Columns | None:
-    """The columns of messages that are Python objects; None if they do not fit Arrow's types.
+    """Return the columns of at least one message; None if a value does not fit Arrow's types.
 
     Used only with kernels, and if :mod:`logquarry.write.common_frames` is not compiled.
-
-    Args:
-        messages: at least one.
-        clock: the born time of messages that have none.
     """
     arrays: dict[str, pa.Array] = {}
     try:
@@ -225,7 +207,7 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
                 given = [None if pairs is None else list(pairs.items()) for pairs in values]
             arrays[name] = pa.array(given, _KINDS.get(name, pa.int64()))
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Examples: half a surrogate pair, hosts of both text and bytes, a number that is too large.
+        # Half a surrogate pair, hosts of both text and bytes, or a number that is too large.
         return None
     columns = columns_of_batch(pa.record_batch(arrays), clock)
     columns.message = messages.__getitem__
@@ -234,11 +216,7 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
 
 # ------------------------------------------------------------------------------- single columns
 def _columns(batch: pa.RecordBatch, *, stored: bool) -> dict[str, pa.Array]:
-    """The columns to put, in types that both the kernel and the reference can read.
-
-    Raises:
-        UsageError: if a column has a wrong type.
-    """
+    """Return the columns to put, in types that both the kernel and the reference can read."""
     left_out = _NOT_TAKEN - _OF_STORED if stored else _NOT_TAKEN
     return {
         name: _usable(column, name)
@@ -252,7 +230,6 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
     kind = column.type
     if name in _INTEGERS:
         if name in _TIMES and pa.types.is_timestamp(kind):
-            # Times are truncated to milliseconds.
             milliseconds = pa.timestamp("ms", kind.tz)
             return cast_column(column, name, milliseconds, safe=False).cast(pa.int64())
         if not pa.types.is_integer(kind):
@@ -284,16 +261,15 @@ def _usable(column: pa.Array, name: str) -> pa.Array:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    """Whether a type is a list, in any of Arrow's forms."""
     types = pa.types
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _as_map(column: pa.Array) -> pa.Array:
-    """Make maps of properties that come from pandas: dicts (structs in Arrow) or lists of pairs."""
+    """Make maps from properties of pandas: dicts (structs in Arrow) or lists of pairs."""
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
-        # A row has all names of the column; the names that its dict did not have are null.
+        # A struct has the names of all rows. Names that a row's dict lacks are null.
         rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
     try:
         return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])
@@ -304,10 +280,9 @@ def _as_map(column: pa.Array) -> pa.Array:
 
 
 def joined_keys(column: pa.Array) -> pa.Array:
-    """Lists of words as KEYS properties; an empty list gives no property.
+    """Make KEYS properties from lists of words; an empty list gives no property.
 
-    Raises:
-        UsageError: if a word is missing, is empty or contains a space.
+    If a word is null, is empty or contains a space, raise UsageError.
     """
     lists = cast_column(column, "keys", pa.list_(pa.string()))
     words = lists.flatten()
@@ -330,7 +305,6 @@ def _is_string(kind: pa.DataType) -> bool:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    """Whether a type is text, bytes or null, in any of Arrow's forms."""
     kind, types = _value_type(kind), pa.types
     is_bytes = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
     is_bytes = is_bytes or types.is_fixed_size_binary(kind)
@@ -338,11 +312,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def cast_column(column: pa.Array, name: str, kind: pa.DataType, *, safe: bool = True) -> pa.Array:
-    """Cast a column.
-
-    Raises:
-        UsageError: if a value does not fit the type.
-    """
+    """Cast a column. Raise UsageError if a value does not fit the type."""
     if column.type == kind:
         return column
     try:
@@ -359,7 +329,6 @@ def _integers(column: pa.Array, default: int) -> Int64:
 
 
 def _numbered(column: pa.Array, name: str, kind: pa.DataType) -> tuple[list[Any], Int64]:
-    """The distinct values, and for each row the index of its value."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     column = cast_column(column, name, kind)
@@ -389,12 +358,11 @@ def _hosts(
 
 
 def _text_kind(column: pa.Array) -> pa.DataType:
-    """Text, or bytes for a column of bytes."""
     return pa.string() if _is_string(_value_type(column.type)) else pa.binary()
 
 
 def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
-    """Address and length of each value."""
+    """Return address and length of each value; length -1 for a null."""
     if column is None:
         return Spans(np.zeros(count, np.int64), np.full(count, -1, np.int64))
     if pa.types.is_dictionary(column.type):
@@ -420,13 +388,12 @@ def binary_spans(column: pa.Array | None, count: int, name: str) -> Spans:
 
 # ------------------------------------------------------------------------------------ properties
 def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: bool) -> Spans:
-    """The property string of each message: the given one, or one made from its other columns."""
     kernels = codec.require_kernels()
     strings = binary_spans(found.get("properties_string"), count, "properties_string")
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged. If there is a map, only the reference uses it.
+        # A given string is written unchanged. If there is also a map, only the reference uses it.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
@@ -485,7 +452,7 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """The range of each map's pairs (first, stop), and the names and values of all pairs."""
+    """Return the range of each map's pairs (first, stop), and the names and values of all pairs."""
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

@@ -1,8 +1,7 @@
 """Makes a new message from a frame of the log, to deliver, commit or send back the old message.
 
 RocketMQ parses the property string into a ``HashMap``, and builds a new string in the map's order.
-So the new string may have another order than the old one, and it lacks the parts that the parser
-skips.
+The new string lacks parts that the parser skips.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ _FALSE: Final = "false"
 
 
 def remade(values: Mapping[str, str]) -> str:
-    """The property string in the order of the ``HashMap`` that a parser made."""
+    """Return the property string in the order of the ``HashMap`` that a parser made."""
     return props.encode({name: values[name] for name in _order(tuple(values))})
 
 
 @lru_cache(_CACHED)
 def _order(names: tuple[str, ...]) -> tuple[str, ...]:
-    # Most messages have the same names of properties.
+    # The cache helps because most messages have the same property names.
     return tuple(java.hash_map_order(names))
 
 
@@ -45,10 +44,9 @@ def put_again(
     """Make a message with the body, flags, born time and hosts of a frame.
 
     Args:
-        values: its properties in the parser's order, with those that are added.
-        prepared_transaction_offset: for a COMMIT: the physical offset of its half message.
+        values: the properties in the parser's order, with the added properties.
+        prepared_transaction_offset: for a COMMIT, the physical offset of its half message.
         delays: whether the store acts on DELAY and on the properties of the timer wheel.
-        waits: whether the put waits for flush and replica, unless WAIT is false.
     """
     acts_on = dict(values)
     if not delays:

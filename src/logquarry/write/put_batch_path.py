@@ -1,8 +1,7 @@
-"""Puts a batch: makes frames from messages or their wire form, and appends all of them together.
+"""Puts a batch: makes frames from messages or their wire form, and appends all frames together.
 
-If compiled, :meth:`PutBatchPath.put_common_batch` puts a batch in which the store changes nothing.
-The reference (:mod:`logquarry.write.encode_batch`) handles every batch
-(tests/property/test_put_path_twins.py compares them).
+If compiled, :meth:`PutBatchPath.put_common_batch` puts common batches; the reference
+(:mod:`logquarry.write.encode_batch`) handles every batch (tests/property/test_put_path_twins.py).
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ if cython.compiled:
     from cython.cimports.libc.stdlib import free, malloc, realloc
 
 _SLOW_MS = SLOW_PUT * 1_000
-# The places of the fields of a wire form.
 _WIRE_FLAG_AT = batch.HEAD.offsets["flag"]
 _WIRE_BODY_LENGTH_AT = batch.HEAD.offsets["body_length"]
 _WIRE_HEAD = batch.HEAD.size
@@ -38,14 +36,12 @@ assert batch.PROPERTIES_LENGTH.size == frame.PROPERTIES_LENGTH.size == 2
 
 
 def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
-    """Bytes of a batch's bodies, or of its wire form; for log messages."""
+    """Return the bytes of a batch's bodies, or of its wire form; for log messages."""
     return sum(len(message.body) for message in messages or ()) + len(wire or b"")
 
 
 class PutBatchPath(PutPath):
-    """The methods that put a batch, and those that put one message
-    (:class:`~logquarry.write.put_path.PutPath`).
-    """
+    """The methods that put a batch or one message."""
 
     def put_batch(
         self,
@@ -54,7 +50,7 @@ class PutBatchPath(PutPath):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue: all of them into one file, or none."""
+        """Put messages of one topic and queue: all of the messages into one file, or none."""
         result, wait = self.append_batch(messages, wire, message)
         return self.settle(result, wait)
 
@@ -64,11 +60,7 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> tuple[PutResult, bool]:
-        """Put a batch; the caller waits for flush and replica.
-
-        Returns:
-            The result, and whether the put waits.
-        """
+        """Put a batch without waiting. Return the result, and whether the put waits."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         if cython.compiled and self.takes_kernels:
@@ -83,15 +75,11 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Put a batch in which the store changes nothing; used only if compiled.
-
-        Returns:
-            The result. None, with nothing changed, if the reference must put the batch.
-        """
+        """Compiled: put a common batch. Return None, with nothing changed, if it is not common."""
         if wire is None:
             if messages is None or message is not None:
                 return None
-            # The tuple keeps the messages alive even if another thread changes the caller's list.
+            # The tuple keeps the messages alive if another thread changes the caller's list.
             held = tuple(messages)
             if not held:
                 return None
@@ -111,7 +99,7 @@ class PutBatchPath(PutPath):
         if wire is not None:
             if type(wire) is not bytes or type(body) is not bytes or body:
                 return None
-            # The batch has shared properties, a delay or WAIT: the reference puts it.
+            # A batch with shared properties, a delay or WAIT is for the reference.
             if not (tags is None and keys is None and text is None and fields[5] is None):
                 return None
             if fields[7] or not fields[8]:
@@ -142,9 +130,9 @@ class PutBatchPath(PutPath):
             free(items)
 
     def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
-        """Fill an array with one Item for each message; the caller frees it. Only if compiled.
+        """Compiled: fill an array with one Item for each message; the caller frees the array.
 
-        Returns the number of messages, or 0 if the reference must put them.
+        Return the number of messages, or 0 if the reference must put the batch.
         """
         count = len(messages)
         items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
@@ -160,7 +148,7 @@ class PutBatchPath(PutPath):
                 return 0
             if text is not None and not is_written_as_given(text, tags, keys, None):
                 return 0
-            # The fields that all messages of a batch share.
+            # All messages of a batch share these fields.
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0
@@ -168,7 +156,6 @@ class PutBatchPath(PutPath):
         return count
 
     def _wire_items(self, wire: bytes, items: Any) -> int:
-        """As :meth:`_message_items`, for the messages of a wire form."""
         at = PyBytes_AS_STRING(wire)
         left = len(wire)
         if left > self._largest:

@@ -1,7 +1,4 @@
-"""The future of a put: a result that a thread, a callback or a coroutine can wait for.
-
-Compiled if possible.
-"""
+"""The future of a put: a thread, a callback or a coroutine can wait. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -24,25 +21,20 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes the coroutines that wait in one event loop; one call wakes them for all puts of a
-    sync.
-    """
+    """Wakes the coroutines that wait in one event loop, with one call for all puts of a sync."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
         self._is_due = False
 
     def add(self, loop: Any, waiter: Any, _: PutFuture) -> None:
-        """Wake a coroutine soon."""
         self._waiters.append(waiter)
-        # If the loop is closed, no coroutine waits in it any more.
         if not self._is_due and not loop.is_closed():
             self._is_due = True
             loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Reset before taking the first waiter: a waiter that is added from now on schedules a new
-        # call.
+        # Reset before taking the first waiter, so that later waiters schedule a new call.
         self._is_due = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -51,11 +43,11 @@ class _Wakes:
 
 
 _wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
-"""For each event loop, its waiting coroutines. Only the loop's thread adds the loop."""
+"""The waiting coroutines of each event loop. Only the loop's thread adds the loop."""
 
 
 class PutFuture:
-    """The future result of a put whose message is in the log, but may not be on the disk yet.
+    """The result of a put whose message is in the log, but may not be on the disk yet.
 
     ::
 
@@ -64,20 +56,19 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    The future cannot be cancelled, because the message is in the log already. It is not a
-    :class:`concurrent.futures.Future`: to make the lock and the condition of that class takes
-    longer than to append a message, and Ctrl-C could leave the lock taken. Any thread may use it.
+    Any thread may use the future. The future cannot be cancelled, because the message is in the
+    log. A :class:`concurrent.futures.Future` would be slower: making its lock and condition takes
+    longer than appending a message. Ctrl-C could also leave the lock of such a future taken.
     """
 
     def __init__(self) -> None:
-        # If the put is done already, the future needs no list of callbacks.
         self._callbacks: list[Callable[[PutFuture], object]] | None = None
         self._result: PutResult | None = None
         self._error: LogquarryError | None = None
 
     @classmethod
     def pending(cls) -> PutFuture:
-        """A future that :meth:`set_result` or :meth:`set_exception` completes."""
+        """Make a future for :meth:`set_result` or :meth:`set_exception` to complete."""
         future = cls()
         future._callbacks = []
         return future
@@ -87,15 +78,12 @@ class PutFuture:
         return self._result is not None or self._error is not None
 
     def result(self, timeout: float | None = None) -> PutResult:
-        """Wait for the result.
-
-        Args:
-            timeout: the maximum seconds to wait (default: as long as it takes).
+        """Wait for the result, at most ``timeout`` seconds (default: no limit).
 
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed: the message may or may not be on the disk.
-            MessageRejected: if the store did not take the message.
+            MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:
             return self._result
@@ -106,11 +94,7 @@ class PutFuture:
         return self._result
 
     def exception(self, timeout: float | None = None) -> LogquarryError | None:
-        """Wait until the put is done, and return its error; None if it has a result.
-
-        Raises:
-            TimeoutError: if the put is not done after ``timeout`` seconds.
-        """
+        """Wait for the put's error, or None. Raise TimeoutError after ``timeout`` seconds."""
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if not self.done():
             done = Done()
@@ -126,11 +110,11 @@ class PutFuture:
         return self._error
 
     def add_done_callback(self, function: Callable[[PutFuture], object]) -> None:
-        """Call a function with this future when the put is done, or at once if it is done already.
+        """Call a function with this future when the put is done, or now if the put is done already.
 
         The thread that syncs, or the thread that receives the slave's acknowledgement, calls the
-        function: it must be quick, and must not wait for a put. An exception that it raises is
-        logged.
+        function. So the function must be quick, and must not wait for a put. Exceptions of the
+        function are logged.
         """
         arguments.function(function, "function")
         callbacks = self._callbacks
@@ -143,7 +127,7 @@ class PutFuture:
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         if not self.done():
-            # Code that awaits a future has already imported asyncio, so this import is fast.
+            # Code that awaits has already imported asyncio, so this import is fast.
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -173,9 +157,9 @@ class PutFuture:
             self._call_all()
 
     def _call_all(self) -> None:
-        # No lock: a callback is added before its thread checks whether the put is done, and the
-        # put is done before its thread checks for callbacks. At least one of the two threads finds
-        # the callback, and pop() returns it to only one.
+        # No lock: one thread adds the callback, then checks whether the put is done. The other
+        # thread completes the put, then checks for callbacks. So at least one thread finds the
+        # callback, and pop() returns the callback to only one thread.
         callbacks = self._callbacks
         while callbacks:
             try:
@@ -188,8 +172,8 @@ class PutFuture:
         try:
             function(self)
         except BaseException as error:
-            # Ctrl-C and sys.exit() end a program only in its main thread. This may be the thread
-            # that syncs the log: an exception would end it, and no later put could be synced.
+            # Ctrl-C and sys.exit() end a program only in its main thread. In the thread that syncs
+            # the log, an exception would end the thread, and no later put could be synced.
             ends = isinstance(error, KeyboardInterrupt | SystemExit)
             if ends and threading.current_thread() is threading.main_thread():
                 raise
@@ -197,7 +181,7 @@ class PutFuture:
 
 
 def failed_future(error: LogquarryError) -> PutFuture:
-    """The future of a put that failed."""
+    """Return the future of a put that failed."""
     future = PutFuture()
     future.set_exception(error)
     return future

@@ -1,13 +1,9 @@
 """Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
 
-In RocketMQ, all messages of a batch are in one queue and in one file. ``put_many`` has no such
-limit. It writes the same bytes as single puts, except for the store time: all messages of a chunk
-share one store time. A chunk is about 1 MiB, appended under one lock. Other threads can put between
-two chunks.
-
-Guarantees: every message is checked before the first one is appended. So if a message is rejected,
-the log is unchanged. If an error occurs later, the exception contains the result of the messages
-that are in the log already.
+``put_many`` writes the same bytes as single puts, but the messages of a chunk share one store time.
+A chunk is about 1 MiB, appended under one lock; other threads can put between two chunks. All
+messages are checked first, so a rejected message leaves the log unchanged. If a later error occurs,
+the exception has the result of the appended messages.
 """
 
 from __future__ import annotations
@@ -44,11 +40,9 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""Approximate number of bytes that are appended while the lock is held once."""
+"""Approximate number of bytes to append while the lock is held once."""
 _FEW: Final = 64
-"""Up to this many messages are encoded one by one: for so few messages, columns would take
-longer.
-"""
+"""Maximum number of messages to encode one by one. For so few messages, columns take longer."""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -59,22 +53,22 @@ class ArrowStream(Protocol):
     """Columns of any library that exports Arrow data: pyarrow, pandas, Polars, DuckDB."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """The Arrow PyCapsule protocol."""
+        """Export a stream by the Arrow PyCapsule protocol."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """The messages of a ``put_many`` that are in the log, in their order.
+    """The result of a ``put_many``: its messages in the log, in order. The arrays are int64.
 
     Attributes:
-        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
-        physical_offset: physical offset of each frame, int64.
-        queue_offset: queue offset of each message, int64.
-        store_timestamp: store time of each message, in milliseconds, int64.
-        size: bytes of each frame, int64.
+        status: PUT_OK, or why the flush wait or the replica wait ended early.
+        physical_offset: physical offset of each frame.
+        queue_offset: queue offset of each message.
+        store_timestamp: store time of each message, in milliseconds.
+        size: bytes of each frame.
         elapsed_ms: duration of the call.
-        topics: number of messages and of bytes for each topic that the caller gave.
-        page_cache_ms: how long copying the bytes into the page cache took, in total.
+        topics: number of messages and of bytes for each topic of the caller.
+        page_cache_ms: total time for copying the bytes into the page cache.
     """
 
     status: PutStatus
@@ -95,7 +89,7 @@ class PutManyResult:
 
     @property
     def message_count(self) -> int:
-        """Messages in the log."""
+        """The number of messages in the log."""
         return len(self.physical_offset)
 
     @property
@@ -130,10 +124,8 @@ class ManyWriter:
     ) -> PutManyResult:
         """Put messages, or the rows of Arrow columns (:mod:`logquarry.write.outgoing_arrow`).
 
-        All messages are held in memory until the first one is appended.
-
-        Args:
-            wait: whether to wait for flush and replica if a message requests it.
+        All messages stay in memory until the first message is appended. With ``wait``, the call
+        waits for flush and replica if a message requests the wait.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -144,18 +136,13 @@ class ManyWriter:
 
         Topic and property string stay unchanged, even with a delay or further queues. The messages
         get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its
-        ``queue_offset``.
+        ``queue_offset``. If the store writes further queues, only the append finds a wrong offset
+        in a further queue. Errors: as :meth:`put_many`.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: None if all messages get the present time as store time. If they keep their
-                store times: the store time of the log's last message, in milliseconds. A message
-                never gets an earlier time than the message before it.
-
-        Raises:
-            StoreUnavailable, MessageRejected, UsageError: as :meth:`put_many`. If the store writes
-                further queues, a wrong offset in one of them is found only when the message is
-                appended.
+            least_time: None for the present time as store time. To keep store times, pass the store
+                time of the log's last message, in milliseconds: store times never fall.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -163,7 +150,7 @@ class ManyWriter:
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise what :meth:`put_stored` would raise, and put nothing."""
+        """Raise the errors of :meth:`put_stored`, and put nothing."""
         list(self._stored_parts(batch, keeps_times=False))
 
     def _append(
@@ -199,9 +186,9 @@ class ManyWriter:
             return [outgoing_frames(frames, writer.encoder.encode, self._check)]
         found = require_messages(messages, _TAKES)
         if len(found) > _FEW and self._has_kernels:
-            from logquarry.write.outgoing_arrow import columns_of_messages
+            from logquarry.write import outgoing_arrow
 
-            columns = columns_of_messages(found, writer.clock)
+            columns = outgoing_arrow.columns_of_messages(found, writer.clock)
             if columns is not None:
                 return [self._table(columns)]
         return [outgoing_reference(found, writer.encoder.encode, self._check)] if found else []
@@ -210,23 +197,19 @@ class ManyWriter:
         require_fit(encoded, self._writer.file_size)
 
     def _parts_of_arrow(self, messages: Any) -> Iterator[Outgoing]:
-        from logquarry.write.outgoing_arrow import (
-            batches_of,
-            check_columns,
-            columns_of_batch,
-            messages_of,
-        )
+        from logquarry.write import outgoing_arrow
 
         writer = self._writer
         first = 0
-        for batch in batches_of(messages):
-            check_columns(batch)
+        for batch in outgoing_arrow.batches_of(messages):
+            outgoing_arrow.check_columns(batch)
             if not batch.num_rows:
                 continue
             if self._has_kernels:
-                yield self._table(columns_of_batch(batch, writer.clock, first))
+                columns = outgoing_arrow.columns_of_batch(batch, writer.clock, first)
+                yield self._table(columns)
             else:
-                messages = messages_of(batch, first)
+                messages = outgoing_arrow.messages_of(batch, first)
                 yield outgoing_reference(messages, writer.encoder.encode, self._check, first)
             first += batch.num_rows
 
@@ -266,8 +249,6 @@ class ManyWriter:
 
 
 class _Put:
-    """One call of ``put_many``: its messages, and the results so far."""
-
     def __init__(
         self,
         writer: CommitLogWriter,
@@ -287,7 +268,6 @@ class _Put:
         self._physical, self._queue, self._times, self._sizes = self._columns
 
     def append(self) -> None:
-        """Append all messages, chunk by chunk."""
         if any(isinstance(part.frames, FrameTable) for part in self._parts):
             load_kernel()
         for part in self._parts:
@@ -315,7 +295,6 @@ class _Put:
                     at = number + 1
 
     def _time(self, now: int, own: int | None = None) -> int:
-        """The store time of the next message; ``own`` is the time that it had in another store."""
         if self._least_time is None:
             return now
         # Other threads may have put since the last chunk, and the last message may be in another
@@ -336,7 +315,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file; return the number of the first that did not fit."""
+        """Append frames to the last file; return the number of the first message without room."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()
@@ -365,7 +344,6 @@ class _Put:
         )
 
     def result(self, status: PutStatus) -> PutManyResult:
-        """The result of the messages that are in the log."""
         count = self.done
         hosts: dict[bytes, int] = {}
         ids = [_host_ids(part, hosts) for part in self._parts]
@@ -398,14 +376,13 @@ class _Put:
 
 
 def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
-    """For each message the number of its store host in ``hosts``; adds missing hosts to it."""
     numbers = [hosts.setdefault(host, len(hosts)) for host in part.store_hosts]
     ids = part.store_host_ids
     return ids if numbers == list(range(len(numbers))) else np.array(numbers, np.int64)[ids]
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
-    """Ranges of about CHUNK_BYTES, with at least one message."""
+    """Yield ranges of about CHUNK_BYTES, with at least one message."""
     start = 0
     if sizes.sum() <= CHUNK_BYTES:
         yield start, len(sizes)

@@ -1,7 +1,4 @@
-"""What each put uses besides the frame: the log's lock, flags of other threads, latest names.
-
-This module is compiled if possible.
-"""
+"""The log's lock, the wake-ups and the name cache of each put. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -29,14 +26,12 @@ _RECENT: Final = 64
 
 
 class LogLock:
-    """Compiled: the log's lock. To take it costs a few instructions if no thread holds it.
+    """Compiled: the log's lock. If no thread holds the lock, taking it costs a few instructions.
 
-    The lock is a number that the GIL protects. A thread that finds it taken waits at a gate, which
-    is a lock of the system and usually closed. Each :meth:`release` opens the gate for one waiting
-    thread, unless it is open already. A thread that passes the gate closes it, and tries again:
-    another thread may have taken the lock first. As with a ``threading.Lock``, Ctrl-C can interrupt
-    a thread that waits. The gate may then stay open; the next thread that waits passes it, and just
-    tries once more.
+    The GIL protects the flag ``_is_taken``. If the flag is set, a thread waits at a gate, a system
+    lock that is usually closed. Each :meth:`release` opens the closed gate for one waiting thread.
+    A thread that passes the gate closes the gate and tries again. Ctrl-C can interrupt a waiting
+    thread and leave the gate open: the next waiting thread passes the gate and tries once more.
     """
 
     _gate: Any
@@ -45,7 +40,6 @@ class LogLock:
     _waiting: int
 
     def __cinit__(self) -> None:
-        """Make the lock; no thread holds it."""
         self._gate = PyThread_allocate_lock()
         if self._gate == cython.NULL or not acquire_lock(self._gate):
             raise MemoryError
@@ -63,12 +57,12 @@ class LogLock:
             if has_passed:
                 self._is_open = False
             else:
-                # A signal interrupted the wait: its handler may raise.
+                # A signal interrupted the wait. The signal's handler may raise.
                 PyErr_CheckSignals()
         self._is_taken = True
 
     def release(self) -> None:
-        """Release the lock; wake a thread that waits for it."""
+        """Release the lock; wake a waiting thread."""
         self._is_taken = False
         if self._waiting and not self._is_open:
             self._is_open = True
@@ -82,15 +76,14 @@ class LogLock:
 
 
 class Wakes:
-    """Settles puts in a store in which no put waits: it only sets the flags of other threads."""
+    """Settles puts if no put of the store waits: only sets the flags of other threads."""
 
     def __init__(self) -> None:
-        # For each flag, its method is_unset, which each put calls, and the flag itself.
         self._tests_and_flags: tuple[Any, ...] = ()
 
     def use(self, flags: Iterable[Any]) -> None:
         """Set these flags from now on."""
-        # Replace all at once: a put in another thread must find the old flags or the new ones.
+        # Replace all flags at once, because another thread may read the flags at the same time.
         pairs = [(flag.is_unset, flag) for flag in flags]
         self._tests_and_flags = tuple(itertools.chain(*pairs))
 
@@ -101,7 +94,7 @@ class Wakes:
 
     def wake(self) -> None:
         """Set the flags that are not set."""
-        # Usually the flag is set already; checking it costs less than setting it.
+        # Usually the flag is set already, and checking costs less than setting.
         found = self._tests_and_flags
         for number in range(0, len(found), 2):
             if found[number]():
@@ -111,8 +104,7 @@ class Wakes:
 class Recent:
     """Compiled: a cache of values by name, which compares the identity of name objects.
 
-    A program usually has one object for a topic's name. To compare identities takes a tenth of the
-    time of a dictionary's lookup.
+    An identity check takes a tenth of the time of a dictionary's lookup.
     """
 
     def __init__(self) -> None:
@@ -120,7 +112,7 @@ class Recent:
         self.values: list[Any] = [None] * _RECENT
 
     def get(self, name: str) -> Any:
-        """The value of a name; None if it is not known."""
+        """Return the value of a name; None if the cache has no value."""
         at = recent_place(name)
         return self.values[at] if self.names[at] is name else None
 

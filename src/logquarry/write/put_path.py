@@ -1,23 +1,21 @@
 """Puts one message: property string, frame, CRC, queue offset, append, result.
 
 The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
-last step, which writes the frame, differs, because no way is the fastest in both cases. If
-interpreted, :meth:`PutPath.put_common` packs and joins the fields. If compiled,
-:class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an address. Both ways write the
-same bytes as the reference, :meth:`MessageEncoder.encode
+writing of the frame differs, for speed. If interpreted, :meth:`PutPath.put_common` joins packed
+fields. If compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an
+address. The bytes are always those of the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
-The reference handles every message. :meth:`PutPath.put_common` puts a message only if the store
-changes nothing in it. It returns None, and changes nothing, in these cases:
+The reference handles every message. :meth:`PutPath.put_common` returns None, and changes nothing,
+in these cases:
 
 - The message has a delay, WAIT or further queues.
 - The message must be refused.
 - The store has dialect 3.1.
 - The last file has no room.
 
-If compiled, only one of the three reads of the clock is exact, so ``elapsed_ms`` then counts ticks
-of the operating system (1 to 4 ms).
+If compiled, ``elapsed_ms`` counts ticks of the operating system (1 to 4 ms).
 """
 
 from __future__ import annotations
@@ -73,15 +71,12 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # The search for _DELAY also finds the delay properties of the timer, because their names
-    # contain it.
+    # The search for _DELAY also finds the timer's delay properties, whose names contain _DELAY.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
 def properties_text(message: Message) -> str | None:
-    """Make the property string from a message's ``properties``; None if the store acts on one of
-    them.
-    """
+    """Return the property string of ``properties``; None if the store acts on a property."""
     found = message.all_properties()
     for name in _ACTED_ON:
         if name in found:
@@ -113,9 +108,7 @@ class PutPath(LogAppender):
         return self.put_typed(message)
 
     def put_typed(self, message: Message) -> PutResult:
-        """Does the same as :meth:`put`, for compiled callers: a call of a C method needs no
-        lookup.
-        """
+        """Do the same as :meth:`put`, for compiled callers: calling a C method needs no lookup."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self.put_common(message), True
@@ -127,11 +120,7 @@ class PutPath(LogAppender):
         return self.settle(result, wait)
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
-        """Put one message; the caller waits for flush and replica.
-
-        Returns:
-            The result, and whether the put waits.
-        """
+        """Put one message without waiting. Return the result, and whether the put waits."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result = self.put_common(message)
@@ -140,8 +129,7 @@ class PutPath(LogAppender):
     def put_common(self, message: Message) -> PutResult | None:
         """Put a message in which the store changes nothing.
 
-        Returns:
-            The result. None, with nothing changed, if the reference must put the message.
+        Return None, with nothing changed, if the reference must put the message.
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
@@ -176,7 +164,6 @@ class PutPath(LogAppender):
                 return None
         if store_host is None:
             store_host = self._store_host
-        # The parts of the frame that are known before the lock is taken.
         if text is None:
             text = "" if keys is None else _KEYS + keys
             if tags is not None:
@@ -196,8 +183,6 @@ class PutPath(LogAppender):
         crc = crc32(body) & java.INT_MAX
         key = topic, queue_id
 
-        # With the lock held, get physical offset, queue offset and store time; then write the
-        # bytes.
         with self._lock:
             began = self._held_since = _monotonic()
             try:
@@ -237,18 +222,17 @@ class PutPath(LogAppender):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                     else:
-                        # A message that takes no queue offset adds its queue to the table too.
+                        # A message that takes no queue offset also adds its queue to the table.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. If the message is in the log, count its queue
-                    # offset in any case.
+                    # Ctrl-C may arrive at any line. A message in the log has used its queue offset.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field: the reference raises an error that names the
-                # field.
+                # A number does not fit its field: the reference raises an error with the field's
+                # name.
                 return None
             finally:
                 self._held_since = 0.0
@@ -261,7 +245,6 @@ class PutPath(LogAppender):
         return result
 
     def _put_one(self, message: Message) -> PutResult | None:
-        """Compiled: :meth:`put_common`."""
         fields = cython.cast(tuple, message)
         body, text = fields[1], fields[6]
         if fields[7] or not fields[8] or type(body) is not bytes:
@@ -300,9 +283,7 @@ class PutPath(LogAppender):
         text: str | None,
         flag: int,
     ) -> None:
-        """Compiled: describe a message for :meth:`FrameAppend.append_items`.
-
-        The parts of the property string are not joined.
+        """Compiled: fill an Item for :meth:`FrameAppend.append_items`.
 
         Raises:
             OverflowError, UnicodeEncodeError: if the reference must put the message.
@@ -314,7 +295,7 @@ class PutPath(LogAppender):
         item.is_keys = False
         item.properties_length = 0
         if text is not None:
-            # If the message has keys and tags, they are in the given string.
+            # A given string already contains keys and tags.
             item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
             item.properties_length = item.text_length
             tags = None

@@ -1,8 +1,7 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-If the message is in the log, the put returns a result, even if the sync or the replica was too
-late. If the message is not in the log, the put raises an exception. :data:`OUTCOMES` maps each
-status to its exception.
+If the message is in the log, the put returns a result, even after a late sync or replica. If the
+message is not in the log, the put raises the exception in :data:`OUTCOMES`.
 """
 
 from __future__ import annotations
@@ -70,11 +69,11 @@ class PutResult(NamedTuple):
     """A message or batch in the log (``PutMessageResult`` with its ``AppendMessageResult``).
 
     Attributes:
-        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
-        append_status: always PUT_OK: if the append fails, the put raises an error.
+        status: PUT_OK, or why the flush wait or the replica wait ended early.
+        append_status: always PUT_OK. If the append fails, the put raises an error.
         store_host: the broker's address, as in the frame.
-        physical_offset: physical offset of the frame; of a batch, of its first frame.
-        queue_offset: queue offset of the message; of a batch, of its first message.
+        physical_offset: physical offset of the (first) frame.
+        queue_offset: queue offset of the (first) message.
         size: number of bytes in the log.
         message_count: number of messages in the log.
         store_timestamp: in milliseconds.
@@ -121,10 +120,7 @@ class PutResult(NamedTuple):
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """Return the result with a new status.
-
-        The status is that of the replica wait, or if that is PUT_OK, that of the flush wait.
-        """
+        """Return the result with the replica wait's status; if PUT_OK, with the flush wait's."""
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 

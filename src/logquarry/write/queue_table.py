@@ -1,12 +1,8 @@
 """The tables of a store that is open for writing: its consume queues and its topics.
 
-A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists it.
-The writer adds each topic that gets a message. If a message has a higher queue id, the writer
-raises the topic's number of queues. It never removes a topic and never lowers a number, because
-another program may have configured them.
-
-A broker can have thousands of queues (``consumeQueueTable``). When the store is opened, the ends of
-all queues are found. The files of a queue are mapped only at its first read or write.
+A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists the
+topic. A broker can have thousands of queues (``consumeQueueTable``). So the files of a queue are
+mapped only at the first read or write.
 """
 
 from __future__ import annotations
@@ -45,16 +41,14 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of topics that ``topics.json`` need not list: further topics that brokers create when
-they start, and queues without a topic.
-"""
+"""Prefixes of topics that brokers create when they start, and of queues without a topic."""
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` must list a topic: a topic that has queues and is no system topic.
+    """Whether ``topics.json`` must list a topic: the topic has queues and is no system topic.
 
     A broker creates its system topics (``TopicValidator``) at each start. An entry in the file
-    would replace the broker's settings for them.
+    would replace the broker's settings for a system topic.
     """
     if topic in _MADE_BY_BROKERS or topic.startswith(_NOT_LISTED):
         return False
@@ -62,7 +56,7 @@ def is_listed(topic: str) -> bool:
 
 
 def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
-    """The topics of queues that ``topics.json`` has to list, with the number of their queues."""
+    """Return the topics of queues for ``topics.json``, with the number of their queues."""
     found: dict[str, int] = {}
     for topic, queue_id in queues:
         if is_listed(topic):
@@ -76,12 +70,10 @@ def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
 class TopicTable:
     """Adds topics and queues to ``config/topics.json``.
 
-    The dispatcher notes queues; a flush writes the file, before it syncs the queues.
-
-    Args:
-        clock: gives the time of the table's version, in milliseconds.
-        existing: gives the queues that the store already has. They are added if there is no file,
-            or if the store was not shut down cleanly.
+    The dispatcher notes queues; a flush writes the file, before the queues are synced. A flush
+    never removes a topic or lowers its number of queues: another program may have configured the
+    topic. If there is no file, or the store was not shut down cleanly, the ``existing`` queues are
+    added.
     """
 
     def __init__(
@@ -100,7 +92,7 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # An unreadable file is not replaced: the user may be able to restore its content by hand.
+        # Keep an unreadable file: the user may be able to restore its content by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()
@@ -108,27 +100,22 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues, which the next flush adds to the file. Fast if all are known already."""
+        """Remember queues, which the next flush adds to the file. Fast for known queues."""
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
             self._noted.update(queues)
 
     def configs(self) -> dict[str, TopicConfig]:
-        """The topics of the table by name, with those that the next flush adds."""
+        """Return the topics of the table by name, including topics that the next flush adds."""
         with self._lock:
             document = self._with(topics_of(self._new)) or self._document
         return {} if document is None else broker_config.topics_of_document(document)
 
     def change(self, topics: Mapping[str, TopicConfig | None]) -> None:
-        """Add, replace or remove topics, and write the file once.
+        """Add, replace or remove (None) topics, and write the file once. The log stays unchanged.
 
-        Args:
-            topics: for each name, the new settings. None removes the topic; its messages stay in
-                the log.
-
-        Raises:
-            StoreUnavailable: if the file cannot be read or written; nothing changes.
+        If the file cannot be read or written, raise StoreUnavailable; nothing changes.
         """
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
@@ -153,11 +140,7 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the noted queues that the file lacks; return whether the file was written.
-
-        Args:
-            least_pages: not used; see :class:`logquarry.write.flush.Flushable`.
-        """
+        """Add the noted queues that the file lacks; return whether the file was written."""
         if not self._new or not self._is_readable:
             return False
         with self._lock:
@@ -168,8 +151,7 @@ class TopicTable:
             try:
                 self._file.save(document)
             except StoreUnavailable as error:
-                # Ignore this error: the messages do not depend on this file, and the next opening
-                # adds the topics.
+                # Messages do not depend on this file, and the next flush adds the topics.
                 self._new |= new
                 logger.warning("%s: topics were not added: %s", self._file.path, error)
                 return False
@@ -177,7 +159,7 @@ class TopicTable:
             return True
 
     def _with(self, topics: Mapping[str, TopicConfig]) -> dict[str, Any] | None:
-        """The document with some topics and their queues; None if it has them already."""
+        """Return the document with some topics and their queues; None if nothing changes."""
         old = self._document or _EMPTY
         table = dict(old["topicConfigTable"])
         for name, topic in topics.items():
@@ -203,10 +185,9 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        ends: for each existing queue the position after its last entry, counted in entries. In a
-            queue of 20-byte entries that is one past its last queue offset.
-        mendings: for a recovery: its knowledge of each queue that it writes.
-        keeps_tails: whether, as in RocketMQ, bytes after the ends are kept, and files between other
+        ends: the number of entries before the end of each existing queue. In a queue of 20-byte
+            entries, this is the queue offset after the last entry.
+        keeps_tails: whether, as in RocketMQ, bytes after the ends stay, and files between other
             files may be missing.
 
     Attributes:
@@ -240,7 +221,7 @@ class QueueTable:
         )
         files.load()
         if files.bases:
-            # A queue that is not in `ends` has no valid entry: remove all.
+            # A queue that is not in `ends` has no valid entry: remove all entries.
             end = self.ends.get((topic, queue_id), 0) * form.entry_size
             if self.keeps_tails:
                 files.end_at(end)
@@ -249,7 +230,7 @@ class QueueTable:
         return files
 
     def keys(self) -> list[QueueKey]:
-        """Topic and number of each queue, sorted."""
+        """Return topic and id of each queue, sorted."""
         written = {key for key in self.writers.known if self._has_files(key)}
         return sorted(written.union(self.ends))
 
@@ -258,7 +239,7 @@ class QueueTable:
         return writer is not None and bool(writer.files.bases)
 
     def get(self, topic: str, queue_id: int) -> LiveQueue | LiveBatchQueue | None:
-        """One queue for reading; None if there is no such queue."""
+        """Return one queue for reading; None if there is no such queue."""
         key = topic, queue_id
         found = self.live.get(key)
         if found is not None:
@@ -274,7 +255,7 @@ class QueueTable:
             return self.live.setdefault(key, kind(topic, queue_id, writer.files, self.log))
 
     def next_offsets(self) -> dict[QueueKey, int]:
-        """The next offset of each queue (``recoverTopicQueueTable``)."""
+        """Return the next offset of each queue (``recoverTopicQueueTable``)."""
         batch = [key for key in self.ends if key[0] in self.config.batch_topics]
         found = {key: end for key, end in self.ends.items() if key not in batch}
         for key in {*self.writers.known, *batch}:
@@ -287,10 +268,9 @@ class QueueTable:
         return (writer.files for writer in self.writers)
 
     def restore_lost(self) -> bool:
-        """Restore files that another program deleted. Returns whether all files exist now.
+        """Restore files that another program deleted. Return whether all files exist now.
 
-        If a RocketMQ broker is started on this store, it deletes queue files beyond the end of the
-        log.
+        A RocketMQ broker that is started on this store deletes queue files beyond the log's end.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
         return all(found)
@@ -324,8 +304,8 @@ class QueueTable:
 class _SoleOwner:
     """Creates the files of a queue, and moves an existing file of the same name to quarantine.
 
-    If a RocketMQ broker is started on this store, it dispatches messages before it fails to take
-    the lock. So it may have created the queue's next file.
+    A RocketMQ broker that is started on this store dispatches messages before it fails to take the
+    lock. So the broker may have created the queue's next file.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:
@@ -333,7 +313,6 @@ class _SoleOwner:
         self._aside = aside
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Make the file at a path."""
         _set_aside(self._disk, path, self._aside)
         return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
 

@@ -1,17 +1,11 @@
-"""Writes consume queues: groups the entries of a run of frames, and appends them to each queue.
+"""Writes consume queues: groups the entries of a run by queue, and appends the entries.
 
 Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
-the dispatcher.
+the dispatcher. The writer skips entries that the queue already has, so that a part of the log can
+be dispatched again. If entries before a new entry are missing, the writer refuses the new entry.
+(Java writes the entry at a wrong offset, and logs a bug.)
 
-Guarantees: an entry is written at its queue offset or not at all. Entries that the queue already
-has are skipped, so that a part of the log can be dispatched again. If entries before a new entry
-are missing, the new entry is refused. (Java writes the entry at a wrong offset, and logs a bug.)
-
-Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``. If the log has
-lost messages of a queue, the entry of the next frame also covers their queue offsets
-(:func:`without_gaps`). The broker searches for the last entry that begins at or before an offset.
-So a consumer that requests a lost message gets the frame after the lost ones. If a gap remained
-between two entries, the consumer would get the frame before the gap again, possibly forever.
+Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``.
 """
 
 from __future__ import annotations
@@ -48,9 +42,8 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
-    Attributes:
-        offsets: the queue offset of each entry; for an inner batch that of its first message.
-        units: the entries; in a batch queue their type is :data:`BATCH_DTYPE`.
+    ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
+    entry, for an inner batch of its first message. Batch queues have units of :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
@@ -69,7 +62,7 @@ def is_batch(units: Units) -> bool:
 
 
 def load_kernel() -> None:
-    """Load the kernel that groups entries. Called only if kernels can be used."""
+    """Load the kernel that groups entries. Call this only if kernels can be used."""
     none = np.zeros(0, np.int64)
     codec.require_kernels().group_units(
         *(np.zeros((FIELD_COUNT, 0), np.int64), 0, 0),
@@ -78,7 +71,7 @@ def load_kernel() -> None:
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """The entries of a run for each queue."""
+    """Return the entries of a run for each queue."""
     if followed.table is None:
         return _parts_reference(followed.requests)
     kernels = codec.require_kernels()
@@ -115,7 +108,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
 def parts_with_copies(
     window: Window, followed: Followed, config: StoreConfig
 ) -> dict[QueueKey, QueuePart]:
-    """The entries of a run for each queue, including the further queues of multi-dispatch."""
+    """Return the entries of a run for each queue, with the further queues of multi-dispatch."""
     parts = parts_of(followed)
     batch = [key for key in parts if key[0] in config.batch_topics]
     if batch:
@@ -128,7 +121,6 @@ def parts_with_copies(
 
 
 def _batch_part(requests: DispatchRequests, part: QueuePart, counts: Int64 | None) -> QueuePart:
-    """The entries of some frames in a batch queue, as the broker writes them."""
     entries = np.zeros(len(part.rows), BATCH_DTYPE)
     for name in ("physical_offset", "size", "tags_code"):
         entries[name] = part.units[name]
@@ -160,7 +152,7 @@ def _add_copies(
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
             # The sort is stable: if a message lists its own queue as a further queue, its own entry
-            # comes first, and only that entry is kept.
+            # comes first. Only the first entry is kept.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)
@@ -168,27 +160,17 @@ def _add_copies(
         parts[key] = QueuePart(rows, offsets, units[rows])
 
 
-# --------------------------------------------------------------------------------------------------
-# The writer of one queue, and the writer that a recovery uses.
-
-Offsets = Int64
-
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of entries that may be missing before a new entry. A larger gap means that the
-queue offset is wrong (no CRC covers it).
-"""
+"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset counts
+as damaged, because no CRC covers it."""
 MOST_OFFSET: Final = 1 << 48
 """Maximum queue offset. A queue with a million messages a second reaches it after nine years."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
-    """Appends entries to one queue.
-
-    Attributes:
-        physical_end: physical offset after the last message with an entry (``maxPhysicOffset``).
-    """
+    """Appends entries to one queue, after the message that ends at ``physical_end``."""
 
     def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
         self.files = files
@@ -197,27 +179,23 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset. None while there is no file: then the queue may start anywhere."""
+        """The next queue offset. None without a file: the queue may then start anywhere."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
-    def append(self, offsets: Offsets, units: Units) -> int:
-        """Append entries, in the log's order.
-
-        Returns:
-            The number of entries that were new.
+    def append(self, offsets: Int64, units: Units) -> int:
+        """Append entries in the log's order, and return the number of new entries.
 
         Raises:
-            CorruptFile: if the queue lacks entries before one of them.
-            StoreUnavailable: if a file cannot be made.
+            CorruptFile: if the queue lacks entries before a new entry.
+            StoreUnavailable: if a file cannot be created.
         """
         if not len(units):
             return 0
-        # The entries are in the log's order: if the first one is new, all are new.
+        # The log's order: if the first entry is new, all entries are new.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # An offset that is not the previous one plus 1 means a gap, or that the topic was
-        # recreated.
+        # A cut is a gap, or the topic was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -228,7 +206,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # No CRC covers a queue offset. A negative queue offset is damaged.
+            # Damage: no CRC covers a queue offset.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -245,7 +223,6 @@ class ConsumeQueueWriter:
         return len(units)
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
-        """The entries of a run at an offset that continue the queue."""
         if offset > expected:
             raise CorruptFile(
                 self.name,
@@ -267,7 +244,7 @@ class ConsumeQueueWriter:
             data = data[count:]
 
     def _begin(self, offset: int) -> None:
-        """Make the first file, with filler entries before ``offset``."""
+        """Create the first file, with filler entries before ``offset``."""
         start = offset * UNIT_SIZE
         file = self._file(start)
         file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
@@ -279,7 +256,7 @@ class ConsumeQueueWriter:
         return file
 
     def _last_physical_end(self) -> int:
-        """Physical offset after the message of the last entry; 0 if there is no entry."""
+        """Return the physical offset after the last entry's message; 0 if there is no entry."""
         end = self.files.wrote_offset
         while end > max(0, self.files.min_offset):
             data = self.files.select(end - UNIT_SIZE, UNIT_SIZE)
@@ -294,15 +271,15 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """What a recovery knows about a queue that it writes.
+    """The knowledge of a recovery about a queue that the recovery writes.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
-        kept: entries of messages that the log has lost, by their queue offsets. A lost message
-            without an entry gets a filler; no reader stops at a filler, not even RocketMQ's.
-        moved: physical offset -> right queue offset, for messages whose queue offset is damaged.
-        largest_gap: the maximum number of fillers in a row; a message after a larger gap has a
-            wrong queue offset.
+        kept: entries of messages that the log has lost, by queue offset. A lost message without an
+            entry gets a filler; readers, including RocketMQ's, continue after a filler.
+        moved: physical offset -> right queue offset, for messages with a damaged queue offset.
+        largest_gap: the maximum number of fillers in a row. After a larger gap, the message's queue
+            offset is wrong.
     """
 
     resume_at: int
@@ -313,20 +290,16 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue from a log that has lost messages.
-
-    Args:
-        files: the queue's files, truncated to the sound entries.
-    """
+    """Rebuilds the end of a queue, after its sound entries, from a log that has lost messages."""
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
-        # Skip earlier messages: they have entries, or their topic was deleted.
+        # Skip earlier messages: the messages have entries, or their topic was deleted.
         self.physical_end = mending.resume_at
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
 
-    def append(self, offsets: Offsets, units: Units) -> int:
+    def append(self, offsets: Int64, units: Units) -> int:
         """See :meth:`ConsumeQueueWriter.append`."""
         if len(self._harmed):
             offsets = offsets.copy()
@@ -339,7 +312,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
         if offset < expected:
-            # The topic was deleted and created again: the old entries no longer count.
+            # The topic was deleted and recreated: the old entries no longer count.
             first = self.files.min_offset // UNIT_SIZE
             start = max(first, offset) * UNIT_SIZE
             self.files.truncate_to(start, aside=self._mending.aside)
@@ -353,8 +326,8 @@ class ConsumeQueueMender(ConsumeQueueWriter):
         return units
 
 
-def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Units:
-    """Entries in the form of the queue files."""
+def units_of(physical_offset: Int64, size: Int64, tags_code: Int64) -> Units:
+    """Make entries in the form of the queue files."""
     units = np.empty(len(physical_offset), UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = size
@@ -362,19 +335,15 @@ def units_of(physical_offset: Offsets, size: Offsets, tags_code: Offsets) -> Uni
     return units
 
 
-_LAST: Final = -1
-
-
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Entries that continue a queue without a gap in its queue offsets.
+    """Extend entries so that a queue continues at ``expected`` without a gap in its queue offsets.
 
-    An entry after a gap begins where the entry before it ended. Its reserved field, which brokers
-    ignore, gives the number of lost messages. If such an entry would have more messages than its
-    field can count, the frame gets several entries; the last of these has the frame's messages.
-
-    Args:
-        entries: ascending entries.
-        expected: queue offset at which the queue ends.
+    An entry after a gap begins at the end of the previous entry. A broker searches for the last
+    entry that begins at or before an offset. So a consumer that requests a lost message gets the
+    frame after the gap. With a gap, the consumer would get the frame before the gap, possibly
+    forever. The reserved field, which brokers ignore, has the number of lost messages. If an entry
+    would have more messages than its field can count, the frame gets several entries. The last
+    entry has the frame's messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]
@@ -392,16 +361,14 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """The entries that begin before the previous entry's end, because the topic was recreated."""
+    """Return the entries that begin before the previous entry's end: the topic was recreated."""
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 
 class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
-    Args:
-        mending: a recovery's knowledge about the queue; None if there is no recovery. A recovery
-            fills gaps, and empties the queue if its topic was recreated.
+    With a ``mending``, a recovery fills gaps, and empties the queue if its topic was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:
@@ -413,10 +380,10 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset. None while the queue is empty: then it may start anywhere."""
+        """The next queue offset. None for an empty queue, which may start anywhere."""
         return self._next
 
-    def append(self, offsets: Offsets, units: BatchEntries) -> int:
+    def append(self, offsets: Int64, units: BatchEntries) -> int:
         """See :meth:`ConsumeQueueWriter.append`."""
         new = units[(units["physical_offset"] >= self.physical_end) & (units["base"] >= 0)]
         if not len(new):
@@ -433,10 +400,10 @@ class BatchQueueWriter(ConsumeQueueWriter):
         expected = offset if self._next is None else self._next
         if offset < expected:
             if self._mending is None:
-                # As in queues of 20-byte entries, entries that the queue already has are skipped.
+                # As in queues of 20-byte entries, skip entries that the queue already has.
                 return 0
             if self.files.bases:
-                # The topic was deleted and created again: the old entries no longer count.
+                # The topic was deleted and recreated: the old entries no longer count.
                 self.files.truncate_to(self.files.min_offset, aside=self._mending.aside)
             expected = offset
         made = without_gaps(units, expected)
@@ -451,7 +418,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
                 kind="queue_gap",
             )
         self._write(made.tobytes())
-        self._note_last(made[_LAST])
+        self._note_last(made[-1])
         return len(units)
 
     def _note_last(self, last: np.void) -> None:

@@ -1,8 +1,6 @@
 """Settles puts: returns the result of a put after its flush wait and replica wait.
 
-Compiled if possible.
-
-:mod:`logquarry.write.waits` has the table of what a put waits for.
+Compiled if possible. :mod:`logquarry.write.waits` has a table of the waits.
 """
 
 from __future__ import annotations
@@ -43,16 +41,14 @@ class Flusher(Protocol):
     """Syncs the log for puts that wait (:class:`logquarry.write.flush.GroupCommitService`)."""
 
     def wait(self, offset: int) -> bool:
-        """Wait until the log is on the disk up to an offset; return whether this happened in
-        time.
-        """
+        """Wait until the log is on the disk up to an offset; return False after the timeout."""
 
     def add(self, waiter: Waiter) -> None:
         """Add a wait until the log is on the disk up to the waiter's offset."""
 
 
 class Once:
-    """A token that only one thread can take: the first that calls :meth:`take`."""
+    """A token that only the first caller of :meth:`take` gets. Any thread may call."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -71,18 +67,14 @@ class Once:
 
     @property
     def is_open(self) -> bool:
-        """Whether no thread has taken it."""
+        """Whether the token is still free."""
         return not (self._is_taken if cython.compiled else self._lock.locked())
 
 
 class WaitingPut(PutFuture):
-    """The future of a put that waits for the disk, for a slave, or for both.
+    """The future of a put that waits for the disk, for a slave, or for both (``parts``).
 
-    Args:
-        replica: status of the replica wait; PUT_OK until it is known.
-        parts: number of waits.
-        done: called with the result before the future's callbacks.
-        failed: called if the sync failed, before the future's callbacks.
+    ``done`` or ``failed`` (after a failed sync) is called before the future's callbacks.
     """
 
     def __init__(
@@ -101,8 +93,8 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # If there are two waits, the wait that ends first takes _first, and the wait that settles
-        # the put takes _open. A single wait needs no token: PutWait reports its end only once.
+        # Of two waits, the first wait to end takes _first, and the wait that settles the put takes
+        # _open. A single wait needs no token, because PutWait reports its end only once.
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 
@@ -130,18 +122,14 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Fail, because the sync failed, even if the slave has acknowledged the message."""
+        """Fail because of a failed sync, even if the slave has acknowledged the message."""
         if self._open is None or self._open.take():
             self._failed()
             self.set_exception(error)
 
 
 class PutWait(Once):
-    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future.
-
-    Args:
-        offset: the physical offset after the put's frames.
-    """
+    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future."""
 
     def __init__(
         self,
@@ -167,9 +155,7 @@ class PutWait(Once):
 
 
 Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""The status of the replica wait, as far as it is known, and the wait that the put joins, if
-any.
-"""
+"""The known status of the replica wait, and the replica wait that the put joins (or None)."""
 
 
 class FlushWait:
@@ -177,7 +163,7 @@ class FlushWait:
 
     Args:
         flusher: syncs the log; None if no put waits for a sync (ASYNC_FLUSH).
-        appended: called for each put that does not wait for the disk, so that it is synced later.
+        appended: called for each put that does not wait for the disk, to sync the put later.
         replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
     """
 
@@ -193,11 +179,10 @@ class FlushWait:
         self._replicas = replicas
 
     def asked(self, result: PutResult, wait: bool) -> Asked:
-        """Return the replica wait of a put.
+        """Return the replica wait of a put. Call this before the message is sent to slaves.
 
-        Call this before the message is sent to slaves. RocketMQ counts the slaves at the time of
-        the put (``submitReplicaRequest``), because a slave may disconnect while it receives the
-        message.
+        RocketMQ counts the slaves at the time of the put (``submitReplicaRequest``), because a
+        slave may disconnect while it receives the message.
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -209,8 +194,7 @@ class FlushWait:
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """Wait for disk and slave if the put requests it, and return the result.
 
-        Raises:
-            StoreUnavailable: if the sync failed: the message may or may not be on the disk.
+        If the sync failed, raise StoreUnavailable: the message may or may not be on the disk.
         """
         replica, replicas = asked
         # Start the replica wait before the sync, so that both run at the same time.
@@ -232,12 +216,7 @@ class FlushWait:
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> PutFuture:
-        """Return a future of the result that :meth:`settle` would return.
-
-        Args:
-            done: called with the result before the future's callbacks.
-            failed: called if the sync failed, before the future's callbacks.
-        """
+        """Return a future of the result of :meth:`settle`; see :class:`WaitingPut`."""
         replica, replicas = asked
         flusher = self._flusher
         if flusher is None or not wait or not result.size:

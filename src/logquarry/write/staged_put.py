@@ -1,7 +1,7 @@
-"""Appends staged frames to the log: frames that a load's tasks wrote into files outside of it.
+"""Appends staged frames to the log: frames that a load's tasks wrote into files beside the store.
 
-Guarantees: the log gets the same bytes as from ``put_many``; all messages of a chunk (about 1 MiB)
-share one store time. If a call is interrupted, the log has the first frames of the call.
+The log gets the same bytes as from ``put_many``: the messages of a chunk (about 1 MiB) share one
+store time. If a call is interrupted, the log has the first frames of the call.
 """
 
 from __future__ import annotations
@@ -29,12 +29,9 @@ _BLANK: Final = frame.BLANK.size
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged frames of one file.
+    """Staged frames of one file (:mod:`logquarry.format.staged`).
 
-    Attributes:
-        data: the frames (:mod:`logquarry.format.staged`).
-        queues: the queues; each frame contains an index into this list.
-        path: path of the file, for errors.
+    Each frame contains an index into ``queues``. Errors name the file's ``path``.
     """
 
     data: memoryview
@@ -46,9 +43,8 @@ class StagedFrames:
 class StagedWriter:
     """Appends staged frames.
 
-    Args:
-        grown: called after each chunk, to wake the services that follow the log.
-        counted: called with each topic, the number of its appended messages, and their bytes.
+    ``grown`` is called after each chunk, to wake the services that follow the log. ``counted`` is
+    called with each topic, the number of its messages, and their bytes.
     """
 
     writer: CommitLogWriter
@@ -56,13 +52,10 @@ class StagedWriter:
     counted: Callable[[str, int, int], None]
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
-        """Append the staged frames from a position in ``frames.data`` to the end.
-
-        Returns:
-            The number of frames.
+        """Append the staged frames from a position in ``frames.data``. Return the number of frames.
 
         Raises:
-            StoreUnavailable: if the store accepts no messages, or stops accepting them.
+            StoreUnavailable: if the store refuses messages.
             CorruptFile: if the bytes are not a frame, or the frame is too large for a file of the
                 log.
         """
@@ -98,11 +91,9 @@ class StagedWriter:
 
 
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
-    """Find out how many staged frames the log already has, from a physical offset on.
+    """Find the staged frames that the log already has from a physical offset on.
 
-    Returns:
-        (position in ``frames`` after the last frame that is in the log, physical offset after that
-        frame).
+    Return the position in ``frames`` and the physical offset after the last such frame.
     """
     start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
     while start < len(frames.data):
@@ -113,7 +104,7 @@ def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tu
         start, position = done, position + behind
         if behind == len(there) or start == len(frames.data):
             break
-        # A frame can be in the next file only if this file has no room for it.
+        # The next file can have a frame only if this file has no room for the frame.
         room = log.file_size - position % log.file_size
         if _size_at(frames, start) + _BLANK <= room:
             break
@@ -134,7 +125,6 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int]:
     kernels = codec.require_kernels()
-    # The views keep the files mapped while the kernel works.
     source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
     stop, position, _, why = kernels.place_staged(
         *(source.ctypes.data, start, len(source), CHUNK_BYTES),
@@ -152,7 +142,6 @@ def _place_reference(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
-    """The reference."""
     position = first = file.wrote
     data = frames.data
     while start < len(data) and position - first < CHUNK_BYTES:
@@ -186,7 +175,6 @@ def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[i
 
 
 def _same_reference(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
-    """The reference."""
     at = 0
     for size in staged.sizes_of(frames.data, start):
         if not staged.same(frames.data[start : start + size], there[at : at + size]):

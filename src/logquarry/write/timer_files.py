@@ -1,13 +1,10 @@
 """Writes the timer files of RocketMQ 5, with only the timer messages that still wait.
 
-The broker that opens the store delivers each of these messages once. When it starts, it reads the
-whole timer log, because ``timercheck`` counts no part of that log as flushed. It then continues in
-the queue of ``rmq_sys_wheel_timer`` after the message of the last entry
+The broker that opens the store delivers each of these messages once. At its start, the broker reads
+the whole timer log, because ``timercheck`` counts no part of that log as flushed. The broker then
+continues in the queue of ``rmq_sys_wheel_timer`` after the message of the last entry
 (``TimerMessageStore.recover``). So the last entry always points to the last message of the queue.
 If that message no longer waits, its entry goes into a slot that the broker has already read.
-
-Guarantees: no crash loses a message. Until the new files are complete, ``timercheck`` makes the
-broker start at the first message that waits.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ _LEAST_BLANK: Final = timer.BLANK.size
 
 
 class _Entry(NamedTuple):
-    """An entry of the timer log, without its position."""
-
     slot: int
     magic: int
     physical_offset: int
@@ -38,7 +33,7 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Bytes of a timer log file: from the settings, else from existing files, else the default."""
+    """Return the bytes of a timer log file: from the settings, existing files, or the default."""
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)
@@ -55,21 +50,15 @@ def write_timer_files(
     precision_ms: int,
     aside: Path | None = None,
 ) -> None:
-    """Replace timer wheel, timer log and ``timercheck`` of a store.
+    """Replace timer wheel, timer log and ``timercheck`` of a store. The caller has synced the log.
 
-    The caller has synced the log.
-
-    Args:
-        timers: the messages that wait, and the end of their queue.
-        file_size: bytes of a file of the timer log (``mappedFileSizeTimerLog``).
-        precision_ms: ``timerPrecisionMs``.
-        aside: quarantine of the old files; None to remove them.
-
-    Raises:
-        StoreUnavailable: if the disk fails or is full.
+    No crash loses a message: until the new files are complete, ``timercheck`` makes the broker
+    start at the first message that waits. Old files go to the quarantine ``aside``, or are removed.
+    ``file_size`` is ``mappedFileSizeTimerLog``; ``precision_ms`` is ``timerPrecisionMs``.
+    If the disk fails or is full, raise StoreUnavailable.
     """
     begin = now // precision_ms * precision_ms
-    # The read time must not cover a waiting message: readers find those by TIMER_OUT_MS.
+    # The read time must not cover a waiting message: readers find the message by TIMER_OUT_MS.
     read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
     read_time = min(begin, read_time - read_time % precision_ms)
     check = root / CONFIG / timer.CHECK_FILE
@@ -85,7 +74,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """The entries in the order of the queue; the last one points to the queue's last message."""
+    """Yield the entries in the queue's order; the last entry points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset
@@ -94,8 +83,8 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Overdue messages share the first slot, so that the broker delivers them even if it starts up
-    # to a week later.
+    # Overdue messages share the first slot. So the broker delivers the messages even if it starts
+    # up to a week later.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):
@@ -119,7 +108,7 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
 def _write_log(
     disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
 ) -> dict[int, list[int]]:
-    """Write the timer log; returns for each slot its time, first, last and count."""
+    """Write the timer log; return time -> [first position, last position, count] of each slot."""
     room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
     slots: dict[int, list[int]] = {}
     for number in range(0, len(entries), room):
@@ -159,7 +148,6 @@ def _write_wheel(disk: Disk, path: Path, slots: dict[int, list[int]], precision_
 
 
 def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
-    """Write a file with holes, and sync it."""
     disk.make_folders(path.parent)
     with disk.refusing(path):
         descriptor = disk.open(path, create=True, exclusive=True)
@@ -174,10 +162,10 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
 
 
 def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
-    """Remove wheel, its snapshots and timer log: ``timercheck`` does not need them any more."""
+    """Remove the files that ``timercheck`` no longer needs: wheel, snapshots, timer log."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    # Include a file or a dangling link with the folder's name: it blocks the new folder.
+    # Also remove a file or a dangling link with the folder's name: it blocks the new folder.
     paths += sorted(folder.iterdir()) if folder.is_dir() else []
     paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:

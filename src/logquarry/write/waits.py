@@ -10,11 +10,8 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
     WAIT=false         no wait                 no wait
 
 On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
-wait overrides that of the flush wait, unless the sync failed.
-
-Either the caller's thread waits, or another thread completes a future
-(:mod:`logquarry.write.settling`). This other thread is the one that syncs, the one that receives
-the slave's acknowledgement, or the one that watches deadlines.
+wait overrides the status of the flush wait, unless the sync failed. Either the caller's thread
+waits, or another thread completes a future (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations
@@ -32,14 +29,10 @@ _Lock = threading.Lock
 
 
 class Waiter(Protocol):
-    """A wait until the disk or a slave has the log up to an offset.
+    """A wait until the disk or a slave has the log up to a physical offset.
 
-    The thread that syncs and the thread that watches deadlines may resolve it at the same time.
-    Only the first result counts.
-
-    Attributes:
-        offset: the physical offset.
-        deadline: end of the wait in milliseconds, by the clock of the service that it waits for.
+    Several threads may end the wait at the same time; only the first result counts. The deadline is
+    in milliseconds, by the clock of the service that ends the wait.
     """
 
     offset: int
@@ -50,17 +43,17 @@ class Waiter(Protocol):
         """Whether the wait has neither been resolved nor failed."""
 
     def resolve(self, in_time: bool) -> None:
-        """End the wait: the log has reached the offset, or the time is over."""
+        """End the wait: the log has reached the offset, or the deadline has passed."""
 
     def fail(self, error: StoreUnavailable) -> None:
         """End the wait: the sync failed; the message may or may not be on the disk."""
 
 
 class ThreadWait:
-    """A :class:`Waiter` for one thread.
+    """A :class:`Waiter` for one thread, with a bare lock.
 
-    It uses a bare lock instead of a condition. A condition is written in Python: Ctrl-C inside it
-    could leave its lock taken, and the thread that syncs would wait forever.
+    A condition is written in Python, and Ctrl-C inside the condition could leave its lock taken.
+    The thread that syncs would then wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -97,9 +90,7 @@ class ThreadWait:
     def result(self, timeout: float | None = None) -> bool:
         """Wait, and return whether the log reached the offset in time.
 
-        Raises:
-            StoreUnavailable: if the sync failed.
-            TimeoutError: if the wait is not over after ``timeout`` seconds.
+        Raise StoreUnavailable if the sync failed, and TimeoutError after ``timeout`` seconds.
         """
         if timeout is not None and not self._done.wait(timeout):
             raise TimeoutError
@@ -113,8 +104,7 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait need not wake the watch: the deadline of a wait that begins during a sleep is after
-    the sleep's end.
+    A new wait need not wake the watch: its deadline is after the end of the watch's present sleep.
     """
 
     def __init__(
@@ -131,20 +121,17 @@ class DeadlineWatch(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The replica wait. The replication server reports how many slaves are connected, and the offsets
-# that they acknowledge. The acknowledgement of one slave is enough.
-#
-# As in RocketMQ, a slave counts as soon as it is connected, and its acknowledgement stays valid
-# after it disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that
-# the slave received since it connected. The slave's earlier bytes may be missing, or may come from
-# another master's log.
+# The replica wait. The acknowledgement of one slave is enough. As in RocketMQ, a slave counts as
+# soon as it is connected, and its acknowledgement stays valid after it disconnects. Unlike in
+# RocketMQ, an acknowledgement ends only the waits for bytes that the slave received since it
+# connected. The slave's earlier bytes may be missing, or may come from another master's log.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
 
 
 class ReplicaWait:
-    """The puts that wait for a slave. Any thread may use it.
+    """The puts that wait for a slave. Any thread may call the methods.
 
     Args:
         timeout_ms: how long a put waits (``slaveTimeout``).
@@ -152,8 +139,8 @@ class ReplicaWait:
             behind (``haSlaveFallbehindMax``).
 
     Attributes:
-        acknowledged: the physical offset that a slave has acknowledged (``push2SlaveMaxOffset``).
-            It is 0 when a master starts, and never falls.
+        acknowledged: the highest physical offset that a slave has acknowledged
+            (``push2SlaveMaxOffset``); 0 when a master starts.
     """
 
     def __init__(
@@ -171,8 +158,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # Sorted by offset. Usually this sorts the deadlines too, unless two putting threads get
-        # here in the opposite order.
+        # Sorted by offset. The deadlines are usually sorted too, unless two putting threads arrive
+        # in the opposite order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -194,14 +181,12 @@ class ReplicaWait:
     def acknowledge(self, offset: int, since: int = 0) -> None:
         """Record that a slave has the log up to an offset, and end the waits up to this offset.
 
-        Args:
-            offset: the physical offset.
-            since: physical offset of the first byte that the slave received since it connected.
+        The slave has received bytes from the physical offset ``since`` on since it connected.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledgement is not new. The offset alone does not show this: a slave that is
-            # behind another slave may acknowledge earlier bytes that no slave has acknowledged yet.
+            # The acknowledgement is not new. The range check is necessary: a slave that is behind
+            # another slave may acknowledge earlier bytes that no slave has acknowledged yet.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -219,7 +204,7 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Extend the acknowledged range. If the new range does not touch it, keep the later one."""
+        """Extend the acknowledged range. If the ranges do not touch, keep the later range."""
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
@@ -238,7 +223,7 @@ class ReplicaWait:
         return waiter
 
     def add(self, waiter: Waiter) -> None:
-        """Add a wait. It ends when a slave has the log up to its offset, or at its deadline."""
+        """Add a wait that ends when a slave has the log up to its offset, or at its deadline."""
         waiter.deadline = self._clock() + self._timeout_ms
         offset, waiting = waiter.offset, self._waiting
         with self._change:
@@ -255,11 +240,7 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """End the waits whose deadline has passed.
-
-        Returns:
-            Milliseconds until the next deadline, None if there is none.
-        """
+        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
         now = self._clock()
         late: list[Waiter] = []
         with self._change:
@@ -289,7 +270,7 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """The index at which to insert a wait by its offset; usually close to the end."""
+    """Return the index at which to insert a wait by its offset; usually close to the end."""
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1
