@@ -20,7 +20,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -176,6 +177,7 @@ _OUR_ENDING: Final = ".parquet"
 _TABLE_FOLDERS: Final = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
 _MOST_NAMED: Final = 3
 _COMPACTION: Final = "compaction"
+_AT_ONCE: Final = 8
 
 
 class ExportCommit:
@@ -257,11 +259,9 @@ class ExportCommit:
         folder.remove(SUCCESS)
         for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
             folder.make(place)
-        for staged, path in files:
-            folder.move(staged, path)
+        _each(folder.move, *zip(*files, strict=True))
         unwanted = self._earlier - set(wanted)
-        for path in sorted(unwanted):
-            folder.remove(path)
+        _each(folder.remove, sorted(unwanted))
         _remove_empty(folder, unwanted)
         _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
@@ -292,6 +292,13 @@ def remove_temporary(folder: OutputFolder) -> None:
     for name, is_folder in folder.names():
         if is_folder and name.startswith(TEMPORARY):
             folder.remove_folder(name)
+
+
+def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
+    """Call `work` for all arguments, several at a time: object stores answer slowly."""
+    with ThreadPoolExecutor(_AT_ONCE, "commit") as pool:
+        for _ in pool.map(work, *arguments):
+            pass
 
 
 def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
@@ -382,12 +389,14 @@ def finish_compaction(folder: OutputFolder) -> bool:
             reason = f"the file is missing, also at {staged}"
             raise CorruptFile(f"{folder.location}/{path}", 0, reason)
     folder.remove(SUCCESS)
-    for staged, path in moves:
+
+    def put(staged: str, path: str) -> None:
         if staged in there:
             folder.move(staged, path)
         folder.sync(path)
-    for path in removed:
-        folder.remove(path)
+
+    _each(put, *zip(*moves, strict=True))
+    _each(folder.remove, removed)
     folder.make(staging)
     _complete(folder, manifest, f"{staging}/{MANIFEST}")
     folder.remove_folder(staging)
