@@ -1,4 +1,4 @@
-"""Serves a store to RocketMQ's clients: :class:`Broker`; :func:`background` runs it in a thread.
+"""The broker that serves a store to RocketMQ's clients.
 
 docs/broker-requests.md lists the requests that the broker answers.
 """
