@@ -1,6 +1,8 @@
-"""Both ends of an HA connection, without sockets.
+"""Master and slave ends of an HA connection, without sockets.
 
-The caller passes received bytes and the time, and gets events and bytes to send.
+The caller passes received bytes and the time, and gets events and bytes to send. Packet boundaries
+change only how the data of a transfer is divided into events. A connection buffers at most a part
+of a header.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
     Args:
-        now_ms: the time in milliseconds, of a monotonic clock.
+        now_ms: time of a monotonic clock, in milliseconds.
 
     Attributes:
-        acknowledged: the slave has all bytes before this physical offset; None before its first
-            report.
+        acknowledged: the slave has all bytes before this physical offset; None before the slave's
+            first report.
     """
 
     def __init__(
@@ -62,9 +64,8 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # Limit a portion so that the rate allows at least one in each heartbeat interval. If a
-            # heartbeat were sent between two portions, the slave would conclude that it has the
-            # whole log.
+            # The rate must allow a portion in each heartbeat interval. If the master sent a
+            # heartbeat between two portions, the slave would believe that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -74,15 +75,14 @@ class MasterConnection:
         return self._next
 
     def receive_data(self, data: Buffer, log: LogRange, now_ms: int) -> list[MasterEvent]:
-        """Process bytes of the slave.
+        """Process received bytes.
 
         Args:
             data: the bytes; empty if the slave has ended the connection.
 
         Raises:
             ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
-                closed then. The exception's ``events`` are valid, and so are the bytes of
-                :meth:`data_to_send`.
+                then closed, but the exception's ``events`` and :meth:`data_to_send` are valid.
         """
         if self.state is MasterState.CLOSED:
             return []
@@ -131,9 +131,9 @@ class MasterConnection:
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
     def transferable(self, log: LogRange, now_ms: int) -> int:
-        """Maximum bytes of the next transfer, from :attr:`next_offset` on.
+        """Return the maximum bytes of the next transfer, from :attr:`next_offset` on.
 
-        Returns 0 if the log has no more bytes, or if the rate allows none yet.
+        Returns 0 if the log has no more bytes, or if the rate allows no bytes yet.
         """
         if self.state is not MasterState.TRANSFERRING:
             return 0
@@ -144,8 +144,8 @@ class MasterConnection:
         """Send the next bytes of the log in one transfer.
 
         Args:
-            data: bytes of the log from :attr:`next_offset` on, at most :meth:`transferable`. They
-                are not copied: do not change them before they are sent.
+            data: at most :meth:`transferable` bytes of the log from :attr:`next_offset` on. The
+                bytes are not copied: do not change them before they are sent.
         """
         size = len(data)
         assert 0 < size <= self._limits.transfer_size
@@ -156,7 +156,7 @@ class MasterConnection:
         self._bucket.take(size)
 
     def tick(self, log: LogRange, now_ms: int) -> list[MasterEvent]:
-        """Send a heartbeat if one is due, or end the connection if the slave is silent."""
+        """Send a heartbeat if it is due; end the connection if the slave is silent too long."""
         if self.state is MasterState.CLOSED:
             return []
         if now_ms - self._heard_ms > self._times.housekeeping_ms:
@@ -164,14 +164,13 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ConnectionEnded(reason)]
         if self.state is MasterState.TRANSFERRING:
-            # As soon as the whole log is sent for the first time, send a heartbeat, from which the
-            # slave learns the log's end.
+            # When the whole log is sent for the first time, a heartbeat tells the slave the log's
+            # end at once.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # Bytes of the log still wait for the slave's socket: a heartbeat would mean
-                    # that no more bytes follow.
+                    # A heartbeat would mean that no more bytes follow.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(MasterInput.SENT)
@@ -179,14 +178,14 @@ class MasterConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Time (ms) at which :meth:`tick` is due, unless bytes are received or sent first."""
+        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
         silence = self._heard_ms + self._times.housekeeping_ms
         if self.state is not MasterState.TRANSFERRING:
             return silence + 1
         return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
 
     def next_transfer_ms(self) -> int:
-        """Time in milliseconds at which the rate allows the next transfer."""
+        """Return the time in milliseconds at which the rate allows the next transfer."""
         return self._bucket.next_ms()
 
     def data_to_send(self) -> list[Buffer]:
@@ -202,13 +201,13 @@ class SlaveConnection:
     """A slave's side of one connection (``HAClient``). Not thread-safe.
 
     Args:
-        offset: the slave has all bytes before this physical offset, and requests the log from here
-            on. 0: the slave has nothing, and the master chooses where to begin.
-        now_ms: the time in milliseconds, of a monotonic clock.
+        offset: physical offset from which the slave requests the log. 0 means that the slave has no
+            bytes, and the master chooses the offset.
+        now_ms: time of a monotonic clock, in milliseconds.
 
     Attributes:
-        received: physical offset after the last received byte; None if the slave has nothing and
-            the master has sent nothing yet.
+        received: physical offset after the last received byte; None before the first header if the
+            slave has no bytes.
         reported: the last reported physical offset.
     """
 
@@ -224,15 +223,15 @@ class SlaveConnection:
         self._outgoing: list[Buffer] = [REPORT.struct.pack(offset)]
 
     def receive_data(self, data: Buffer, now_ms: int) -> list[SlaveEvent]:
-        """Process bytes of the master.
+        """Process received bytes.
 
         Args:
             data: the bytes; empty if the master has ended the connection. The events hold views of
                 these bytes: process the events before the bytes change.
 
         Raises:
-            ProtocolViolation: if the bytes are invalid. The connection is closed then. The
-                exception's ``events`` come from the bytes before the invalid bytes.
+            ProtocolViolation: if the bytes are invalid. The connection is then closed, but the
+                exception's ``events`` are valid.
         """
         if self.state is SlaveState.CLOSED:
             return []
@@ -273,7 +272,7 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, even of a heartbeat, contains the offset at which the master begins.
+            # The first header, even of a heartbeat, has the offset that the master has chosen.
             self.received = offset
         if offset != self.received:
             if size:
@@ -293,7 +292,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before an offset. A second call with the same offset sends nothing.
+        """Acknowledge all bytes before an offset. A repeated offset sends nothing.
 
         Args:
             offset: at least :attr:`reported`, at most :attr:`received`.
@@ -305,7 +304,7 @@ class SlaveConnection:
         self._say(now_ms)
 
     def tick(self, now_ms: int) -> list[SlaveEvent]:
-        """Send a heartbeat if one is due, or end the connection if the master is silent."""
+        """Send a heartbeat if it is due; end the connection if the master is silent too long."""
         if self.state is SlaveState.CLOSED:
             return []
         if now_ms - self._heard_ms > self._times.housekeeping_ms:
@@ -317,7 +316,7 @@ class SlaveConnection:
         return []
 
     def next_tick_ms(self) -> int:
-        """Time (ms) at which :meth:`tick` is due, unless bytes are received or sent first."""
+        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
         times = self._times
         return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
 
@@ -338,23 +337,23 @@ class Bucket:
     """Limits a rate of bytes (token bucket). The first portion is allowed at once.
 
     Args:
-        rate: average bytes a second; None for no limit.
-        portion: bytes of one transfer. The bucket waits until it holds a whole portion, so that
-            transfers do not become tiny.
+        rate: average bytes per second; None for no limit.
+        portion: bytes of one transfer. The bucket allows only whole portions, because small
+            transfers are inefficient.
     """
 
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # Count thousandths of a byte, so that rounding loses nothing.
+        # In thousandths of a byte, so that rounding loses nothing.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 
     def allowed(self, now_ms: int) -> int:
-        """Bytes that may be sent now: a portion, or 0."""
+        """Return the bytes that may be sent now: a portion, or 0."""
         if self._rate is None:
             return self._portion
-        # Allow at most the bytes of one second, so that a burst does not follow a pause.
+        # At most the bytes of one second, to limit the burst after a pause.
         most = 1_000 * max(self._portion, self._rate)
         passed = max(0, now_ms - self._filled_ms)
         self._held = min(most, self._held + passed * self._rate)
@@ -362,12 +361,12 @@ class Bucket:
         return self._portion if self._held >= 1_000 * self._portion else 0
 
     def take(self, size: int) -> None:
-        """Count bytes that were sent."""
+        """Count sent bytes."""
         if self._rate is not None:
             self._held -= 1_000 * size
 
     def next_ms(self) -> int:
-        """Time in milliseconds at which the next portion is allowed."""
+        """Return the time in milliseconds at which the next portion is allowed."""
         if self._rate is None:
             return self._filled_ms
         lacking = max(0, 1_000 * self._portion - self._held)
