@@ -1,8 +1,7 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections. It sends at most 1 MiB of the mapped log per system call. For
-each slave, only a MasterConnection and the bytes that the socket has not accepted yet are in
-memory. So a peer cannot make the master use more memory.
+One thread serves all connections. Bytes are sent from the mapped log, so a slow slave takes little
+memory.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 _GATHER: Final = 1 << 20
-"""Maximum bytes of the log to send in one system call."""
+"""Maximum bytes of the log in one system call."""
 _TURN: Final = 8 << 20
-"""Maximum bytes to send to one slave before the next slave's turn."""
+"""Maximum bytes to send to a slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Maximum bytes to read from one slave before the next slave's turn. A whole TLS record must fit:
-if only a part of a record is read, the selector does not report the rest.
+"""Maximum bytes to read from a slave before the next slave's turn. A whole TLS record must fit: the
+selector does not report the rest of a record.
 """
 
 
@@ -48,9 +47,8 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        times: heartbeat and housekeeping intervals.
-        full_history: whether an empty slave gets the log from the first file on. If False, it gets
-            the log from the last file on, as from RocketMQ.
+        full_history: whether an empty slave gets the log from the first file on, instead of
+            RocketMQ's last file.
     """
 
     limits: TransferLimits = field(default_factory=TransferLimits)
@@ -59,7 +57,7 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """State of one slave, as its master knows it.
+    """State of a slave, as its master knows it.
 
     Attributes:
         peer: the slave's address.
@@ -111,18 +109,16 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
-    The constructor opens the port. The master serves slaves from :meth:`start`, or from the start
-    of the ``with`` block. Close the master before you close the store.
+    The constructor opens the port. The master serves slaves from :meth:`start` on, or from the
+    start of the ``with`` block. Close the master before you close the store.
 
     Args:
         store: the store, open for writing.
-        host: the address to listen at.
-        port: the port; 0: the system chooses one.
-        options: limits, TLS, allowed slaves.
+        port: 0 lets the system choose.
         surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
-        error: the error that ended the master; None while it works.
+        error: the error that ended the master; None while the master works.
 
     Raises:
         OSError: if the master cannot listen at the address.
@@ -151,7 +147,7 @@ class HaMaster(Server[_Slave]):
         )
 
     def status(self) -> MasterStatus:
-        """The current state."""
+        """Return the current state."""
         views = []
         for slave in list(self._peers):
             machine = slave.machine
@@ -207,7 +203,7 @@ class HaMaster(Server[_Slave]):
         return LogRange(first, end, fresh)
 
     def _serve(self, slave: _Slave, log: LogRange, now: int) -> int:
-        """Send as much as possible now. Return the next wait in ms."""
+        # Sends as much as possible now. Returns the next wait in ms.
         machine, wire = slave.machine, slave.wire
         try:
             if not wire.is_ready:
@@ -233,7 +229,7 @@ class HaMaster(Server[_Slave]):
         return wait
 
     def _send(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Send at most _TURN bytes of the log. Return whether more bytes can be sent now."""
+        # Sends at most _TURN bytes of the log. Returns whether more bytes can be sent now.
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False
@@ -258,7 +254,7 @@ class HaMaster(Server[_Slave]):
         return True
 
     def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Do the work that is due. Return whether the connection continues."""
+        # Returns whether the connection continues.
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
@@ -304,8 +300,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Register the slave for replica waits before status() lists it: puts must wait for each listed
-    # slave.
+    # Puts must wait for each slave that status() lists, so register the slave for replica waits
+    # before.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()
