@@ -1,7 +1,4 @@
-"""The broker that serves a store to RocketMQ's clients.
-
-docs/broker-requests.md lists the requests that the broker answers.
-"""
+"""The broker for RocketMQ's clients; docs/broker-requests.md lists the requests that it answers."""
 
 from __future__ import annotations
 

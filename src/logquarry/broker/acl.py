@@ -78,15 +78,10 @@ _IN_BODY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account of a client.
+    """An account of a client, with its permissions for topics and consumer groups.
 
-    Attributes:
-        secret_key: the key that signs the account's requests.
-        admin: whether the account may make all requests.
-        topics: the permissions for each listed topic.
-        groups: the permissions for each listed consumer group.
-        default_topic: permissions for topics that ``topics`` does not list.
-        default_group: permissions for groups that ``groups`` does not list.
+    ``secret_key`` signs the account's requests; an ``admin`` may make all requests. The defaults
+    apply to topics and groups that are not listed.
     """
 
     access_key: str
@@ -100,7 +95,7 @@ class Account:
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.
 
-        The retry topic and the dead letter topic of a group need the permission for the group.
+        Retry topics and dead letter topics need the permission for their group.
         """
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
@@ -118,11 +113,9 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not send as a member of a producer group.
-
-        If the account does not list the producer group, PUB for any topic is enough: accounts in
-        RocketMQ list only consumer groups.
-        """
+        """Raise Refused if the account may not send as a member of a producer group."""
+        # PUB for any topic is enough for a group that the account does not list: accounts in
+        # RocketMQ list only consumer groups.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:
@@ -136,11 +129,7 @@ class Account:
 
 
 class AccessControl:
-    """The accounts of a broker.
-
-    Raises:
-        UsageError: if two accounts have the same access key, or a key is too short.
-    """
+    """The accounts of a broker. Raises UsageError for equal access keys and for short keys."""
 
     def __init__(self, *accounts: Account) -> None:
         self._accounts = {account.access_key: account for account in accounts}

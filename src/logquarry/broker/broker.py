@@ -313,10 +313,7 @@ class Broker:
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the started requests, and close the store; a second call does nothing.
-
-        If the call is cancelled, the store is still closed before the call ends.
-        """
+        """Answer the started requests, and close the store, even if the call is cancelled."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await _to_its_end(self._stopping)
@@ -418,7 +415,6 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
             # A get at the known end lists the queue's files again, and so finds a later end.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
-            # Continue with the other queues.
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found
 

@@ -1,8 +1,7 @@
-"""The connected producers and consumers, and their subscriptions.
+"""The connected producers and consumers (``ProducerManager``, ``ConsumerManager``).
 
-Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
-until it unregisters or its connection ends. When a consumer joins or leaves a group, the broker
-notifies all consumers of the group, so that they rebalance.
+A client stays in the groups of its heartbeats until it unregisters or its connection ends. When a
+consumer joins or leaves a group, the broker notifies the group's consumers, so that they rebalance.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ _NO_GROUPS: Final = set[str](), set[str]()
 
 @dataclass
 class TopicFilter:
-    """The subscription of a consumer to a topic.
-
-    Attributes:
-        document: RocketMQ's ``SubscriptionData``, as the client sent it.
-    """
+    """The subscription of a consumer to a topic: RocketMQ's ``SubscriptionData``, as received."""
 
     document: Mapping[str, Any]
 
@@ -54,19 +49,15 @@ class TopicFilter:
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The tag expression or SQL92 filter, parsed at its first use.
-
-        A heartbeat may have thousands of subscriptions, and few of them need parsing.
-        """
+        """The tag expression or SQL92 filter, parsed at its first use."""
+        # A heartbeat may have thousands of subscriptions, and few of them need parsing.
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
         )
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription, and return its tag expression and its SQL92 filter.
-
-    At most one of the two is not None; None for both selects all messages.
+    """Parse a subscription to a tag expression or an SQL92 filter; None for both selects all.
 
     Raises:
         Refused: if the expression is invalid or too long.
@@ -93,8 +84,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    # Returns the reason if the filter is invalid. The cache keeps invalid filters too, because
-    # clients send them again and again.
+    # An invalid filter gives the reason. Clients send invalid filters again and again, so the cache
+    # keeps them too.
     try:
         return parse(text)
     except BadFilter as error:
@@ -108,7 +99,6 @@ class Client:
     Attributes:
         version: RocketMQ's number of the client's version (``MQVersion``).
         seen: time of the heartbeat, by ``time.monotonic``.
-        account: None if the broker has no accounts.
     """
 
     client_id: str
@@ -139,13 +129,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group, and their subscriptions.
-
-    Attributes:
-        consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull.
-        model: ``CLUSTERING`` or ``BROADCASTING``.
-        start: ``consumeFromWhere``.
-    """
+    """The consumers of a group, and their subscriptions, with RocketMQ's names of the settings."""
 
     clients: dict[Connection, Client] = field(default_factory=dict)
     filters: dict[str, TopicFilter] = field(default_factory=dict)
@@ -157,8 +141,7 @@ class ConsumerGroup:
 class Clients:
     """All connected clients. Only the event loop uses this object.
 
-    Args:
-        notifies: whether the broker notifies a group's consumers when a consumer joins or leaves.
+    ``notifies`` returns whether a group's consumers are notified when a consumer joins or leaves.
     """
 
     def __init__(self, notifies: Callable[[str], bool]) -> None:
@@ -298,11 +281,7 @@ class Clients:
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Choose a group's producers in turn, among those that may send to a topic.
-
-        Returns:
-            The producer; None if no connected producer of the group may send to the topic.
-        """
+        """Choose a group's producers in turn; None if no producer may send to the topic."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

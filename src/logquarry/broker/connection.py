@@ -1,7 +1,6 @@
 """A client's connection: receives its requests, sends answers, and sends requests of the broker.
 
-If a client does not read its answers, its connection reads and starts no further requests. One
-write sends all answers of a loop iteration.
+If a client does not read its answers, its connection reads and starts no further requests.
 """
 
 from __future__ import annotations
@@ -44,11 +43,7 @@ _MOST_HANDSHAKES: Final = 256
 
 @dataclass(slots=True)
 class Request:
-    """A request of a client.
-
-    Attributes:
-        account: None if the broker has no accounts.
-    """
+    """A request of a client. ``account`` is None if the broker has no accounts."""
 
     command: RemotingCommand
     fields: dict[str, Any]
@@ -116,10 +111,8 @@ class Connection(asyncio.Protocol):
     """A client's connection. Only the event loop uses it.
 
     Attributes:
-        address: host:port of the client.
         host: the client's address, encoded as in a frame.
         heard: time at which the last bytes arrived, by ``time.monotonic``.
-        is_open: whether answers can still be sent.
         is_writable: whether the client reads its answers in time.
     """
 
@@ -317,10 +310,7 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:
-        """Wait until the client has read the bytes sent to it, or has disconnected.
-
-        Unread bytes stay in memory, so wait before you send more.
-        """
+        """Wait until the client has read the bytes sent to it, or has disconnected."""
         while self.is_open and not self.is_writable:
             resumed = asyncio.Event()
             self.when_writable(resumed.set)
@@ -329,11 +319,9 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request; drop the request if the client does not read its bytes.
-
-        A dropped request only causes a delay: clients rebalance at intervals anyway, and the broker
-        repeats the check of a transaction.
-        """
+        """Send a one-way request; drop the request if the client does not read its bytes."""
+        # A drop only causes a delay: clients rebalance at intervals anyway, and the broker repeats
+        # the check of a transaction.
         if not self.is_writable:
             return
         self._opaque += 1
@@ -384,11 +372,10 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """The TLS handshake of a client; afterwards, :class:`Connection` serves the client.
+    """The TLS handshake of a client; afterwards, :class:`Connection` serves the client."""
 
-    The broker starts the handshakes itself to limit their number. asyncio reports a TLS client only
-    after the handshake.
-    """
+    # The broker limits the number of handshakes, so it starts them itself: asyncio reports a TLS
+    # client only after the handshake.
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:
         self._server = server

@@ -36,13 +36,7 @@ def log_failure(_: Any, error: BaseException | None) -> None:
 
 
 class Lanes:
-    """The threads of a broker that use the store.
-
-    Attributes:
-        puts: appends messages, in the order of the requests.
-        gets: reads messages for consumers.
-        slow: runs all other calls, for example queries, and saves tables.
-    """
+    """The threads that use the store: for puts, for gets, and for slow and all other calls."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
         self.gets = Lane(loop, "broker-get", capacity)
@@ -61,14 +55,10 @@ class Lanes:
 class Counts:
     """Counts since the broker's start, for metrics and mqadmin.
 
-    Attributes:
-        put: put messages of each topic.
-        put_bytes: bytes of these messages in the log.
-        got: messages sent to consumers, for each pair (topic, group).
-        got_bytes: bytes of the frames of these messages.
-        sent_back: messages that consumers sent back for a retry, for each pair (topic, group).
-        requests: requests of each request code.
-        refused: sends that were answered with SYSTEM_BUSY.
+    - ``put`` and ``put_bytes`` count messages and frame bytes by topic.
+    - ``got`` and ``got_bytes`` count messages and frame bytes sent, by topic and group.
+    - ``sent_back`` counts messages that consumers sent back, by topic and group.
+    - ``refused`` counts sends that were answered with SYSTEM_BUSY.
     """
 
     put: Counter[str] = field(default_factory=Counter)
@@ -90,7 +80,6 @@ class Core:
         spawn: runs a coroutine as a task; the broker's stop cancels the task.
         address: host:port that clients get from the name server.
         host: the broker's address, encoded as in a frame.
-        is_saving: whether a write of the tables is planned.
     """
 
     loop: asyncio.AbstractEventLoop

@@ -26,12 +26,7 @@ _AT_ONCE: Final = 128
 
 
 class Mailbox(Generic[T]):
-    """Passes items from other threads to the event loop. Any thread may post.
-
-    Args:
-        take: called in the event loop with each item, in the order of the posts. Exceptions of
-            this function are logged.
-    """
+    """Passes items from any thread to ``take``, which runs in the event loop, in their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
         self._loop = loop

@@ -1,8 +1,7 @@
 """The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-The name server knows only the broker in its process; other brokers cannot register. As in RocketMQ
-(``KVConfigManager``), tools store key-value settings, for example the order of topics. They are in
-``config/kvConfig.json`` of the store.
+The name server knows only the broker in its process; other brokers cannot register. Tools store
+key-value settings here (``KVConfigManager``), in ``config/kvConfig.json`` of the store.
 """
 
 from __future__ import annotations
@@ -105,10 +104,7 @@ class Names(Part):
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def write_permission(self, request: Request) -> None:
-        """Remove the write permission from all routes, or restore it, until the broker stops.
-
-        When producers request routes without write permission, they stop sending.
-        """
+        """Remove the write permission from all routes, or restore it, until the broker stops."""
         is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
         count = 0
         if request.fields["brokerName"] == self._core.options.name:

@@ -56,8 +56,8 @@ class BrokerOptions:
             create more. The same limit applies to groups.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: maximum bytes of the bodies that wait for the disk. The same limit
-            applies to the replies that wait for producers.
+        most_waiting_bytes: maximum bytes of the bodies that wait for the disk, and of the replies
+            that wait for producers.
     """
 
     host: str = "127.0.0.1"

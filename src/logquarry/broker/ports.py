@@ -22,11 +22,7 @@ _BACKLOG: Final = 1_024
 
 
 class Port:
-    """One listening port.
-
-    Attributes:
-        port: the port's number; 0 if the broker does not listen there.
-    """
+    """One listening port. ``port`` is 0 if the broker does not listen there."""
 
     def __init__(
         self,

@@ -69,8 +69,6 @@ class Pull:
 
     Attributes:
         offset: queue offset of the first message.
-        count: maximum number of messages.
-        tags: the tag expression; None for all tags.
         deadline: time until which the pull may be held, by the loop's clock; 0 means never.
         has_moved: whether ``offset`` is after messages that the filter excludes.
         awaited: end of the queue that an arrival reported, but the last read did not reach; or -1.
@@ -221,7 +219,6 @@ class Pulling(Part):
         connection = pull.request.connection
         self._reads[connection] -= 1
         if not self._reads[connection]:
-            # Delete the entry; a Counter returns 0 for a missing key.
             del self._reads[connection]
         self._answer(pull, got, error)
         self._next(connection)

@@ -214,11 +214,9 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """Return a message's property string as RocketMQ's broker stores it.
-
-        Removes WAIT=true, which all clients send although it is the default. Adds the cluster's
-        name, because consumers need it to reply to a request.
-        """
+        """Return a message's property string as RocketMQ's broker stores it."""
+        # Remove WAIT=true, which all clients send although it is the default. Add the cluster's
+        # name, because consumers need it to reply to a request.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
             # RocketMQ's clients write WAIT=true once, between other properties. Other strings need
@@ -282,11 +280,8 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
-    """Return how often a message is retried before it becomes a dead letter.
-
-    Requests of clients since RocketMQ 3.4.9 contain the number; otherwise the group's settings
-    have it. 0 means no retry.
-    """
+    """Return how often a message is retried before it becomes a dead letter; 0 means never."""
+    # Only requests of clients since RocketMQ 3.4.9 contain the number.
     wanted: int | None = request.fields["maxReconsumeTimes"]
     if wanted is None or request.command.version < _CHOOSES_RETRIES:
         return int(settings.get("retryMaxTimes", MAX_RECONSUME_TIMES))
@@ -314,8 +309,7 @@ _STATES: Final = {8: "commit", 12: "rollback"}
 class Transactions(Part):
     """Ends and checks the transactions of producers (``EndTransactionProcessor``).
 
-    A check sends the half message to a producer of its group. The producer then ends the
-    transaction. As in RocketMQ, the store decides when to check.
+    A check sends the half message to a producer of its group, which then ends the transaction.
     """
 
     def __init__(self, core: Core) -> None:

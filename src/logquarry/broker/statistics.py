@@ -69,10 +69,7 @@ class _Window:
 class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses this object.
 
-    Attributes:
-        mornings: put messages, and messages sent to consumers, from the broker's start to the last
-            midnight.
-        mornings_before: the two numbers of ``mornings`` one midnight earlier.
+    ``mornings`` are the totals at the last midnight, ``mornings_before`` at the midnight before.
     """
 
     def __init__(self, core: Core) -> None:
@@ -121,10 +118,8 @@ class Statistics(Part):
 
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
-        """Answer with a count's growth in the last minute, hour and day (``BrokerStatsData``).
-
-        The average of a size is in bytes per message.
-        """
+        """Answer with a count's growth in the last minute, hour and day (``BrokerStatsData``)."""
+        # The average of a size is in bytes per message.
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)
@@ -245,10 +240,8 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, request: Request) -> None:
-        """Answer with the broker's settings as a properties file.
-
-        mqadmin's ``exportConfigs`` fails if one of these settings is missing.
-        """
+        """Answer with the broker's settings as a properties file."""
+        # mqadmin's exportConfigs fails if one of these settings is missing.
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {
             "autoCreateSubscriptionGroup": options.create_groups,

@@ -116,11 +116,9 @@ class Tables:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add a message's topic and queue to the table if they are missing.
-
-        The program that runs the broker can put messages to new topics. If a client has removed the
-        topic, it stays removed: its last messages may be reported later.
-        """
+        """Add a message's topic and queue to the table if they are missing."""
+        # The program that runs the broker can put messages to new topics. A topic that a client has
+        # removed stays removed: its last messages may be reported later.
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
             self.add_queues([(topic, queue_id)])

@@ -1,11 +1,11 @@
 """Finds open transactions of RocketMQ 3.x in the log, or in the state table and the redo log.
 
-- The QUEUEOFFSET of a PREPARED message is the number of its entry in the state table, if this
-  number is plausible. Producers send the number when they end the transaction.
-- A COMMIT or ROLLBACK ends the transaction at its physical offset if both have the same producer
-  group. Only the first COMMIT or ROLLBACK counts.
-- RocketMQ finds the entry only by the number in the COMMIT or ROLLBACK. If RocketMQ has renumbered
-  the entry, RocketMQ ignores the COMMIT or ROLLBACK.
+- If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
+  the state table. Producers send this number when they end the transaction.
+- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. It ends the transaction if the
+  two messages have the same producer group.
+- RocketMQ finds an entry only by its number. If RocketMQ has renumbered the entry, it ignores the
+  COMMIT or ROLLBACK.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The entries in the files of a state table or redo log.
+    """The entries in the files of a state table or redo log, before the first invalid entry.
 
     Attributes:
-        units: the entries before the first invalid entry.
         first: number of the first entry.
         fault: the first fault in the files; None if there is no fault.
     """
@@ -131,7 +130,6 @@ class TransactionFrame(NamedTuple):
 
     Attributes:
         kind: the transaction type in SYSFLAG.
-        size: bytes of the frame.
         number: the message's QUEUEOFFSET.
         prepared_offset: physical offset of the PREPARED message, in a COMMIT or ROLLBACK.
         store_timestamp: in milliseconds.
@@ -216,14 +214,7 @@ Each missing message takes an entry, and no CRC covers the number in a frame.
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction.
-
-    Attributes:
-        number: number of the transaction's entry in the state table.
-        size: bytes of the PREPARED message.
-        store_seconds: store time of the PREPARED message in seconds.
-        group_hash: hash of the producer group.
-    """
+    """An open transaction. ``number`` is the number of its entry in the state table."""
 
     number: int
     physical_offset: int
@@ -235,10 +226,7 @@ class OpenTransaction(NamedTuple):
 class Change(NamedTuple):
     """The change to the state table that a transaction frame causes.
 
-    Attributes:
-        number: number of the entry to write; missing entries before this entry become fillers.
-        unit: the entry; None if only the state changes.
-        state: the new state of the entry.
+    Missing entries before ``number`` become fillers. ``unit`` is None if only the state changes.
     """
 
     number: int
@@ -297,10 +285,7 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """Return an entry that fills the table in place of a lost message.
-
-    RocketMQ treats the transaction of a filler as ended.
-    """
+    """Return an entry in place of a lost message; for RocketMQ, its transaction has ended."""
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,
@@ -356,9 +341,7 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
     """Read state table and redo log; return their content, or the reason for a recovery.
 
-    Args:
-        start: compare the log from this physical offset on.
-        stop: the log's end.
+    Both are compared with the log from ``start`` to ``stop``.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault

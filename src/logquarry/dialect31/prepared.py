@@ -1,8 +1,8 @@
 """Transactions in dialect 3.1: begin, commit, roll back, and check.
 
 Like a broker of RocketMQ 3.x, this module ends a transaction by a put of a COMMIT or a ROLLBACK.
-Both contain the physical offset of the PREPARED message, and the number of the transaction's entry
-in the state table.
+Both contain the physical offset of the PREPARED message. A ROLLBACK also contains the number of the
+transaction's entry in the state table.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ class PreparedTransaction(NamedTuple):
     Attributes:
         number: number of the transaction's entry in the state table.
         store_seconds: store time of the PREPARED message in seconds.
-        group_hash: hash of the producer group.
     """
 
     message: StoredMessage
@@ -67,8 +66,6 @@ class PreparedTransactions:
     """The transactions of a store in dialect 3.1. Thread-safe.
 
     Args:
-        table: lists the open transactions.
-        put: puts a message.
         read: reads the frame at a physical offset; None if there is no frame.
         wait_dispatched: waits until the table covers the log.
         stored: makes the message for users from a frame.
@@ -256,8 +253,7 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
 class CheckService(Service):
     """Checks open transactions periodically (the timer of ``TransactionStateService``).
 
-    Args:
-        interval_ms: pause between two checks. The first check runs a minute after the start.
+    The first check runs a minute after the start.
     """
 
     def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:

@@ -51,9 +51,7 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 class StateTableKeeper:
     """Writes the state table and the redo log of a store. Only the dispatcher writes.
 
-    Args:
-        found: the content of table and redo log at the log's end.
-        log_end: table and redo log already have the frames before this physical offset.
+    ``found`` is their content at ``log_end``; the keeper skips frames before this physical offset.
     """
 
     def __init__(
@@ -182,11 +180,9 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete the leading files of the table or the redo log, when their messages are deleted.
+        """Delete the files of STATE_TABLE or REDO_LOG up to the file with a base.
 
-        Args:
-            name: STATE_TABLE or REDO_LOG.
-            last_base: base of the last file to delete.
+        The messages of the entries must already be deleted from the log.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -275,8 +271,6 @@ class UnitsPlan:
         reason: why a rebuild is necessary; None without a rebuild.
         had: whether the store has old files.
         start: byte offset of the first entry.
-        units: the encoded entries.
-        file_size: bytes of each file.
         before: fillers before the first entry in its file.
     """
 
@@ -384,10 +378,7 @@ class TransactionCheck:
             yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """Return a difference between redo log and log, or None.
-
-        Entries of messages before the log's start are no difference.
-        """
+        """Return a difference between redo log and log from the log's start on, or None."""
         redo = read_redo(layout)
         if redo.fault is not None:
             return redo.fault

@@ -48,21 +48,14 @@ _HEADER_MASK: Final = (1 << HEADER_BITS) - 1
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Encode a command as a frame.
-
-    Raises:
-        UsageError: as :func:`~logquarry.protocol.remoting_header.encode_head`.
-    """
+    """Encode a command as a frame. Raises UsageError as ``encode_head``."""
     return encode_head(command) + command.body
 
 
 class RemotingReader:
     """Decodes the bytes of one connection into commands. Not thread-safe.
 
-    The reader checks the length of a frame first, and buffers at most one frame.
-
-    Args:
-        largest: maximum bytes of a frame, including the length field.
+    The reader buffers at most one frame, of ``largest`` bytes including the length field.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:

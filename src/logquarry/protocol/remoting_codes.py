@@ -57,9 +57,8 @@ _TOPIC: Final = (
 class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
-    Attributes:
-        where: ``broker`` or ``names`` if logquarry's broker or name server answers the request;
-            ``client`` if the broker sends the request to clients; empty without support.
+    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request,
+    and ``client`` if the broker sends the request to clients. Empty means no support.
     """
 
     where: str
@@ -243,10 +242,7 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""Maximum bytes of a JSON body; a heartbeat of 4,000 groups fits.
-
-Parsing 16 MiB can take seconds, and the event loop does nothing else meanwhile.
-"""
+"""Maximum bytes of a JSON body. Parsing 16 MiB can take seconds, and would block the event loop."""
 
 
 def markdown() -> str:
@@ -260,11 +256,7 @@ _PARSED: Final = {int(code): tuple(map(tuple, code.fields)) for code in RequestC
 
 
 def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the header fields of a request, and ignore unknown fields, as RocketMQ does.
-
-    Raises:
-        Refused: if a field is missing or invalid.
-    """
+    """Parse the header fields of a request; raise Refused for missing and invalid fields."""
     try:
         return parse_fields(_PARSED.get(code, ()), ext_fields)
     except ValueError as error:

@@ -85,11 +85,8 @@ class RemotingCommand(NamedTuple):
     Attributes:
         code: a RequestCode, a ResponseCode or any other number.
         opaque: number of the request; its answer has the same number.
-        flag: bits of :class:`Flag`.
-        language: the sender's language, usually one of LANGUAGES.
         version: the sender's version, as a number of RocketMQ's ``MQVersion``.
         remark: error text of an answer.
-        ext_fields: named fields that depend on the code.
         is_binary: whether the header has RocketMQ's binary form.
     """
 
@@ -226,11 +223,7 @@ def _binary_header(command: RemotingCommand) -> bytes:
 
 # ------------------------------------------------------------------------------------------ decode
 def decode_json(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame with a JSON header.
-
-    Raises:
-        ValueError: if the header is invalid.
-    """
+    """Decode a frame with a JSON header. Raises ValueError for an invalid header."""
     document = scan_json(header)
     if document is None:
         document = fastjson.decode(header)
@@ -274,9 +267,7 @@ def scan_json(header: bytes) -> Any:
     """Parse a header; return None if the header is not strict JSON.
 
     If compiled, this function returns None unless all values are strings, integers or such objects.
-
-    Raises:
-        ValueError: if a string is not UTF-8.
+    If a string is not UTF-8, it raises ValueError.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
@@ -382,11 +373,7 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame with RocketMQ's binary header.
-
-    Raises:
-        ValueError: if the header is invalid.
-    """
+    """Decode a frame with RocketMQ's binary header. Raises ValueError for an invalid header."""
     size = len(header)
     if size < BINARY_HEADER.size:
         raise ValueError(f"its binary header has only {size} bytes")
@@ -431,11 +418,8 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    Attributes:
-        name: RocketMQ's name, and the key of the parsed field.
-        kind: TEXT or BOOL; for a number, its bits without the sign bit (31 or 63).
-        default: the value of a missing field; REQUIRED if the field must not be missing.
-        key: the field's name in the header.
+    ``kind`` is TEXT or BOOL; for a number, its bits without the sign bit (31 or 63). ``key`` is the
+    name in the header. ``default`` is REQUIRED if the field must not be missing.
     """
 
     name: str
@@ -449,11 +433,8 @@ def parse_fields(
 ) -> dict[str, Any]:
     """Parse the header fields of a request, and ignore unknown fields.
 
-    Args:
-        expected: each :class:`HeaderField` as a tuple.
-
-    Raises:
-        ValueError: if a field is missing or invalid.
+    ``expected`` has each :class:`HeaderField` as a tuple. Raises ValueError if a field is missing
+    or invalid.
     """
     found: dict[str, Any] = {}
     texts = ext_fields if type(ext_fields) is dict else dict(ext_fields)

@@ -43,11 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableRequest(NamedTuple):
-    """The request for a table.
-
-    Attributes:
-        nothing: remark of RocketMQ's answer if the broker has no such table.
-    """
+    """The request for a table. ``nothing`` is RocketMQ's remark if the table does not exist."""
 
     code: RequestCode
     table: ConfigTable
@@ -81,15 +77,8 @@ _Signature = tuple[int, int, int]
 
 
 class _Found(NamedTuple):
-    """The content of a table's file.
-
-    Attributes:
-        signatures: signatures of the file and of its backup at the time of the read.
-        document: None if there is nothing to serve.
-        is_spoilt: whether a file exists but cannot be served.
-        is_sure: whether all reads succeeded. A failed read is not cached: with the same signature,
-            the next read may succeed.
-    """
+    # ``document`` is None if there is nothing to serve. ``is_sure`` is False after a failed read,
+    # which is not cached: with the same signature, the next read may succeed.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None
@@ -98,11 +87,7 @@ class _Found(NamedTuple):
 
 
 class ConfigAnswers:
-    """Answers requests from the files of a store. Not thread-safe.
-
-    Attributes:
-        given: number of answers with a table.
-    """
+    """Answers requests from the files of a store. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -201,8 +186,6 @@ class ConfigServerStatus(NamedTuple):
     """State of a ConfigServer.
 
     Attributes:
-        address: host:port at which the server listens.
-        connections: number of open connections.
         answered: number of answers with a table.
         refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the server failed and no longer answers.
@@ -229,16 +212,8 @@ class _Asking(Peer):
 class ConfigServer(Server[_Asking]):
     """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
 
-    The constructor opens the port. The server answers requests from :meth:`start` on, or from the
-    start of the ``with`` block.
-
-    Args:
-        root: the store's folder. The store need not be open.
-        port: 0 lets the system choose.
-        surroundings: clock and sockets; a simulation passes its own.
-
-    Attributes:
-        error: the error that ended the server; None while the server works.
+    The constructor opens the port; 0 lets the system choose. The server answers requests from
+    :meth:`start` on, or from the start of the ``with`` block. The store need not be open.
 
     Raises:
         OSError: if the server cannot listen at the address.

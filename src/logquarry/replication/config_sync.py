@@ -140,11 +140,7 @@ class ConfigSync:
     """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
     The first copy begins at :meth:`start`, or at the start of the ``with`` block. Close this object
-    before you close the store.
-
-    Args:
-        store: the slave's store, open for writing with ``broker_role`` SLAVE.
-        host: host of the master's broker.
+    before you close the store, which must be open for writing with ``broker_role`` SLAVE.
 
     Attributes:
         error: the error that ended the copying; None while the copying continues.

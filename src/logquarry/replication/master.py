@@ -36,8 +36,9 @@ _GATHER: Final = 1 << 20
 _TURN: Final = 8 << 20
 """Maximum bytes to send to a slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Maximum bytes to read from a slave before the next slave's turn. A whole TLS record must fit: the
-selector does not report the rest of a record.
+"""Maximum bytes to read from a slave before the next slave's turn.
+
+A whole TLS record must fit, because the selector does not report the rest of a record.
 """
 
 
@@ -47,8 +48,8 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        full_history: whether an empty slave gets the log from the first file on, instead of
-            RocketMQ's last file.
+        full_history: whether an empty slave gets the log from the first file on. Otherwise it gets
+            the log from the last file on, as from RocketMQ.
     """
 
     limits: TransferLimits = field(default_factory=TransferLimits)
@@ -57,13 +58,11 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """State of a slave, as its master knows it.
+    """State of a slave, as its master knows it. The offsets are None before its first report.
 
     Attributes:
-        peer: the slave's address.
-        next_offset: physical offset of the next byte to send; None before the slave's first report.
-        acknowledged: the slave has all bytes before this physical offset; None before the slave's
-            first report.
+        next_offset: physical offset of the next byte to send.
+        acknowledged: the slave has all bytes before this physical offset.
         sent_bytes: bytes of the log sent over this connection.
     """
 
@@ -77,11 +76,9 @@ class MasterStatus(NamedTuple):
     """State of an HaMaster.
 
     Attributes:
-        address: host:port at which the master listens.
         max_offset: physical offset of the log's end.
         acknowledged: highest physical offset that a slave has acknowledged since the store was
             opened.
-        slaves: the connected slaves.
         refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the master failed and no longer serves slaves.
     """
@@ -109,16 +106,9 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
-    The constructor opens the port. The master serves slaves from :meth:`start` on, or from the
-    start of the ``with`` block. Close the master before you close the store.
-
-    Args:
-        store: the store, open for writing.
-        port: 0 lets the system choose.
-        surroundings: clock and sockets; a simulation passes its own.
-
-    Attributes:
-        error: the error that ended the master; None while the master works.
+    The constructor opens the port; 0 lets the system choose. The master serves slaves from
+    :meth:`start` on, or from the start of the ``with`` block. Close the master before you close the
+    store, which must be open for writing.
 
     Raises:
         OSError: if the master cannot listen at the address.
@@ -300,8 +290,7 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Puts must wait for each slave that status() lists, so register the slave for replica waits
-    # before.
+    # Called before status() lists the slave, because puts must wait for each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -74,9 +74,7 @@ class Replica:
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
-        """Return the physical offset for the first report of a connection.
-
-        All bytes before this offset are durable and checked.
+        """Return the physical offset for a first report. All bytes before it are valid and durable.
 
         Raises:
             SpoiltReplica: if the log's end is not a valid frame.

@@ -31,11 +31,7 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Admission:
-    """Decides which peers may connect, and logs refusals. Not thread-safe.
-
-    Attributes:
-        refused: number of refused connections.
-    """
+    """Decides which peers may connect, and logs refusals. Not thread-safe."""
 
     def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
         self._allowed = allowed
@@ -72,7 +68,6 @@ class ServerOptions:
     """Options of every server.
 
     Attributes:
-        max_connections: maximum number of open connections.
         allow: addresses or networks that may connect, for example "10.0.0.0/8"; None for all.
         tls: None for no TLS.
     """
@@ -98,11 +93,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection.
-
-    Attributes:
-        mask: the events for which the selector watches the socket.
-    """
+    """One connection. ``mask`` has the events for which the selector watches the socket."""
 
     __slots__ = ("mask", "wire")
 
@@ -127,9 +118,6 @@ class Server(ABC, Generic[P]):
 
     Attributes:
         error: the error that ended the server; None while the server works.
-
-    Raises:
-        OSError: if the server cannot listen at the address.
     """
 
     def __init__(
@@ -194,10 +182,8 @@ class Server(ABC, Generic[P]):
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`.
-
-        A socket open in the child would hide the end of a connection from the peer.
-        """
+        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`."""
+        # A socket open in the child would hide the end of a connection from the peer.
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:
@@ -224,7 +210,7 @@ class Server(ABC, Generic[P]):
             self._end()
 
     def _failed(self, error: Exception) -> LogquarryError:
-        # Log an exception that ended the server, and return the value of :attr:`error`.
+        # Returns the value of :attr:`error`.
         logger.exception("%s failed", self._name)
         return ReplicationError(f"{self._name} failed: {error!r}")
 

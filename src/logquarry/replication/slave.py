@@ -112,14 +112,12 @@ class SlaveStatus(NamedTuple):
     """State of an HaSlave.
 
     Attributes:
-        master: host:port of the master.
         max_offset: physical offset of the log's end.
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
         has_all: whether the slave has the whole log, according to the master's last message.
         trouble: the reason why the slave is not connected or has ended; empty without a problem.
-        has_ended: whether the slave has failed and will not continue.
         failures: number of failed attempts since the master last sent bytes.
     """
 
@@ -143,8 +141,6 @@ class HaSlave:
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
-        host: host of the master.
-        port: port of the master.
         surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
@@ -235,23 +231,14 @@ class HaSlave:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.service`.
-
-        A socket open in the child would hide the end of the connection from the master.
-        """
+        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
+        # A socket open in the child would hide the end of the connection from the master.
         wire = self._wire
         if wire is not None:
             wire.abandon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the slave has ended, by :meth:`close` or with an :attr:`error`.
-
-        Args:
-            timeout_s: seconds to wait; None for no limit.
-
-        Returns:
-            Whether the slave has ended.
-        """
+        """Wait until :meth:`close` or an :attr:`error` has ended the slave; False on timeout."""
         while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
             if timeout_s is not None:
                 return False
@@ -286,10 +273,7 @@ class HaSlave:
         drive(self.following())
 
     def following(self) -> Waits:
-        """Do all work of the receiving thread, as a generator.
-
-        A simulation runs this generator together with :meth:`syncing`.
-        """
+        """Do all work of the receiving thread; a simulation also runs :meth:`syncing`."""
         pause = self._options.first_pause
         try:
             while self._goes_on():
@@ -431,8 +415,7 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # One check for all events, because a check's cost hardly depends on the number of
-            # bytes.
+            # One check for all events: a check's cost hardly depends on the number of bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: SlaveEvent) -> bool:

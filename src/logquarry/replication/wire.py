@@ -146,7 +146,6 @@ class Wire:
         server_name: with TLS, a client passes the server's name; a server passes None.
 
     Attributes:
-        peer: the peer's address, for log and error messages.
         wants_write: whether bytes wait until the socket is writable.
     """
 

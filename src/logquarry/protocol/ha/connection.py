@@ -38,12 +38,8 @@ from logquarry.protocol.ha.messages import (
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Args:
-        now_ms: time of a monotonic clock, in milliseconds.
-
-    Attributes:
-        acknowledged: the slave has all bytes before this physical offset; None before the slave's
-            first report.
+    Times are those of a monotonic clock. ``acknowledged`` is the physical offset before which the
+    slave has all bytes; None before the slave's first report.
     """
 
     def __init__(
@@ -75,10 +71,7 @@ class MasterConnection:
         return self._next
 
     def receive_data(self, data: Buffer, log: LogRange, now_ms: int) -> list[MasterEvent]:
-        """Process received bytes.
-
-        Args:
-            data: the bytes; empty if the slave has ended the connection.
+        """Process received bytes; empty ``data`` means that the slave has ended the connection.
 
         Raises:
             ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
@@ -131,21 +124,16 @@ class MasterConnection:
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
     def transferable(self, log: LogRange, now_ms: int) -> int:
-        """Return the maximum bytes of the next transfer, from :attr:`next_offset` on.
-
-        Returns 0 if the log has no more bytes, or if the rate allows no bytes yet.
-        """
+        """Return the maximum bytes of the next transfer; 0 if log or rate allow none yet."""
         if self.state is not MasterState.TRANSFERRING:
             return 0
         available = min(log.max_offset - self._next, self._limits.transfer_size)
         return max(0, min(available, self._bucket.allowed(now_ms)))
 
     def send(self, data: memoryview, now_ms: int) -> None:
-        """Send the next bytes of the log in one transfer.
+        """Send at most :meth:`transferable` bytes of the log from :attr:`next_offset` on.
 
-        Args:
-            data: at most :meth:`transferable` bytes of the log from :attr:`next_offset` on. The
-                bytes are not copied: do not change them before they are sent.
+        The bytes are not copied: do not change them before they are sent.
         """
         size = len(data)
         assert 0 < size <= self._limits.transfer_size
@@ -208,7 +196,6 @@ class SlaveConnection:
     Attributes:
         received: physical offset after the last received byte; None before the first header if the
             slave has no bytes.
-        reported: the last reported physical offset.
     """
 
     def __init__(self, offset: int, now_ms: int, *, times: HaTimes | None = None) -> None:
@@ -223,11 +210,9 @@ class SlaveConnection:
         self._outgoing: list[Buffer] = [REPORT.struct.pack(offset)]
 
     def receive_data(self, data: Buffer, now_ms: int) -> list[SlaveEvent]:
-        """Process received bytes.
+        """Process received bytes; empty ``data`` means that the master has ended the connection.
 
-        Args:
-            data: the bytes; empty if the master has ended the connection. The events hold views of
-                these bytes: process the events before the bytes change.
+        The events hold views of ``data``: process the events before the bytes change.
 
         Raises:
             ProtocolViolation: if the bytes are invalid. The connection is then closed, but the
@@ -292,11 +277,7 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before an offset. A repeated offset sends nothing.
-
-        Args:
-            offset: at least :attr:`reported`, at most :attr:`received`.
-        """
+        """Acknowledge all bytes before an offset, from :attr:`reported` to :attr:`received`."""
         if self.state is SlaveState.CLOSED or offset == self.reported:
             return
         assert self.received is not None and self.reported <= offset <= self.received
@@ -334,12 +315,9 @@ class SlaveConnection:
 
 
 class Bucket:
-    """Limits a rate of bytes (token bucket). The first portion is allowed at once.
+    """Limits a rate of bytes per second (token bucket). The first portion is allowed at once.
 
-    Args:
-        rate: average bytes per second; None for no limit.
-        portion: bytes of one transfer. The bucket allows only whole portions, because small
-            transfers are inefficient.
+    The bucket allows only whole portions, so that transfers do not become tiny.
     """
 
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:

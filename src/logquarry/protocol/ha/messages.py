@@ -1,7 +1,4 @@
-"""Messages, settings, events and state tables of RocketMQ's HA protocol.
-
-The diagrams in docs/replicate.md are made from the state tables.
-"""
+"""Messages, settings, events and state tables of the HA protocol; docs/replicate.md shows them."""
 
 from __future__ import annotations
 
@@ -20,10 +17,7 @@ Input = TypeVar("Input", bound=Enum)
 
 
 class Transitions(Generic[State, Input]):
-    """The table of a state machine: (state, input) -> next state.
-
-    A missing pair means a bug of the state machine.
-    """
+    """The table of a state machine: (state, input) -> next state. It has all possible pairs."""
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
         self.start: Final = start
@@ -181,10 +175,7 @@ class TransferLimits:
 class LogRange(NamedTuple):
     """The range of the log that a master can send now.
 
-    Attributes:
-        min_offset: physical offset of the first file's start.
-        max_offset: physical offset of the log's end.
-        fresh_start: physical offset at which a slave without bytes begins.
+    ``fresh_start`` is the physical offset at which a slave without bytes begins.
     """
 
     min_offset: int
@@ -193,11 +184,9 @@ class LogRange(NamedTuple):
 
 
 class SlaveRequested(NamedTuple):
-    """The slave has requested the log.
+    """The slave has requested the log from a physical offset.
 
-    Attributes:
-        offset: physical offset of the first byte to send.
-        is_fresh: whether the slave has no bytes, and the master has chosen the offset.
+    If ``is_fresh``, the slave has no bytes, and the master has chosen the offset.
     """
 
     offset: int
@@ -205,12 +194,10 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """The slave has reported an offset, in its first or in a later report.
+    """The slave has all bytes before ``offset``, by its first or a later report.
 
-    Attributes:
-        offset: the slave has all bytes before this physical offset.
-        since: physical offset at which this connection began to send. Before ``since``, the slave
-            may have other bytes than the master: do not end replica waits for those bytes.
+    This connection began to send at ``since``. Before ``since``, the slave may have other bytes
+    than the master: do not end replica waits for those bytes.
     """
 
     offset: int
@@ -218,11 +205,9 @@ class SlaveAcknowledged(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """The next bytes of the log.
+    """The next bytes of the log, from a physical offset on.
 
-    Attributes:
-        offset: physical offset of the first byte.
-        data: a view of the caller's buffer; use the view before the buffer changes.
+    ``data`` is a view of the caller's buffer; use the view before the buffer changes.
     """
 
     offset: int
@@ -238,9 +223,8 @@ class HeartbeatReceived(NamedTuple):
 class MasterElsewhere(NamedTuple):
     """The master cannot continue at the slave's offset, and sends nothing more.
 
-    Attributes:
-        offset: end of the master's log if the slave is ahead; start of the master's log if the
-            slave is too far behind.
+    ``offset`` is the end of the master's log if the slave is ahead, or its start if the slave is
+    too far behind.
     """
 
     offset: int
