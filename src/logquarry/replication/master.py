@@ -14,17 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
+from logquarry.protocol.ha import messages as ha
 from logquarry.protocol.ha.connection import MasterConnection
-from logquarry.protocol.ha.messages import (
-    ConnectionEnded,
-    HaTimes,
-    LogRange,
-    MasterEvent,
-    MasterState,
-    SlaveAcknowledged,
-    SlaveRequested,
-    TransferLimits,
-)
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Waits, Wire, require_peer
 from logquarry.store.message_store import StoreWriter
@@ -52,8 +43,8 @@ class MasterOptions(ServerOptions):
             the log from the last file on, as from RocketMQ.
     """
 
-    limits: TransferLimits = field(default_factory=TransferLimits)
-    times: HaTimes = field(default_factory=HaTimes)
+    limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
+    times: ha.HaTimes = field(default_factory=ha.HaTimes)
     full_history: bool = False
 
 
@@ -184,15 +175,15 @@ class HaMaster(Server[_Slave]):
         waits = [self._serve(slave, log, now) for slave in list(self._peers)]
         return min([*waits, LONGEST_WAIT_MS])
 
-    def _range(self) -> LogRange:
+    def _range(self) -> ha.LogRange:
         feed = self._feed
         first, end = feed.min_offset, feed.max_offset
         fresh = first
         if not self._options.full_history:
             fresh = max(first, end - end % feed.file_size)
-        return LogRange(first, end, fresh)
+        return ha.LogRange(first, end, fresh)
 
-    def _serve(self, slave: _Slave, log: LogRange, now: int) -> int:
+    def _serve(self, slave: _Slave, log: ha.LogRange, now: int) -> int:
         # Sends as much as possible now. Returns the next wait in ms.
         machine, wire = slave.machine, slave.wire
         try:
@@ -218,7 +209,7 @@ class HaMaster(Server[_Slave]):
             wait = min(wait, machine.next_transfer_ms() - now)
         return wait
 
-    def _send(self, slave: _Slave, log: LogRange, now: int) -> bool:
+    def _send(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
         # Sends at most _TURN bytes of the log. Returns whether more bytes can be sent now.
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
@@ -243,14 +234,14 @@ class HaMaster(Server[_Slave]):
                 return False
         return True
 
-    def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
+    def _tick(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
         # Returns whether the connection continues.
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
         if slave not in self._peers or not slave.wire.is_ready:
             return
-        events: list[MasterEvent] = []
+        events: list[ha.MasterEvent] = []
         try:
             count = slave.wire.receive_into(self._buffer)
             if count is not None:
@@ -267,14 +258,14 @@ class HaMaster(Server[_Slave]):
         else:
             self._heard(slave, events)
 
-    def _heard(self, slave: _Slave, events: Sequence[MasterEvent]) -> bool:
+    def _heard(self, slave: _Slave, events: Sequence[ha.MasterEvent]) -> bool:
         for event in events:
-            if isinstance(event, SlaveAcknowledged):
+            if isinstance(event, ha.SlaveAcknowledged):
                 self._feed.replicas.acknowledge(event.offset, event.since)
-            elif isinstance(event, SlaveRequested):
+            elif isinstance(event, ha.SlaveRequested):
                 how = "is empty and begins" if event.is_fresh else "continues"
                 logger.info("slave %s %s at physical offset %d", slave.wire.peer, how, event.offset)
-            elif isinstance(event, ConnectionEnded):
+            elif isinstance(event, ha.ConnectionEnded):
                 self._drop(slave, event.reason)
                 return False
         return True
@@ -287,7 +278,7 @@ class HaMaster(Server[_Slave]):
         return _Slave(wire, machine)
 
     def _silence_of(self, slave: _Slave) -> str | None:
-        is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
+        is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
     # Called before status() lists the slave, because puts must wait for each listed slave.

@@ -27,15 +27,8 @@ from logquarry.errors import (
     StoreError,
     UsageError,
 )
+from logquarry.protocol.ha import messages as ha
 from logquarry.protocol.ha.connection import SlaveConnection
-from logquarry.protocol.ha.messages import (
-    ConnectionEnded,
-    DataReceived,
-    HaTimes,
-    HeartbeatReceived,
-    MasterElsewhere,
-    SlaveEvent,
-)
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
 from logquarry.replication.wire import (
     Found,
@@ -85,7 +78,7 @@ class SlaveOptions:
     acknowledge: str = ACKNOWLEDGE[0]
     check_crc: bool = True
     overlap: int = OVERLAP
-    times: HaTimes = field(default_factory=HaTimes)
+    times: ha.HaTimes = field(default_factory=ha.HaTimes)
     first_pause: float = 0.1
     longest_pause: float = 5.0
     tls: ssl.SSLContext | None = None
@@ -392,7 +385,7 @@ class HaSlave:
             count = wire.receive_into(self._buffer)
             if count is None:
                 break
-            events: Sequence[SlaveEvent]
+            events: Sequence[ha.SlaveEvent]
             violation: ProtocolViolation | None = None
             with self._use:
                 try:
@@ -411,27 +404,27 @@ class HaSlave:
                 return False
         return True
 
-    def _happened(self, events: Sequence[SlaveEvent]) -> bool:
+    def _happened(self, events: Sequence[ha.SlaveEvent]) -> bool:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
             # One check for all events: a check's cost hardly depends on the number of bytes.
             self._replica.check()
 
-    def _goes_on_after(self, event: SlaveEvent) -> bool:
+    def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
         replica = self._replica
-        if isinstance(event, DataReceived):
+        if isinstance(event, ha.DataReceived):
             replica.take(event.offset, event.data)
             self._failures = 0
             self._received += len(event.data)
-        elif isinstance(event, HeartbeatReceived):
+        elif isinstance(event, ha.HeartbeatReceived):
             replica.heartbeat(event.offset)
             self._failures = 0
-        elif isinstance(event, MasterElsewhere):
+        elif isinstance(event, ha.MasterElsewhere):
             replica.elsewhere(event.offset)
             self._trouble = f"{self.master}: its log begins or ends at offset {event.offset}"
             return False
-        elif isinstance(event, ConnectionEnded):
+        elif isinstance(event, ha.ConnectionEnded):
             self._trouble = f"{self.master}: {event.reason}"
             return False
         return True

@@ -10,29 +10,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from logquarry.errors import ProtocolViolation
-from logquarry.protocol.ha.messages import (
-    HEADER,
-    LARGEST_TRANSFER,
-    MASTER,
-    REPORT,
-    SLAVE,
-    Buffer,
-    ConnectionEnded,
-    DataReceived,
-    HaTimes,
-    HeartbeatReceived,
-    LogRange,
-    MasterElsewhere,
-    MasterEvent,
-    MasterInput,
-    MasterState,
-    SlaveAcknowledged,
-    SlaveEvent,
-    SlaveInput,
-    SlaveRequested,
-    SlaveState,
-    TransferLimits,
-)
+from logquarry.protocol.ha import messages as ha
 
 
 class MasterConnection:
@@ -46,17 +24,17 @@ class MasterConnection:
         self,
         now_ms: int,
         *,
-        times: HaTimes | None = None,
-        limits: TransferLimits | None = None,
+        times: ha.HaTimes | None = None,
+        limits: ha.TransferLimits | None = None,
     ) -> None:
-        self.state = MASTER.start
+        self.state = ha.MASTER.start
         self.acknowledged: int | None = None
-        self._times = times or HaTimes()
-        self._limits = limits or TransferLimits()
+        self._times = times or ha.HaTimes()
+        self._limits = limits or ha.TransferLimits()
         self._received = b""
         self._next = self._since = 0
         self._heard_ms = self._said_ms = now_ms
-        self._outgoing: list[Buffer] = []
+        self._outgoing: list[ha.Buffer] = []
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
@@ -70,30 +48,30 @@ class MasterConnection:
         """Physical offset of the next byte to send; 0 before the slave's first report."""
         return self._next
 
-    def receive_data(self, data: Buffer, log: LogRange, now_ms: int) -> list[MasterEvent]:
+    def receive_data(self, data: ha.Buffer, log: ha.LogRange, now_ms: int) -> list[ha.MasterEvent]:
         """Process received bytes; empty ``data`` means that the slave has ended the connection.
 
         Raises:
             ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
                 then closed, but the exception's ``events`` and :meth:`data_to_send` are valid.
         """
-        if self.state is MasterState.CLOSED:
+        if self.state is ha.MasterState.CLOSED:
             return []
         if not data:
-            self._move(MasterInput.END)
-            return [ConnectionEnded("the slave ended the connection")]
+            self._move(ha.MasterInput.END)
+            return [ha.ConnectionEnded("the slave ended the connection")]
         received = self._received + bytes(data)
-        whole = len(received) - len(received) % REPORT.size
+        whole = len(received) - len(received) % ha.REPORT.size
         self._received = received[whole:]
-        events: list[MasterEvent] = []
-        for (offset,) in REPORT.struct.iter_unpack(received[:whole]):
+        events: list[ha.MasterEvent] = []
+        for (offset,) in ha.REPORT.struct.iter_unpack(received[:whole]):
             # Only a complete report shows that the slave is alive.
             self._heard_ms = now_ms
             self._report(offset, log, events)
         return events
 
-    def _report(self, offset: int, log: LogRange, events: list[MasterEvent]) -> None:
-        if self.state is MasterState.AWAITING_REQUEST:
+    def _report(self, offset: int, log: ha.LogRange, events: list[ha.MasterEvent]) -> None:
+        if self.state is ha.MasterState.AWAITING_REQUEST:
             self._request(offset, log, events)
         elif not 0 <= offset <= self._next:
             reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
@@ -101,9 +79,9 @@ class MasterConnection:
         if self.acknowledged is None or offset > self.acknowledged:
             # A lower report does not revoke an acknowledgement.
             self.acknowledged = offset
-            events.append(SlaveAcknowledged(offset, self._since))
+            events.append(ha.SlaveAcknowledged(offset, self._since))
 
-    def _request(self, offset: int, log: LogRange, events: list[MasterEvent]) -> None:
+    def _request(self, offset: int, log: ha.LogRange, events: list[ha.MasterEvent]) -> None:
         if offset < 0 or offset > log.max_offset:
             self._refuse(log.max_offset)
             reason = f"its first report is {offset}, and the log ends at {log.max_offset}"
@@ -113,19 +91,19 @@ class MasterConnection:
             reason = f"its first report is {offset}, and the log begins at {log.min_offset}"
             self._violated(reason, events)
         self._next = self._since = log.fresh_start if offset == 0 else offset
-        events.append(SlaveRequested(self._next, offset == 0))
-        self._move(MasterInput.REPORT)
+        events.append(ha.SlaveRequested(self._next, offset == 0))
+        self._move(ha.MasterInput.REPORT)
 
     def _refuse(self, offset: int) -> None:
-        self._outgoing.append(HEADER.struct.pack(offset, 0))
+        self._outgoing.append(ha.HEADER.struct.pack(offset, 0))
 
-    def _violated(self, reason: str, events: list[MasterEvent]) -> NoReturn:
-        self._move(MasterInput.VIOLATION)
+    def _violated(self, reason: str, events: list[ha.MasterEvent]) -> NoReturn:
+        self._move(ha.MasterInput.VIOLATION)
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
-    def transferable(self, log: LogRange, now_ms: int) -> int:
+    def transferable(self, log: ha.LogRange, now_ms: int) -> int:
         """Return the maximum bytes of the next transfer; 0 if log or rate allow none yet."""
-        if self.state is not MasterState.TRANSFERRING:
+        if self.state is not ha.MasterState.TRANSFERRING:
             return 0
         available = min(log.max_offset - self._next, self._limits.transfer_size)
         return max(0, min(available, self._bucket.allowed(now_ms)))
@@ -137,21 +115,21 @@ class MasterConnection:
         """
         size = len(data)
         assert 0 < size <= self._limits.transfer_size
-        self._move(MasterInput.SENT)
-        self._outgoing += (HEADER.struct.pack(self._next, size), data)
+        self._move(ha.MasterInput.SENT)
+        self._outgoing += (ha.HEADER.struct.pack(self._next, size), data)
         self._next += size
         self._said_ms = now_ms
         self._bucket.take(size)
 
-    def tick(self, log: LogRange, now_ms: int) -> list[MasterEvent]:
+    def tick(self, log: ha.LogRange, now_ms: int) -> list[ha.MasterEvent]:
         """Send a heartbeat if it is due; end the connection if the slave is silent too long."""
-        if self.state is MasterState.CLOSED:
+        if self.state is ha.MasterState.CLOSED:
             return []
         if now_ms - self._heard_ms > self._times.housekeeping_ms:
-            self._move(MasterInput.SILENCE)
+            self._move(ha.MasterInput.SILENCE)
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
-            return [ConnectionEnded(reason)]
-        if self.state is MasterState.TRANSFERRING:
+            return [ha.ConnectionEnded(reason)]
+        if self.state is ha.MasterState.TRANSFERRING:
             # When the whole log is sent for the first time, a heartbeat tells the slave the log's
             # end at once.
             first = not self._has_caught_up and self._next >= log.max_offset
@@ -161,14 +139,14 @@ class MasterConnection:
                     # A heartbeat would mean that no more bytes follow.
                     return []
                 self._has_caught_up = self._has_caught_up or first
-                self._move(MasterInput.SENT)
-                self._outgoing.append(HEADER.struct.pack(self._next, 0))
+                self._move(ha.MasterInput.SENT)
+                self._outgoing.append(ha.HEADER.struct.pack(self._next, 0))
         return []
 
     def next_tick_ms(self) -> int:
         """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
         silence = self._heard_ms + self._times.housekeeping_ms
-        if self.state is not MasterState.TRANSFERRING:
+        if self.state is not ha.MasterState.TRANSFERRING:
             return silence + 1
         return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
 
@@ -176,13 +154,13 @@ class MasterConnection:
         """Return the time in milliseconds at which the rate allows the next transfer."""
         return self._bucket.next_ms()
 
-    def data_to_send(self) -> list[Buffer]:
+    def data_to_send(self) -> list[ha.Buffer]:
         """Remove and return the buffers to send, in order."""
         outgoing, self._outgoing = self._outgoing, []
         return outgoing
 
-    def _move(self, happened: MasterInput) -> None:
-        self.state = MASTER.after(self.state, happened)
+    def _move(self, happened: ha.MasterInput) -> None:
+        self.state = ha.MASTER.after(self.state, happened)
 
 
 class SlaveConnection:
@@ -198,18 +176,18 @@ class SlaveConnection:
             slave has no bytes.
     """
 
-    def __init__(self, offset: int, now_ms: int, *, times: HaTimes | None = None) -> None:
+    def __init__(self, offset: int, now_ms: int, *, times: ha.HaTimes | None = None) -> None:
         assert offset >= 0
-        self.state = SLAVE.start
+        self.state = ha.SLAVE.start
         self.received: int | None = offset or None
         self.reported = offset
-        self._times = times or HaTimes()
+        self._times = times or ha.HaTimes()
         self._header = b""
         self._left = 0
         self._heard_ms = self._said_ms = now_ms
-        self._outgoing: list[Buffer] = [REPORT.struct.pack(offset)]
+        self._outgoing: list[ha.Buffer] = [ha.REPORT.struct.pack(offset)]
 
-    def receive_data(self, data: Buffer, now_ms: int) -> list[SlaveEvent]:
+    def receive_data(self, data: ha.Buffer, now_ms: int) -> list[ha.SlaveEvent]:
         """Process received bytes; empty ``data`` means that the master has ended the connection.
 
         The events hold views of ``data``: process the events before the bytes change.
@@ -218,43 +196,43 @@ class SlaveConnection:
             ProtocolViolation: if the bytes are invalid. The connection is then closed, but the
                 exception's ``events`` are valid.
         """
-        if self.state is SlaveState.CLOSED:
+        if self.state is ha.SlaveState.CLOSED:
             return []
         if not data:
-            self._move(SlaveInput.END)
-            return [ConnectionEnded("the master ended the connection")]
+            self._move(ha.SlaveInput.END)
+            return [ha.ConnectionEnded("the master ended the connection")]
         self._heard_ms = now_ms
-        events: list[SlaveEvent] = []
+        events: list[ha.SlaveEvent] = []
         rest = memoryview(data)
         while rest and self._is_open:
-            if self.state is SlaveState.AWAITING_DATA:
+            if self.state is ha.SlaveState.AWAITING_DATA:
                 rest = self._take_data(rest, events)
                 continue
-            lacking = HEADER.size - len(self._header)
+            lacking = ha.HEADER.size - len(self._header)
             self._header += rest[:lacking]
             rest = rest[lacking:]
-            if len(self._header) == HEADER.size:
-                offset, size = HEADER.struct.unpack(self._header)
+            if len(self._header) == ha.HEADER.size:
+                offset, size = ha.HEADER.struct.unpack(self._header)
                 self._header = b""
                 self._take_header(offset, size, events)
         return events
 
     @property
     def _is_open(self) -> bool:
-        return self.state is not SlaveState.CLOSED
+        return self.state is not ha.SlaveState.CLOSED
 
-    def _take_data(self, data: memoryview, events: list[SlaveEvent]) -> memoryview:
+    def _take_data(self, data: memoryview, events: list[ha.SlaveEvent]) -> memoryview:
         assert self.received is not None
         part = data[: self._left]
-        events.append(DataReceived(self.received, part))
+        events.append(ha.DataReceived(self.received, part))
         self.received += len(part)
         self._left -= len(part)
         if not self._left:
-            self._move(SlaveInput.DATA)
+            self._move(ha.SlaveInput.DATA)
         return data[len(part) :]
 
-    def _take_header(self, offset: int, size: int, events: list[SlaveEvent]) -> None:
-        if offset < 0 or not 0 <= size <= LARGEST_TRANSFER:
+    def _take_header(self, offset: int, size: int, events: list[ha.SlaveEvent]) -> None:
+        if offset < 0 or not 0 <= size <= ha.LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
             # The first header, even of a heartbeat, has the offset that the master has chosen.
@@ -263,35 +241,35 @@ class SlaveConnection:
             if size:
                 reason = f"bytes at physical offset {offset}; the next byte is {self.received}"
                 self._violated(reason, events)
-            self._move(SlaveInput.ELSEWHERE)
-            events.append(MasterElsewhere(offset))
+            self._move(ha.SlaveInput.ELSEWHERE)
+            events.append(ha.MasterElsewhere(offset))
         elif size:
-            self._move(SlaveInput.HEADER)
+            self._move(ha.SlaveInput.HEADER)
             self._left = size
         else:
-            self._move(SlaveInput.HEARTBEAT)
-            events.append(HeartbeatReceived(offset))
+            self._move(ha.SlaveInput.HEARTBEAT)
+            events.append(ha.HeartbeatReceived(offset))
 
-    def _violated(self, reason: str, events: list[SlaveEvent]) -> NoReturn:
-        self._move(SlaveInput.VIOLATION)
+    def _violated(self, reason: str, events: list[ha.SlaveEvent]) -> NoReturn:
+        self._move(ha.SlaveInput.VIOLATION)
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
         """Acknowledge all bytes before an offset, from :attr:`reported` to :attr:`received`."""
-        if self.state is SlaveState.CLOSED or offset == self.reported:
+        if self.state is ha.SlaveState.CLOSED or offset == self.reported:
             return
         assert self.received is not None and self.reported <= offset <= self.received
         self.reported = offset
         self._say(now_ms)
 
-    def tick(self, now_ms: int) -> list[SlaveEvent]:
+    def tick(self, now_ms: int) -> list[ha.SlaveEvent]:
         """Send a heartbeat if it is due; end the connection if the master is silent too long."""
-        if self.state is SlaveState.CLOSED:
+        if self.state is ha.SlaveState.CLOSED:
             return []
         if now_ms - self._heard_ms > self._times.housekeeping_ms:
-            self._move(SlaveInput.SILENCE)
+            self._move(ha.SlaveInput.SILENCE)
             reason = f"the master sent nothing for {self._times.housekeeping_ms} ms"
-            return [ConnectionEnded(reason)]
+            return [ha.ConnectionEnded(reason)]
         if now_ms - self._said_ms > self._times.heartbeat_ms:
             self._say(now_ms)
         return []
@@ -307,11 +285,11 @@ class SlaveConnection:
         return b"".join(outgoing)
 
     def _say(self, now_ms: int) -> None:
-        self._outgoing.append(REPORT.struct.pack(self.reported))
+        self._outgoing.append(ha.REPORT.struct.pack(self.reported))
         self._said_ms = now_ms
 
-    def _move(self, happened: SlaveInput) -> None:
-        self.state = SLAVE.after(self.state, happened)
+    def _move(self, happened: ha.SlaveInput) -> None:
+        self.state = ha.SLAVE.after(self.state, happened)
 
 
 class Bucket:
