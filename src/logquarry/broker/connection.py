@@ -112,6 +112,7 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         host: the client's address, encoded as in a frame.
+        pending: number of requests in progress, without held pulls.
         heard: time at which the last bytes arrived, by ``time.monotonic``.
         is_writable: whether the client reads its answers in time.
     """
@@ -122,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._backlog: deque[RemotingCommand] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._pending = 0
+        self.pending = 0
         self._is_stopped = False
         self._is_working = False
         self._opaque = 0
@@ -199,11 +200,6 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.close()
 
-    @property
-    def pending(self) -> int:
-        """Number of requests in progress, without held pulls."""
-        return self._pending
-
     def drain(self) -> None:
         """Start no further requests, but still receive the client's answers."""
         self._is_stopped = True
@@ -230,7 +226,7 @@ class Connection(asyncio.Protocol):
         self._is_working = True
         backlog = self._backlog
         try:
-            while backlog and self.is_writable and self._pending < _MOST_PENDING and self.is_open:
+            while backlog and self.is_writable and self.pending < _MOST_PENDING and self.is_open:
                 command = backlog.popleft()
                 if command.is_response:
                     self._answered(command)
@@ -241,7 +237,7 @@ class Connection(asyncio.Protocol):
         self._throttle()
 
     def _start(self, command: RemotingCommand) -> None:
-        self._pending += 1
+        self.pending += 1
         server = self._server
         handler = server.handlers.get(command.code)
         if handler is None:
@@ -268,20 +264,20 @@ class Connection(asyncio.Protocol):
 
     def hold(self) -> None:
         """Stop counting a request as in progress, because it is a long poll."""
-        self._pending -= 1
+        self.pending -= 1
         if self._backlog:
             self._work()
 
     def unhold(self) -> None:
         """Count a long poll as in progress again, because its answer is being prepared."""
-        self._pending += 1
+        self.pending += 1
 
     def answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
         """Send the answer to a request."""
-        self._pending -= 1
+        self.pending -= 1
         if not command.is_oneway:
             self._send(answer)
-        if self._backlog and self._pending < _MOST_PENDING:
+        if self._backlog and self.pending < _MOST_PENDING:
             self._work()
 
     def _send(self, command: RemotingCommand) -> None:

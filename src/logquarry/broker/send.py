@@ -85,7 +85,7 @@ class Sending(Part):
         """Put the message or batch of a request."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
-        is_batch = _is_batch(request)
+        is_batch = fields["batch"] or request.command.code == _BATCH
         topic = self.topic_of(fields)
         queue_id = _queue_id(topic, fields["queueId"])
         text = self.properties_of(fields["properties"])
@@ -263,11 +263,6 @@ def _put_all(puts: list[_Put]) -> list[PutFuture | BaseException]:
         except Exception as error:
             results.append(error)
     return results
-
-
-def _is_batch(request: Request) -> bool:
-    is_marked: bool = request.fields["batch"]
-    return is_marked or request.command.code == _BATCH
 
 
 def _queue_id(topic: TopicConfig, queue_id: int) -> int:

@@ -58,11 +58,11 @@ class StateTableKeeper:
         self,
         disk: Disk,
         root: Path,
-        table_size: int,
-        redo_size: int,
+        config: StoreConfig,
         found: TransactionsFound,
         log_end: int,
     ) -> None:
+        table_size, redo_size = _file_sizes(config)
         self._table = _open(disk, root, STATE_TABLE, table_size, found.table_end * UNIT_SIZE)
         end = found.redo_end * queue_entry.UNIT_SIZE
         self._redo = _open(disk, root, REDO_LOG, redo_size, end)
@@ -203,6 +203,12 @@ class StateTableKeeper:
         self._redo.close()
 
 
+def _file_sizes(config: StoreConfig) -> tuple[int, int]:
+    table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
+    assert table_size is not None and redo_size is not None
+    return table_size, redo_size
+
+
 def _open(disk: Disk, root: Path, name: str, size: int, end: int) -> MappedFileQueue:
     folder = root / name
     disk.make_folders(folder)
@@ -238,15 +244,6 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 
 _READ_FILES: Final = 3
 """Number of log files that RocketMQ reads through the buffer when it opens a store."""
-
-
-def open_state_table(
-    disk: Disk, root: Path, config: StoreConfig, found: TransactionsFound, log_end: int
-) -> StateTableKeeper:
-    """Open state table and redo log for writing."""
-    table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
-    assert table_size is not None and redo_size is not None
-    return StateTableKeeper(disk, root, table_size, redo_size, found, log_end)
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
@@ -399,8 +396,7 @@ class TransactionCheck:
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
         """Return the plans for table and redo log. Call this method after the whole log is read."""
-        table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
-        assert table_size is not None and redo_size is not None
+        table_size, redo_size = _file_sizes(config)
         before = b""
         if self.units:
             unit = filler(state_table.decode_at(bytes(self.units[:UNIT_SIZE]), 0))

@@ -28,13 +28,7 @@ from logquarry.disk.config_file import (
 )
 from logquarry.disk.disk import Disk
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol.remoting import (
-    LARGEST_FRAME,
-    RemotingCommand,
-    RemotingReader,
-    encode,
-    encode_head,
-)
+from logquarry.protocol import remoting
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Wire, address_text, require_address
@@ -69,7 +63,7 @@ _SETTLED_NS: Final = 2_000_000_000
 """Minimum age in ns of a file's last change before the file is cached. A younger file could change
 again without a new modification time.
 """
-_LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
+_LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
 """Maximum bytes of a document; the frame also needs room for a header."""
 
 _Signature = tuple[int, int, int]
@@ -95,21 +89,25 @@ class ConfigAnswers:
         self._known: dict[str, _Found] = {}
         self.given = 0
 
-    def answer(self, command: RemotingCommand) -> list[bytes]:
+    def answer(self, command: remoting.RemotingCommand) -> list[bytes]:
         """Return the parts of the answer's frame."""
         request = _BY_CODE.get(command.code)
         if request is None:
             remark = f" request type {command.code} not supported"
-            return [encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))]
+            return [
+                remoting.encode(
+                    command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+                )
+            ]
         found = self._found(request.table)
         if found.document is None:
             # The peer must not learn why the file is invalid.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
-            return [encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
+            return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
         answer = command.answer(ResponseCode.SUCCESS, body=found.document)
         self.given += 1
-        return [encode_head(answer), answer.body]
+        return [remoting.encode_head(answer), answer.body]
 
     def _found(self, table: ConfigTable) -> _Found:
         file = config_file(self._disk, self._root, table)
@@ -203,8 +201,8 @@ class _Asking(Peer):
 
     def __init__(self, wire: Wire, now_ms: int) -> None:
         super().__init__(wire)
-        self.reader = RemotingReader(_LARGEST_REQUEST)
-        self.asked: deque[RemotingCommand] = deque()
+        self.reader = remoting.RemotingReader(_LARGEST_REQUEST)
+        self.asked: deque[remoting.RemotingCommand] = deque()
         self.has_asked = False
         self.heard_ms = now_ms
 
