@@ -264,7 +264,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return each connected group's lag in messages, without queues that were never pulled."""
+        """Return each connected group's lag in messages. Queues with an unknown end count as 0."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():

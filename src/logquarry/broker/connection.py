@@ -316,8 +316,8 @@ class Connection(asyncio.Protocol):
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
         """Send a one-way request; drop the request if the client does not read its bytes."""
-        # A drop only causes a delay: clients rebalance at intervals anyway, and the broker repeats
-        # the check of a transaction.
+        # A dropped request only causes a delay: clients rebalance at intervals anyway, and the
+        # broker repeats the check of a transaction.
         if not self.is_writable:
             return
         self._opaque += 1
@@ -370,8 +370,8 @@ class Connection(asyncio.Protocol):
 class Handshake(asyncio.Protocol):
     """The TLS handshake of a client; afterwards, :class:`Connection` serves the client."""
 
-    # The broker limits the number of handshakes, so it starts them itself: asyncio reports a TLS
-    # client only after the handshake.
+    # asyncio reports a TLS client only after the handshake. The broker limits the number of
+    # handshakes, and therefore starts each handshake itself.
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:
         self._server = server

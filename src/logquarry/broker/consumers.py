@@ -194,7 +194,7 @@ class Progress(Part):
         self._statistics = statistics
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
-        """Return the wanted topic, or all topics of a group, unless its consumers unsubscribed."""
+        # Leaves out topics to which the connected consumers no longer subscribe.
         core = self._core
         topics = {wanted} if wanted else self._consumed(group)
         online = core.clients.consumers.get(group)
@@ -287,7 +287,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """Return the store time of the message at an offset; 0 before the offset first, or if lost."""
+    """Return the store time of the message at a queue offset; 0 if there is no such message."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

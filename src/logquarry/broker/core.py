@@ -36,7 +36,10 @@ def log_failure(_: Any, error: BaseException | None) -> None:
 
 
 class Lanes:
-    """The threads that use the store: for puts, for gets, and for slow and all other calls."""
+    """The threads that use the store: for puts, for gets, and for all other (slow) calls.
+
+    A store that is open for reading has one thread for all calls.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
         self.gets = Lane(loop, "broker-get", capacity)

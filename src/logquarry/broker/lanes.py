@@ -26,7 +26,7 @@ _AT_ONCE: Final = 128
 
 
 class Mailbox(Generic[T]):
-    """Passes items from any thread to ``take``, which runs in the event loop, in their order."""
+    """Passes items from any thread to the event loop, which takes the items in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
         self._loop = loop

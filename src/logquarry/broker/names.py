@@ -55,7 +55,7 @@ class Names(Part):
         )
         broker = self._broker()
         if is_strict:
-            # RocketMQ 5 has this field, and the Rust client needs it.
+            # The Rust client needs this field of RocketMQ 5.
             broker["enableActingMaster"] = False
         document = {
             "brokerDatas": [broker],

@@ -100,7 +100,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
     """Listen at the broker's port, and two ports below for Java clients before RocketMQ 4.6.
 
-    - If the system chooses the broker's port, it tries until the lower port is free too.
+    - If the system chooses the broker's port, the broker tries until the lower port is free too.
     - If the options give the broker's port, an unusable lower port only causes a warning.
     """
     for left in reversed(range(_TRIES)):

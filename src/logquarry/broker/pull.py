@@ -350,7 +350,7 @@ class Pulling(Part):
         # Moves held pulls after the new messages, if their tags exclude all new messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # If not, other messages are between the pull's offset and the new messages.
+            # The filter may select messages between the pull's offset and the new messages.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
                 _discard(self._ending, pull.end, pull)

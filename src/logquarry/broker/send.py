@@ -231,7 +231,7 @@ class Sending(Part):
     ) -> Message:
         """Make the message of a send; pass an empty body for a batch, else None."""
         fields = request.fields
-        # The order is that of Message's fields. The decoder has already checked the types.
+        # The values are in the order of Message's fields. The decoder has checked the types.
         return Message.of_checked(
             (
                 topic,

@@ -79,7 +79,7 @@ class Tables:
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Only for a reader: a writer has listed all topics, and deleted topics would return.
+            # A writer has already listed all topics. This call would bring back deleted topics.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,

@@ -267,7 +267,7 @@ class TransactionBook:
         return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        # The number in the frame if it is plausible, else the next number.
+        # Return the number in the frame if this number is plausible, else the next number.
         expected = self.next_number
         # Each missing number belongs to a lost message, which took at least FIXED_SIZE_V1 bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
@@ -298,8 +298,8 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# The code compares state table, redo log and the last files of the log. If they differ, the store
-# needs a recovery, which reads the whole log.
+# The code compares state table, redo log and the last files of the log. If the three differ, the
+# store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +341,7 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
     """Read state table and redo log; return their content, or the reason for a recovery.
 
-    Both are compared with the log from ``start`` to ``stop``.
+    State table and redo log are compared with the log from ``start`` to ``stop``.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault

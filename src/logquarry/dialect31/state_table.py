@@ -51,7 +51,8 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 class StateTableKeeper:
     """Writes the state table and the redo log of a store. Only the dispatcher writes.
 
-    ``found`` is their content at ``log_end``; the keeper skips frames before this physical offset.
+    ``found`` is the content of table and redo log at ``log_end``. Frames before ``log_end`` are
+    skipped.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     """Make fields from words ``name:kind``.
 
     A ``?`` after the kind marks an optional field; if such a field is missing, its value is empty,
-    0 or False. With ``??`` the value is None. ``keys`` has one letter for each field: the field's
-    name in the short header of a send request.
+    0 or False. With ``??`` a missing field is None. ``keys`` has one letter for each field: the
+    field's name in the short header of a send request.
     """
     found = []
     for number, word in enumerate(words.split()):

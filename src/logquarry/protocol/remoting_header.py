@@ -266,8 +266,8 @@ def _is_int(value: Any) -> bool:
 def scan_json(header: bytes) -> Any:
     """Parse a header; return None if the header is not strict JSON.
 
-    If compiled, this function returns None unless all values are strings, integers or such objects.
-    If a string is not UTF-8, it raises ValueError.
+    If compiled, this function parses only strings, integers and one level of nested objects. If a
+    string is not UTF-8, the function raises ValueError.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)

@@ -210,7 +210,7 @@ class _Asking(Peer):
 class ConfigServer(Server[_Asking]):
     """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
 
-    The constructor opens the port; 0 lets the system choose. The server answers requests from
+    The constructor opens the port; port 0 lets the system choose. The server answers requests from
     :meth:`start` on, or from the start of the ``with`` block. The store need not be open.
 
     Raises:

@@ -49,7 +49,7 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """State of a slave, as its master knows it. The offsets are None before its first report.
+    """State of a slave, as its master knows it. Offsets are None before the slave's first report.
 
     Attributes:
         next_offset: physical offset of the next byte to send.
@@ -97,7 +97,7 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
-    The constructor opens the port; 0 lets the system choose. The master serves slaves from
+    The constructor opens the port; port 0 lets the system choose. The master serves slaves from
     :meth:`start` on, or from the start of the ``with`` block. Close the master before you close the
     store, which must be open for writing.
 

@@ -301,7 +301,7 @@ class Bucket:
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # In thousandths of a byte, so that rounding loses nothing.
+        # Count thousandths of a byte, so that rounding loses nothing.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 
@@ -309,7 +309,7 @@ class Bucket:
         """Return the bytes that may be sent now: a portion, or 0."""
         if self._rate is None:
             return self._portion
-        # At most the bytes of one second, to limit the burst after a pause.
+        # Allow at most the bytes of one second, so that no burst follows a pause.
         most = 1_000 * max(self._portion, self._rate)
         passed = max(0, now_ms - self._filled_ms)
         self._held = min(most, self._held + passed * self._rate)

@@ -17,7 +17,7 @@ Input = TypeVar("Input", bound=Enum)
 
 
 class Transitions(Generic[State, Input]):
-    """The table of a state machine: (state, input) -> next state. It has all possible pairs."""
+    """The table of a state machine: (state, input) -> next state. A missing pair is a bug."""
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
         self.start: Final = start
