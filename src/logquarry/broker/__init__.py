@@ -1,7 +1,4 @@
-"""Serves a store to RocketMQ's clients: :class:`Broker`; :func:`background` runs it in a thread.
-
-docs/broker-requests.md lists the requests that the broker answers.
-"""
+"""The broker for RocketMQ's clients; docs/broker-requests.md lists the requests that it answers."""
 
 from __future__ import annotations
 

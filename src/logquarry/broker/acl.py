@@ -1,10 +1,9 @@
-"""Checks accounts, their permissions, and the signatures of requests (``PlainPermissionManager``).
+"""Checks the signature of each request, and its account's permissions (``PlainPermissionManager``).
 
-A client signs each request with its secret key. The signature is an HMAC-SHA1 over the values of
-all header fields, in the order of their names, and the body. The account needs a permission for the
-topic and the group of the request. For batches, ends of transactions, offsets, searches and locks,
-RocketMQ checks only the signature; this broker also checks the permission. Only an administrator
-may make requests for which this module has no rule.
+The signature is an HMAC-SHA1 over the values of all header fields, sorted by name, and the body.
+For batches, ends of transactions, offsets, searches and locks, RocketMQ checks only the signature;
+this broker also checks the permission. If this module has no rule for a request, only an
+administrator may make the request.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
-"""Before the broker forwards a request to another client, it removes these fields."""
+"""The broker removes these fields before it forwards a request to another client."""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """A field that Java's client adds after it has signed the request."""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
@@ -36,8 +35,7 @@ HIDDEN: Final = frozenset(
         *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     }
 )
-"""Topics that hold other topics' messages: clients must not send to them (``TopicValidator``).
-"""
+"""Topics with messages of other topics. Clients must not send to them (``TopicValidator``)."""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
 NOTHING: Final = frozenset[str]()
@@ -56,9 +54,9 @@ _C = RequestCode
 _OPEN: Final = frozenset(
     {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
 )
-"""Requests that need no account: for routes, and to unregister a client."""
+"""Requests that need no account."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests that do not name a topic: the broker must read the message to know its topic."""
+"""Requests without a topic. The broker reads the message to find its topic."""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
@@ -80,16 +78,10 @@ _IN_BODY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account of a client.
+    """An account of a client, with its permissions for topics and consumer groups.
 
-    Attributes:
-        access_key: the account's name.
-        secret_key: the key that signs the account's requests.
-        admin: whether the account may make all requests.
-        topics: topic -> permissions.
-        groups: consumer group -> permissions.
-        default_topic: permissions for topics that are not listed.
-        default_group: permissions for groups that are not listed.
+    ``secret_key`` signs the account's requests; an ``admin`` may make all requests. The defaults
+    apply to topics and groups that are not listed.
     """
 
     access_key: str
@@ -103,30 +95,27 @@ class Account:
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.
 
-        The retry and dead letter topics of a group need the permission for the group instead.
+        Retry topics and dead letter topics need the permission for their group.
         """
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
                 self.require_group(topic.removeprefix(prefix))
                 return
-        # System topics contain messages of all topics, so the default permission does not apply to
-        # them.
+        # System topics hold messages of all topics, so default permissions do not apply to them.
         is_shared = topic in HIDDEN or (permission == SUB and topic.startswith(_SHARED))
         default = NOTHING if is_shared else self.default_topic
         if not self.admin and permission not in self.topics.get(topic, default):
             self.refuse(f"the permission {permission} for the topic {topic[:200]}")
 
     def require_group(self, group: str) -> None:
-        """Raise Refused if the account lacks the permission to consume with a group."""
+        """Raise Refused if the account lacks the permission SUB for a consumer group."""
         if not self.admin and SUB not in self.groups.get(group, self.default_group):
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not send as a member of a producer group.
-
-        If the account lists the producer group, that entry decides. Otherwise a permission PUB for
-        any topic is enough, because accounts in RocketMQ list consumer groups only.
-        """
+        """Raise Refused if the account may not send as a member of a producer group."""
+        # PUB for any topic is enough for a group that the account does not list: accounts in
+        # RocketMQ list only consumer groups.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:
@@ -135,19 +124,12 @@ class Account:
             self.refuse(f"the permission PUB for a topic or for the producer group {group[:200]}")
 
     def refuse(self, lacking: str) -> None:
-        """Raise Refused."""
+        """Raise Refused with NO_PERMISSION."""
         raise Refused(f"{self.access_key} lacks {lacking}", ResponseCode.NO_PERMISSION)
 
 
 class AccessControl:
-    """The accounts of a broker.
-
-    Args:
-        accounts: the accounts.
-
-    Raises:
-        UsageError: if two accounts have the same access key, or a key is too short.
-    """
+    """The accounts of a broker. Raises UsageError for equal access keys and for short keys."""
 
     def __init__(self, *accounts: Account) -> None:
         self._accounts = {account.access_key: account for account in accounts}
@@ -162,7 +144,7 @@ class AccessControl:
 
     @classmethod
     def from_file(cls, path: Path) -> AccessControl:
-        """Read accounts from a TOML file, with the names of RocketMQ's ``plain_acl.yml``."""
+        """Read accounts from a TOML file. Its keys are named as in ``plain_acl.yml``."""
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
@@ -172,12 +154,12 @@ class AccessControl:
         return cls(*accounts)
 
     def authenticate(self, command: RemotingCommand) -> Account:
-        """The account that signed a request."""
+        """Return the account that signed a request; raise Refused if the signature is invalid."""
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # An unknown key takes as long as a wrong signature and gets the same answer, so that a
-        # client cannot find out which keys exist.
+        # For an unknown key the check takes as long as for a wrong signature, and gives the same
+        # answer. So a client cannot find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(
@@ -192,7 +174,7 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check a request, and return its account; None for a request that needs no account."""
+        """Check a request, and return its account; None if the request needs no account."""
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
             return None
@@ -220,7 +202,7 @@ class AccessControl:
 
 
 def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, ...] = ()) -> bytes:
-    """The signature of a request (``AclUtils.calSignature``)."""
+    """Compute the signature of a request (``AclUtils.calSignature``)."""
     text = "".join(
         fields[name] for name in sorted(fields) if name != _SIGNATURE and name not in leave
     )
@@ -230,7 +212,6 @@ def sign(fields: Mapping[str, str], body: bytes, secret: str, leave: tuple[str, 
 
 
 def _named(body: bytes) -> Iterator[tuple[str, str]]:
-    """Return the topics (SUB), producer groups (PUB) and consumer groups in a request's body."""
     document = parse_body(body)
     try:
         for one in document.get("producerDataSet") or ():

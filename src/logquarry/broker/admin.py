@@ -24,7 +24,7 @@ _MOST_QUEUES: Final = 1_024
 
 
 class Admin(Part):
-    """Answers the requests of mqadmin."""
+    """Answers mqadmin's requests for topics, groups, clients and resets of offsets."""
 
     def __init__(self, core: Core, pulling: Pulling) -> None:
         super().__init__(core)
@@ -65,12 +65,12 @@ class Admin(Part):
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # If a topic of the list is illegal, the topics before it in the list are created.
+            # If a topic in the list is illegal, save the topics before it.
             await core.slow(core.tables.save)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic(self, request: Request) -> None:
-        """Remove a topic from the table. Its messages stay until their files expire."""
+        """Remove a topic from the table. The topic's messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
             raise Refused(f"{name[:200]} is a system topic")
@@ -81,7 +81,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_TOPIC_CONFIG)
     def all_topics(self, request: Request) -> None:
-        """All topics with their settings."""
+        """Answer with all topics and their settings."""
         table = self._core.tables.topics
         document = {
             "dataVersion": {"counter": 0, "timestamp": self._core.clock()},
@@ -93,18 +93,18 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """The settings of a topic; mqadmin 5 requests them before ``GET_TOPIC_STATS_INFO``."""
+        """Answer with a topic's settings. mqadmin 5 requests the settings before the statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_config.topic_entry(topic))
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, request: Request) -> None:
-        """The topics that every broker has."""
+        """Answer with the system topics, which every broker has."""
         request.reply_json({"topicList": sorted(self._core.tables.system_topics)})
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, request: Request) -> None:
-        """The first and last offset of each queue of a topic, and the time of its last message."""
+        """Answer with first offset, end and last store time of each queue of a topic."""
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
@@ -112,7 +112,7 @@ class Admin(Part):
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, request: Request) -> None:
-        """The groups that consume a topic, or have consumed it."""
+        """Answer with the groups that subscribe to a topic, or have offsets in it."""
         core, topic = self._core, request.fields["topic"]
         groups = set(core.clients.groups_of(topic))
         groups |= {group for name, group in core.tables.offsets.groups() if name == topic}
@@ -145,7 +145,7 @@ class Admin(Part):
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_group(self, request: Request) -> None:
-        """Remove a subscription group, and its offsets if the request asks for that."""
+        """Remove a subscription group; with ``removeOffset``, also its offsets."""
         core, fields = self._core, request.fields
         core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
         await core.slow(core.tables.save)
@@ -153,24 +153,24 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def all_groups(self, request: Request) -> None:
-        """The table of subscription groups."""
+        """Answer with the table of subscription groups."""
         request.reply_json(self._core.tables.group_document())
 
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all_offsets(self, request: Request) -> None:
-        """All consumer offsets."""
+        """Answer with all consumer offsets."""
         text = broker_config.encode_consumer_offsets(self._core.tables.offsets.groups())
         request.reply(body=text.encode())
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:
-        """For each delay level, the offset up to which its messages were delivered."""
+        """Answer with the delivered queue offset of each delay level."""
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_config.encode_delay_offsets(found).encode())
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: Request) -> None:
-        """The consumers of a group, and their subscriptions."""
+        """Answer with the consumers of a group, and their subscriptions."""
         name = request.fields["consumerGroup"]
         group = self._core.clients.consumers.get(name)
         if group is None:
@@ -190,7 +190,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, request: Request) -> None:
-        """The producers of a group."""
+        """Answer with the producers of a group."""
         name = request.fields["producerGroup"]
         members = self._core.clients.producers.get(name)
         if members is None:
@@ -199,10 +199,9 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, request: Request) -> None:
-        """The producers of all groups (``ProducerTableInfo``)."""
+        """Answer with the producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # The times of the last heartbeats are on the monotonic clock; convert them to the broker's
-        # clock.
+        # ``seen`` is a time of the monotonic clock, and the answer needs the broker's clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -221,7 +220,7 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Set the offsets of a group in a topic to those of a time, and notify its consumers."""
+        """Send the offsets for a time to a group's consumers, which then reset their offsets."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)
@@ -256,7 +255,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Forward a request to a consumer: to return its state, or to consume one message now."""
+        """Forward a request to a consumer: to return its state, or to consume one message."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
@@ -303,7 +302,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Return for each queue the queue offset of a time; for the time -1, the end of the queue."""
+    """Return the offset of a time for each queue; the time -1 means the queue's end."""
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

@@ -1,13 +1,12 @@
-"""Runs a broker and its name server on a store, in one process: start, stop, housekeeping.
+"""Starts and stops a broker and its name server on a store, in one process.
 
 ::
 
     async with Broker("/data/store") as broker:
         print(broker.name_server)          # give this address to a RocketMQ client
 
-One event loop serves all connections. The store's calls run in a few threads (``lanes.py``).
-
-For programs and tests without asyncio, :func:`background` runs a broker in a thread.
+One event loop serves all connections; a few threads run the store's calls (``lanes.py``).
+:func:`background` runs a broker in a thread, for programs without asyncio.
 """
 
 from __future__ import annotations
@@ -63,28 +62,21 @@ _SMALL: Final = StoreConfig(
     max_hash_slot_num=10_000,
     max_index_num=40_000,
 )
-"""The file sizes of a temporary store."""
+"""File sizes of a temporary store."""
 _SHM: Final = "/dev/shm"
 _LEAST_MEMORY: Final = 1 << 30
-"""Free bytes that a tmpfs must have for a temporary store. In a Docker container a tmpfs has only
-64 MiB, so a store there would soon refuse messages.
-"""
+"""Free bytes that /dev/shm needs for a temporary store. Docker gives a container only 64 MiB."""
 
 
 class Broker:
     """A broker that serves a store to RocketMQ's clients. An asynchronous context manager.
 
     Args:
-        path: the store's folder; it is made if it is missing. None for a temporary store, which is
-            deleted at the end, and which is in memory if /dev/shm has 1 GiB free.
-        options: how to serve the store. By default the broker listens on loopback, on ports that
-            the system chooses.
-        config: settings of the store.
+        path: the store's folder; created if it is missing. If None, the broker uses a temporary
+            store, in /dev/shm if 1 GiB is free there, and deletes this store when it stops.
+        options: by default the broker listens on loopback, on ports that the system chooses.
         clock: returns the time in milliseconds, for delays, retries and checks of transactions.
             Tests pass a :class:`logquarry.testing.clock.ShiftedClock`.
-
-    Attributes:
-        store: the open store, while the broker runs.
     """
 
     def __init__(
@@ -118,7 +110,7 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the store, and serve it. If the call is cancelled, the broker stops first.
+        """Open the store, and serve it. A cancelled call stops the broker before it ends.
 
         Raises:
             StoreError: if the store cannot be opened.
@@ -239,24 +231,20 @@ class Broker:
     # --------------------------------------------------------------------------------------- state
     @property
     def core(self) -> Core:
-        """The broker's parts, while it is running."""
+        """The broker's shared state. Raises UsageError if the broker is not running."""
         if self._core is None:
             raise UsageError("the broker is not running")
         return self._core
 
     @property
     def store(self) -> StoreWriter:
-        """The open store.
-
-        The store of a read-only broker is a reader: the methods that write raise StoreUnavailable.
-        """
-        # The declared type is that of a writer even for a reader, so that type checkers know all
-        # methods.
+        """The open store. If the broker is read-only, methods that write raise StoreUnavailable."""
+        # A reader is cast to a writer too, so that type checkers know all methods.
         return cast(StoreWriter, self.core.store)
 
     @property
     def name_server(self) -> str:
-        """host:port of the name server, which clients need."""
+        """host:port of the name server, for the settings of clients."""
         host = self.core.address.rpartition(":")[0]
         return f"{host}:{self._ports[1].port}"
 
@@ -267,7 +255,7 @@ class Broker:
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker itself chose the address for clients: it listens on all addresses."""
+        """Whether the broker listens on all addresses, and chose the address for clients itself."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property
@@ -276,7 +264,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Lag of each connected group, in messages. Queues that were never pulled do not count."""
+        """Return each connected group's lag in messages. Queues with an unknown end count as 0."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -306,7 +294,7 @@ class Broker:
             await _save_tables(core)
 
     async def _poll(self, core: Core) -> None:
-        """Look for messages that another process has put into the store, until the broker stops."""
+        """Look for messages that another process puts into the store."""
         refresh_at = 0.0
         while True:
             await asyncio.sleep(self.options.poll_ms / 1_000)
@@ -318,17 +306,14 @@ class Broker:
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
             except Exception as error:
-                # Continue after any error: if this task ended, consumers would get no new messages.
+                # Any error must leave this task running: it finds the messages for consumers.
                 is_known = isinstance(error, StoreError | OSError)
                 reason = str(error) if is_known else line_of(error)
                 _problems.warning("%s: %s", core.store.root, reason)
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the requests that were received, and close the store; a second call does nothing.
-
-        If the call is cancelled, it still closes the store before it ends.
-        """
+        """Answer the started requests, and close the store, even if the call is cancelled."""
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await _to_its_end(self._stopping)
@@ -368,7 +353,7 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task that must not stop halfway; raise a cancellation only after its end."""
+    """Wait for a task to end. If the wait is cancelled, raise CancelledError after the end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -381,7 +366,7 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
 
 
 def _memory() -> str | None:
-    """Return a folder in memory (tmpfs) with space for a temporary store; None if there is none."""
+    """Return /dev/shm if it has space for a temporary store, else None."""
     try:
         found = os.statvfs(_SHM)
     except (OSError, AttributeError):  # Windows has no statvfs.
@@ -391,7 +376,6 @@ def _memory() -> str | None:
 
 
 def _host_bytes(host: str, port: int) -> bytes:
-    """The broker's address for frames and message ids."""
     try:
         return message_id.host_bytes(f"[{ipaddress.ip_address(host)}]:{port}")
     except ValueError:
@@ -405,7 +389,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    """Write the tables; only log a failure: housekeeping and the broker's stop must continue."""
+    # Log a failure and continue: housekeeping and the broker's stop depend on this function.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),
@@ -428,16 +412,15 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get at the known end lists the queue's files again, so it finds a later end.
+            # A get at the known end lists the queue's files again, and so finds a later end.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
-            # A failure in one queue must not stop the others.
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
     return found
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return the fastest event loop that is installed: that of uvloop, or else that of asyncio."""
+    """Return an event loop of uvloop if uvloop is installed, else of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -453,17 +436,10 @@ def background(
     config: StoreConfig | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Broker]:
-    """Run a broker in a thread while the block runs.
+    """Run a broker in a thread during a with block. The arguments are those of :class:`Broker`.
 
-    Other threads may use only ``name_server``, ``address`` and ``store`` of the broker. If the
-    process forks, the broker does not run in the child, and the end of the block does nothing
-    there.
-
-    Args:
-        path: as for :class:`Broker`.
-        options: as for :class:`Broker`.
-        config: as for :class:`Broker`.
-        clock: as for :class:`Broker`.
+    Other threads may use only ``name_server``, ``address`` and ``store`` of the broker. In a forked
+    child the broker does not run, and the end of the block does nothing.
     """
     process = os.getpid()
     loop = new_event_loop()
@@ -475,8 +451,7 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            # In a forked child no thread runs the loop. The child must not close the sockets and
-            # the store, because the parent uses them.
+            # In a forked child no thread runs the loop. The parent still uses sockets and store.
             if os.getpid() == process:
                 asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:

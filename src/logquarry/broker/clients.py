@@ -1,8 +1,7 @@
-"""The connected clients, as their heartbeats describe them: producers, consumers, subscriptions.
+"""The connected producers and consumers (``ProducerManager``, ``ConsumerManager``).
 
-Follows ``ProducerManager`` and ``ConsumerManager``: a client stays in the groups of its heartbeats
-until it unregisters or its connection ends. If a consumer joins or leaves a group, the broker tells
-all consumers of the group to divide the queues again.
+A client stays in the groups of its heartbeats until it unregisters or its connection ends. When a
+consumer joins or leaves a group, the broker notifies the group's consumers, so that they rebalance.
 """
 
 from __future__ import annotations
@@ -25,50 +24,44 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Maximum number of producer groups of a connection. The same maximum applies to its consumer
-groups.
-"""
+"""Maximum producer groups of a connection, and maximum consumer groups of a connection."""
 _MOST_IDS: Final = 100
-"""Maximum number of client ids of one connection. RocketMQ's clients use one."""
+"""Maximum client ids of a connection with an account. RocketMQ's clients use one id."""
 _LONGEST_FILTER: Final = 8_192
-"""Maximum characters of a tag expression or SQL92 filter. It is limited because the event loop
-parses it.
-"""
+"""Maximum characters of a tag expression or SQL92 filter, because the event loop parses it."""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
-"""Maximum characters of a client id, or of the name of a group."""
+"""Maximum characters of a client id or of a group's name."""
 _NO_GROUPS: Final = set[str](), set[str]()
 
 
 @dataclass
 class TopicFilter:
-    """The subscription of a consumer to a topic.
-
-    Attributes:
-        document: ``SubscriptionData`` as the client sent it.
-    """
+    """The subscription of a consumer to a topic: RocketMQ's ``SubscriptionData``, as received."""
 
     document: Mapping[str, Any]
 
     @property
     def version(self) -> int:
-        """The version of the subscription; a subscription with a higher version replaces it."""
+        """``subVersion`` of the subscription, or 0. A higher version replaces a lower one."""
         version = self.document.get("subVersion")
         return version if isinstance(version, int) else 0
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The result of :func:`parse_expression`, parsed at its first use.
-
-        A heartbeat may have thousands of subscriptions, so they are not parsed when it arrives.
-        """
+        """The tag expression or SQL92 filter, parsed at its first use."""
+        # A heartbeat may have thousands of subscriptions, and few of them need parsing.
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
         )
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription: its tag expression, or its SQL92 filter."""
+    """Parse a subscription to a tag expression or an SQL92 filter; None for both selects all.
+
+    Raises:
+        Refused: if the expression is invalid or too long.
+    """
     if len(text) > _LONGEST_FILTER:
         raise Refused(_TOO_LONG, ResponseCode.SUBSCRIPTION_PARSE_FAILED)
     if kind == SQL92:
@@ -91,10 +84,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    """Return the parsed filter, or why it is invalid.
-
-    The cache keeps invalid filters too, because clients send them again and again.
-    """
+    # An invalid filter gives the reason. Clients send invalid filters again and again, so the cache
+    # keeps them too.
     try:
         return parse(text)
     except BadFilter as error:
@@ -106,9 +97,8 @@ class Client:
     """A client, as one of its heartbeats describes it.
 
     Attributes:
-        version: number of its RocketMQ version.
+        version: RocketMQ's number of the client's version (``MQVersion``).
         seen: time of the heartbeat, by ``time.monotonic``.
-        account: account of the client; None if the broker has no accounts.
     """
 
     client_id: str
@@ -128,7 +118,7 @@ class Client:
         return True
 
     def document(self) -> dict[str, Any]:
-        """The client in the form of mqadmin's ``Connection``."""
+        """Return RocketMQ's document ``Connection`` of the client, for mqadmin."""
         return {
             "clientAddr": self.connection.address,
             "clientId": self.client_id,
@@ -139,13 +129,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group, and their subscriptions.
-
-    Attributes:
-        consume_type: ``CONSUME_PASSIVELY`` for push, ``CONSUME_ACTIVELY`` for pull.
-        model: ``CLUSTERING`` or ``BROADCASTING``.
-        start: ``consumeFromWhere``.
-    """
+    """The consumers of a group, and their subscriptions, with RocketMQ's names of the settings."""
 
     clients: dict[Connection, Client] = field(default_factory=dict)
     filters: dict[str, TopicFilter] = field(default_factory=dict)
@@ -157,8 +141,7 @@ class ConsumerGroup:
 class Clients:
     """All connected clients. Only the event loop uses this object.
 
-    Args:
-        notifies: whether the broker notifies the consumers of a group when one joins or leaves.
+    ``notifies`` returns whether a group's consumers are notified when a consumer joins or leaves.
     """
 
     def __init__(self, notifies: Callable[[str], bool]) -> None:
@@ -169,7 +152,7 @@ class Clients:
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
         self._owners: dict[str, tuple[Account, set[Connection]]] = {}
-        """For each client id, the account that reserved it, and the connections that use it."""
+        """The account that uses a client id, and the connections of the client id."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
@@ -178,7 +161,7 @@ class Clients:
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
-        """Register a client in the groups of its heartbeat."""
+        """Add a client to the groups in its heartbeat, and update their subscriptions."""
         connection = client.connection
         _require_short(client.client_id)
         if client.account is not None:
@@ -204,11 +187,8 @@ class Clients:
                 self._changed(name)
 
     def _claim(self, client: Client, account: Account) -> None:
-        """Reserve a client id for the client's account until its connections end.
-
-        The broker forwards replies and some requests of mqadmin to the client with a given id. So
-        no other account may use the id of a connected client.
-        """
+        # Replies and some requests of mqadmin are forwarded by client id. So accounts cannot share
+        # a client id at the same time.
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:
@@ -240,12 +220,12 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; an empty name means none."""
+        """Remove a client from a producer group and a consumer group; "" means no group."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
     def disconnected(self, connection: Connection) -> None:
-        """Remove a client from all groups."""
+        """Remove a connection's clients from all groups."""
         for client_id in self._ids.pop(connection, ()):
             users = self._owners[client_id][1]
             users.discard(connection)
@@ -277,7 +257,7 @@ class Clients:
             del self.consumers[group]
 
     def expire(self, before: float) -> list[Connection]:
-        """The connections of clients whose last heartbeat is older than a time."""
+        """Return the connections of clients whose last heartbeat is older than a time."""
         groups = *self.producers.values(), *(group.clients for group in self.consumers.values())
         clients = chain.from_iterable(members.values() for members in groups)
         return list({client.connection: None for client in clients if client.seen < before})
@@ -291,20 +271,17 @@ class Clients:
 
     # ------------------------------------------------------------------------------------- queries
     def consumer_ids(self, group: str) -> list[str]:
-        """The ids of a group's consumers."""
+        """Return the client ids of a group's consumers."""
         found = self.consumers.get(group, ConsumerGroup())
         return [client.client_id for client in found.clients.values()]
 
     def consumer(self, group: str, client_id: str) -> Client | None:
-        """One consumer of a group; None if it is not connected."""
+        """Return a consumer of a group; None if the consumer is not connected."""
         members = self.consumers.get(group, ConsumerGroup()).clients.values()
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Choose a producer of a group that may send to a topic.
-
-        The producers are chosen in turn. None if no producer may send to the topic.
-        """
+        """Choose a group's producers in turn; None if no producer may send to the topic."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:
@@ -313,17 +290,17 @@ class Clients:
         return members[number % len(members)]
 
     def client(self, client_id: str) -> Client | None:
-        """A producer by its id, in any group; None if it is not connected."""
+        """Return the producer with a client id; None if it is not connected."""
         clients = chain.from_iterable(members.values() for members in self.producers.values())
         return next((client for client in clients if client.client_id == client_id), None)
 
     def groups_of(self, topic: str) -> list[str]:
-        """The groups whose consumers subscribe to a topic."""
+        """Return the groups whose consumers subscribe to a topic."""
         return [name for name, group in self.consumers.items() if topic in group.filters]
 
 
 def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the JSON objects of a list in a document; other values are ignored."""
+    """Return the JSON objects in a list of a document, and ignore other values."""
     found = document.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

@@ -1,7 +1,6 @@
 """A client's connection: receives its requests, sends answers, and sends requests of the broker.
 
-If a client does not read its answers, its connection reads and starts no further requests. So such
-a client delays only itself. The connection sends all answers of one loop iteration in one write.
+If a client does not read its answers, its connection reads and starts no further requests.
 """
 
 from __future__ import annotations
@@ -33,11 +32,9 @@ logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
 
 _WRITE_LIMIT: Final = 1 << 20
-"""Unsent bytes above which a connection stops reading."""
+"""If a connection has more unsent bytes than this, it stops reading requests."""
 _MOST_PENDING: Final = 2_048
-"""Maximum number of requests of one connection that are answered at a time. Long polls do not
-count.
-"""
+"""Maximum number of requests of a connection in progress, without long polls."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -46,11 +43,7 @@ _MOST_HANDSHAKES: Final = 256
 
 @dataclass(slots=True)
 class Request:
-    """A request of a client.
-
-    Attributes:
-        account: the client's account; None if the broker has no accounts.
-    """
+    """A request of a client. ``account`` is None if the broker has no accounts."""
 
     command: RemotingCommand
     fields: dict[str, Any]
@@ -58,7 +51,7 @@ class Request:
     account: Account | None = None
 
     def require(self, topic: str, permission: str) -> None:
-        """Raise Refused if the account has no permission for a topic that the request lacks."""
+        """Raise Refused if the request's account lacks a permission for a topic."""
         if self.account is not None:
             self.account.require_topic(topic, permission)
 
@@ -70,19 +63,19 @@ class Request:
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> None:
-        """Answer the request; does nothing for a one-way request."""
+        """Answer the request. A one-way request gets no answer."""
         self.connection.answer(
             self.command,
             self.command.answer(code, remark=remark, fields=fields or {}, body=body),
         )
 
     def reply_json(self, document: Mapping[str, Any], *, quote_keys: bool = False) -> None:
-        """Answer the request with a document, encoded as Java does: half a surrogate pair is ?."""
+        """Answer with a JSON document. As in Java, a lone surrogate becomes a question mark."""
         text = fastjson.compact(document, quote_keys=quote_keys)
         self.reply(body=text.encode("utf-8", "replace"))
 
     def fail(self, error: BaseException) -> None:
-        """Answer the request with the code and the text of an exception."""
+        """Answer with the code and the text of an exception."""
         code = getattr(error, "code", ResponseCode.SYSTEM_ERROR)
         if not isinstance(error, LogquarryError | Refused):
             code_and_peer = self.command.code, self.connection.address
@@ -92,23 +85,23 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""Answers a request: by its result, by a coroutine, or later through :meth:`Request.reply`."""
+"""Answers a request at once, in the returned awaitable, or later with :meth:`Request.reply`."""
 
 
 class Server(Protocol):
-    """The interface of the server that accepted a connection."""
+    """The server that accepted a connection."""
 
     handlers: Mapping[int, Handler]
     handshakes: set[Handshake]
 
     def opened(self, connection: Connection) -> None:
-        """A client connected."""
+        """Register a new connection."""
 
     def closed(self, connection: Connection) -> None:
-        """The connection ended."""
+        """Remove a connection that has ended."""
 
     def admit(self, request: Request) -> None:
-        """Raise Refused if the client may not make this request."""
+        """Count a request; raise Refused if the client may not make this request."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine as a task of the server."""
@@ -118,10 +111,9 @@ class Connection(asyncio.Protocol):
     """A client's connection. Only the event loop uses it.
 
     Attributes:
-        address: host:port of the client.
-        host: the same address in the bytes in which a frame stores a host.
+        host: the client's address, encoded as in a frame.
+        pending: number of requests in progress, without held pulls.
         heard: time at which the last bytes arrived, by ``time.monotonic``.
-        is_open: whether answers can still be sent.
         is_writable: whether the client reads its answers in time.
     """
 
@@ -131,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._backlog: deque[RemotingCommand] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._pending = 0
+        self.pending = 0
         self._is_stopped = False
         self._is_working = False
         self._opaque = 0
@@ -146,7 +138,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------- the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        # A cast, because uvloop's transports are not subclasses of asyncio's.
+        # A cast, because uvloop's transports do not inherit from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")
@@ -202,28 +194,22 @@ class Connection(asyncio.Protocol):
             call()
 
     def close(self) -> None:
-        """Send the waiting bytes, and end the connection."""
+        """Send the buffered bytes, and close the connection."""
         self._flush()
         self.is_open = False
         if self._transport is not None:
             self._transport.close()
 
-    @property
-    def pending(self) -> int:
-        """Number of requests that are being answered."""
-        return self._pending
-
     def drain(self) -> None:
-        """Start no further requests. Started requests may still need answers from the client."""
+        """Start no further requests, but still receive the client's answers."""
         self._is_stopped = True
 
     def abort(self) -> None:
-        """End the connection now."""
+        """Close the connection at once, without sending buffered bytes."""
         if self._transport is not None:
             self._transport.abort()
 
     def _throttle(self) -> None:
-        """Read from the socket only if requests can be started."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -234,14 +220,13 @@ class Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
-        """Start waiting requests, until the maximum number of requests is started."""
         if self._is_working:
-            # A request was answered at once: the loop below continues with the next one.
+            # A handler answered at once: the loop below starts the next request.
             return
         self._is_working = True
         backlog = self._backlog
         try:
-            while backlog and self.is_writable and self._pending < _MOST_PENDING and self.is_open:
+            while backlog and self.is_writable and self.pending < _MOST_PENDING and self.is_open:
                 command = backlog.popleft()
                 if command.is_response:
                     self._answered(command)
@@ -252,7 +237,7 @@ class Connection(asyncio.Protocol):
         self._throttle()
 
     def _start(self, command: RemotingCommand) -> None:
-        self._pending += 1
+        self.pending += 1
         server = self._server
         handler = server.handlers.get(command.code)
         if handler is None:
@@ -278,21 +263,21 @@ class Connection(asyncio.Protocol):
             request.fail(error)
 
     def hold(self) -> None:
-        """Count a request as a long poll, so that it does not delay the start of other requests."""
-        self._pending -= 1
+        """Stop counting a request as in progress, because it is a long poll."""
+        self.pending -= 1
         if self._backlog:
             self._work()
 
     def unhold(self) -> None:
-        """Count a long poll as a normal request again, because it is being answered now."""
-        self._pending += 1
+        """Count a long poll as in progress again, because its answer is being prepared."""
+        self.pending += 1
 
     def answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
         """Send the answer to a request."""
-        self._pending -= 1
+        self.pending -= 1
         if not command.is_oneway:
             self._send(answer)
-        if self._backlog and self._pending < _MOST_PENDING:
+        if self._backlog and self.pending < _MOST_PENDING:
             self._work()
 
     def _send(self, command: RemotingCommand) -> None:
@@ -321,10 +306,7 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:
-        """Wait until the client has read the bytes sent to it, or has disconnected.
-
-        Call this before sending more: bytes that the client does not read stay in memory.
-        """
+        """Wait until the client has read the bytes sent to it, or has disconnected."""
         while self.is_open and not self.is_writable:
             resumed = asyncio.Event()
             self.when_writable(resumed.set)
@@ -333,11 +315,9 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request to the client; drop it if the client does not read its bytes.
-
-        A dropped request only causes a delay: clients rebalance at intervals anyway, and the broker
-        repeats the check of a transaction.
-        """
+        """Send a one-way request; drop the request if the client does not read its bytes."""
+        # A dropped request only causes a delay: clients rebalance at intervals anyway, and the
+        # broker repeats the check of a transaction.
         if not self.is_writable:
             return
         self._opaque += 1
@@ -359,7 +339,7 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request to the client as soon as it reads its bytes, and wait for its answer.
+        """Send a request as soon as the client reads its bytes, and wait for the answer.
 
         Raises:
             TimeoutError: if there is no answer in time.
@@ -388,11 +368,10 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """The TLS handshake of a client; after it, :class:`Connection` serves the client.
+    """The TLS handshake of a client; afterwards, :class:`Connection` serves the client."""
 
-    The broker limits the number of handshakes. Therefore it starts them itself: if asyncio did, the
-    broker would learn of a client only after the handshake.
-    """
+    # asyncio reports a TLS client only after the handshake. The broker limits the number of
+    # handshakes, and therefore starts each handshake itself.
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:
         self._server = server
@@ -405,9 +384,8 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # The handshake must get the client's first bytes. uvloop continues to read even after
-        # pause_reading, so start_tls would miss these bytes. So a second transport takes over the
-        # socket.
+        # The handshake needs the client's first bytes. uvloop reads even after pause_reading, so
+        # start_tls would miss these bytes. Therefore a second transport takes over the socket.
         found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)

@@ -1,7 +1,6 @@
-"""Serves consumer groups: their heartbeats, offsets, locks and progress.
+"""Serves consumer groups: heartbeats, offsets, queue locks and progress.
 
 Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
-The progress of a group shows how far its offsets are behind the ends of the queues.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ from logquarry.store.consumer.subscription import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Maximum characters of each name in a lock: of group, topic and client."""
+"""Maximum characters of group, topic and client of a lock together."""
 _LOCK_SECONDS: Final = 60.0
-"""Time after which an unrenewed lock ends (``REBALANCE_LOCK_MAX_LIVE_TIME``).
-"""
+"""Time after which an unrenewed lock ends (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
 
 
 class Consuming(Part):
@@ -42,7 +40,7 @@ class Consuming(Part):
     def heartbeat(self, request: Request) -> None:
         """Register a client, and create its groups and their retry topics.
 
-        If the broker does not create a group, the client still joins its other groups.
+        If the broker refuses a group, the client still joins its other groups.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -85,7 +83,7 @@ class Consuming(Part):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
-        """Check the filter of a consumer that is about to start."""
+        """Refuse a consumer if its filter is invalid; consumers ask before they start."""
         document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
@@ -93,7 +91,7 @@ class Consuming(Part):
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: Request) -> None:
-        """The client ids of the consumers of a group."""
+        """Answer with the client ids of a group's consumers."""
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
@@ -103,7 +101,7 @@ class Consuming(Part):
     # ------------------------------------------------------------------------------------- offsets
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     async def query_offset(self, request: Request) -> None:
-        """The committed offset of a group in a queue."""
+        """Answer with the committed offset of a group in a queue."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         offset = core.tables.offsets.of(topic, fields["consumerGroup"]).get(queue_id)
@@ -116,12 +114,9 @@ class Consuming(Part):
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        """Return the start of a new group if the broker decides it: 0 if the queue is young.
-
-        A queue is young if its first message was not deleted yet, and counts as in memory
-        (``checkInDiskByConsumeOffset``). If the queue is not young, the client decides, by its
-        ConsumeFromWhere.
-        """
+        # Follows checkInDiskByConsumeOffset. A new group starts at 0 if the queue still has its
+        # first message, and this message counts as in memory. Otherwise the client chooses the
+        # start by its ConsumeFromWhere.
         store = self._core.store
         queue = store.queue(topic, queue_id)
         if queue is None:
@@ -147,7 +142,7 @@ class Consuming(Part):
     # --------------------------------------------------------------------------------------- locks
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: Request) -> None:
-        """Lock queues for one client of a group; answer with the queues that it has locked."""
+        """Lock queues for a client of a group, and answer with the locked queues."""
         client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
@@ -162,7 +157,7 @@ class Consuming(Part):
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: Request) -> None:
-        """Release the locks of a client."""
+        """Release a client's locks of queues."""
         client, keys = self._queues_of(request)
         for key in keys:
             if self._locks.get(key, ("", 0.0))[0] == client:
@@ -170,7 +165,6 @@ class Consuming(Part):
         request.reply()
 
     def _queues_of(self, request: Request) -> tuple[str, list[tuple[str, str, int]]]:
-        """Return the client and the queues that a request to lock or to unlock names."""
         document = parse_body(request.command.body)
         group, client = str(document.get("consumerGroup")), str(document.get("clientId"))
         self._core.clients.require_owner(client, request.account)
@@ -189,18 +183,18 @@ class Consuming(Part):
 
 
 QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
-"""For each queue, the documents ``MessageQueue`` and ``OffsetWrapper`` of RocketMQ."""
+"""RocketMQ's documents ``MessageQueue`` and ``OffsetWrapper`` of each queue."""
 
 
 class Progress(Part):
-    """Answers the requests for the progress of groups."""
+    """Answers requests for the progress of consumer groups."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)
         self._statistics = statistics
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
-        """The topics of a group to which its consumers still subscribe; all, or the given one."""
+        # Leaves out topics to which the connected consumers no longer subscribe.
         core = self._core
         topics = {wanted} if wanted else self._consumed(group)
         online = core.clients.consumers.get(group)
@@ -209,7 +203,6 @@ class Progress(Part):
         return [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
 
     def _consumed(self, group: str) -> set[str]:
-        """The topics in which a group has offsets."""
         return {name for name, other in self._core.tables.offsets.groups() if other == group}
 
     def _rate(self, group: str, topics: list[TopicConfig]) -> float:
@@ -217,7 +210,7 @@ class Progress(Part):
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, request: Request) -> None:
-        """The end of each queue of a group's topics, and the group's offset (``ConsumeStats``)."""
+        """Answer with the end of each queue of a group, and its offset (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -227,7 +220,7 @@ class Progress(Part):
 
     @answers(RequestCode.GET_BROKER_CONSUME_STATS)
     async def of_all_groups(self, request: Request) -> None:
-        """The progress of each group in each of its topics (``ConsumeStatsList``)."""
+        """Answer with the progress of each group in each topic (``ConsumeStatsList``)."""
         core = self._core
         groups = []
         lag = 0
@@ -243,12 +236,12 @@ class Progress(Part):
 
     @answers(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def topics_of_group(self, request: Request) -> None:
-        """The topics in which a group has offsets."""
+        """Answer with the topics for which a group has offsets."""
         request.reply_json({"topicList": sorted(self._consumed(request.fields["group"]))})
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: Request) -> None:
-        """The subscription of a group's connected consumers to a topic, if there is one."""
+        """Answer with the subscription of a group's connected consumers to a topic, if any."""
         group, topic = request.fields["group"], request.fields["topic"]
         document: dict[str, Any] = {"group": group, "topic": topic}
         online = self._core.clients.consumers.get(group)
@@ -258,7 +251,7 @@ class Progress(Part):
 
     @answers(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: Request) -> None:
-        """Copy the offsets of a group to another group, in one topic or in all its topics."""
+        """Copy a group's offsets to another group, for one topic or for all topics."""
         core, fields = self._core, request.fields
         source, target = fields["srcGroup"], fields["destGroup"]
         if core.writer is not None:
@@ -286,8 +279,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin of RocketMQ 5 shows the difference between this number and consumerOffset
-                # as inflight.
+                # mqadmin 5 shows pullOffset - consumerOffset as messages in flight.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))
@@ -295,7 +287,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """The store time of the message at a queue offset; 0 if the queue, from first on, has none."""
+    """Return the store time of the message at a queue offset; 0 if there is no such message."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

@@ -1,4 +1,4 @@
-"""The state that a broker's parts share: store, threads, tables, clients and counts."""
+"""State that the modules of a broker share: store, threads, tables, clients and counts."""
 
 from __future__ import annotations
 
@@ -30,18 +30,15 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a table was not written. It stays in memory, and the next change writes it again."""
+    """Log that a write of the tables failed. The next change writes the tables again."""
     if error is not None:
         logger.error("%s", error)
 
 
 class Lanes:
-    """The threads of a broker that use the store.
+    """The threads that use the store: for puts, for gets, and for all other (slow) calls.
 
-    Attributes:
-        puts: appends messages, in the order of the requests.
-        gets: reads messages for consumers.
-        slow: queries, saves of tables, and all other calls.
+    A store that is open for reading has one thread for all calls.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
@@ -59,16 +56,12 @@ class Lanes:
 
 @dataclass(slots=True)
 class Counts:
-    """The broker's counts since its start, for metrics and mqadmin.
+    """Counts since the broker's start, for metrics and mqadmin.
 
-    Attributes:
-        put: topic -> number of put messages.
-        put_bytes: topic -> bytes of their bodies.
-        got: (topic, group) -> number of messages sent to consumers.
-        got_bytes: (topic, group) -> bytes of their frames.
-        sent_back: (topic, group) -> number of messages that consumers sent back for a retry.
-        requests: request code -> number of requests.
-        refused: number of sends that got SYSTEM_BUSY.
+    - ``put`` and ``put_bytes`` count messages and frame bytes by topic.
+    - ``got`` and ``got_bytes`` count messages and frame bytes sent, by topic and group.
+    - ``sent_back`` counts messages that consumers sent back, by topic and group.
+    - ``refused`` counts sends that were answered with SYSTEM_BUSY.
     """
 
     put: Counter[str] = field(default_factory=Counter)
@@ -82,16 +75,14 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """The shared state of a broker's parts.
+    """The state that all parts of a broker share.
 
     Attributes:
-        writer: the same store if it is open for writing; else None.
-        tables: topics, groups and offsets.
-        clock: time in milliseconds.
-        spawn: runs a coroutine until the broker ends.
+        writer: the store if it is open for writing; else None.
+        clock: returns the time in milliseconds.
+        spawn: runs a coroutine as a task; the broker's stop cancels the task.
         address: host:port that clients get from the name server.
-        host: the same address, in the bytes that a frame has for a host.
-        is_saving: whether a write of the tables is planned.
+        host: the broker's address, encoded as in a frame.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -109,7 +100,7 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """A topic that a client uses."""
+        """Return a topic; raise Refused if the topic is missing or lacks a permission."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
@@ -121,16 +112,16 @@ class Core:
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """The topic of a queue that a client uses."""
+        """Return the topic of a queue; raise Refused if a client may not use the queue."""
         topic = self.require_topic(name, permission)
-        # A queue to which no messages are written any more can still have messages and offsets.
+        # A queue above write_queues can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """The settings of a subscription group; created if the broker may create it."""
+        """Return the settings of a subscription group; create the group if that is allowed."""
         found = self.tables.groups.get(name)
         if found is None:
             # A read-only broker serves every group.
@@ -144,12 +135,12 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client at once; the file is written soon after."""
+        """Create a topic in memory at once, and plan a write of the topics."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Plan a write of the tables. One write saves all changes of this loop iteration."""
+        """Plan a write of the tables. One write saves all changes of a loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -161,16 +152,16 @@ class Core:
             self.loop.call_later(_PAUSE_SECONDS, self._save)
 
     async def slow(self, job: Callable[[], T]) -> T:
-        """Run a slow call of the store in its thread."""
+        """Run a call of the store in the thread for slow calls."""
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
-        """Return the document ``MessageQueue`` of RocketMQ for a queue of this broker."""
+        """Return RocketMQ's document ``MessageQueue`` for a queue of this broker."""
         return {"brokerName": self.options.name, "queueId": queue_id, "topic": topic}
 
 
 def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
-    """Mark a method of a :class:`Part` as the handler of requests."""
+    """Mark a method of a :class:`Part` as the handler of request codes."""
 
     def mark(method: _Method) -> _Method:
         vars(method)["codes"] = codes
@@ -180,13 +171,13 @@ def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
 
 
 class Part:
-    """A part of the broker; its methods that :func:`answers` marks answer requests."""
+    """A part of the broker. Its methods marked with :func:`answers` handle requests."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def handlers(self) -> dict[int, Handler]:
-        """The handlers of the requests that this part answers."""
+        """Return the handler of each request code that this part answers."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()

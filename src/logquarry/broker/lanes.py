@@ -1,7 +1,7 @@
-"""Threads that call the store, and return the results to the event loop.
+"""Lanes: threads that call the store, and return the results to the event loop.
 
-A lane is one thread that runs jobs in their order. When the loop wakes, it takes all results that
-are ready. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
+A lane is one thread that runs jobs in order. If too many jobs wait, the lane refuses the next job,
+and the client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -19,20 +19,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
-"""A callback that gets the result of a job, or its exception; it is called in the event loop."""
+"""Called in the event loop with the result of a job, or with its exception."""
 
 _AT_ONCE: Final = 128
-"""After this many jobs a lane passes their results to the loop."""
+"""Maximum number of results that a lane collects before it passes them to the loop."""
 
 
 class Mailbox(Generic[T]):
-    """Passes items from other threads to the event loop. Any thread may post.
-
-    Args:
-        loop: the event loop.
-        take: called in the event loop with each item, in the order in which the items were posted.
-            If it raises, the error is logged, and the other items are taken.
-    """
+    """Passes items from any thread to the event loop, which takes the items in order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
         self._loop = loop
@@ -41,14 +35,14 @@ class Mailbox(Generic[T]):
         self._is_waking = False
 
     def post(self, *items: T) -> None:
-        """Add items, and wake the loop unless an earlier call has done so."""
+        """Add items, and wake the event loop if no wakeup is pending."""
         self._items.extend(items)
         if not self._is_waking:
             self._is_waking = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                # The loop was closed: there is no client to answer.
+                # A closed loop has no clients to answer.
                 self._items.clear()
 
     def _deliver(self) -> None:
@@ -60,7 +54,7 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # Continue after an error: the next items are answers to other clients.
+                # The next items are answers to other clients.
                 logger.exception("an item of another thread was not taken")
 
 
@@ -78,14 +72,14 @@ class Lane:
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> bool:
-        """Queue a job; return False if too many wait."""
+        """Queue a job; return False if too many jobs wait."""
         if self.waiting >= self.capacity:
             return False
         self._add(job, done)
         return True
 
     def _add(self, job: Job, done: Done) -> None:
-        # One wakeup of the thread serves all jobs of this loop iteration.
+        # One wakeup of the thread serves all jobs of a loop iteration.
         if not self._new:
             self._loop.call_soon(self._push)
         self.waiting += 1
@@ -97,7 +91,7 @@ class Lane:
             self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Queue a job even if too many wait, and return its result."""
+        """Queue a job even if too many jobs wait, and return its result."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:

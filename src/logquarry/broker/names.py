@@ -1,10 +1,7 @@
 """The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-It knows only one broker: the one in the same process. Brokers cannot register.
-
-Tools store settings in the name server, as values by namespace and key (``KVConfigManager``).
-mqadmin, for example, stores the order of topics. The broker writes these settings to
-``config/kvConfig.json`` of the store, in RocketMQ's format.
+The name server knows only the broker in its process; other brokers cannot register. Tools store
+key-value settings here (``KVConfigManager``), in ``config/kvConfig.json`` of the store.
 """
 
 from __future__ import annotations
@@ -22,19 +19,17 @@ from logquarry.format import fastjson
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _READS_STANDARD_JSON: Final = 401
-"""V4_9_4 in RocketMQ's ``MQVersion``. Newer clients get standard JSON, even if they do not request
-it.
-"""
+"""V4_9_4 in RocketMQ's ``MQVersion``. Newer clients always get standard JSON."""
 
 
 class Names(Part):
-    """Answers the requests to the name server."""
+    """Answers requests to the name server."""
 
     def __init__(self, core: Core, port: Callable[[], int]) -> None:
         super().__init__(core)
         self._port = port
         self._is_wiped = False
-        """Whether mqadmin has removed the write permission of all topics from the routes."""
+        """Whether mqadmin has removed the write permission from all routes."""
 
     def _broker(self) -> dict[str, Any]:
         core = self._core
@@ -46,7 +41,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: Request) -> None:
-        """The route of a topic: its queues, and the address of the broker."""
+        """Answer with a topic's queues and the broker's address."""
         name = request.fields["topic"]
         topic = self._core.tables.topic(name)
         if topic is None:
@@ -80,7 +75,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster(self, request: Request) -> None:
-        """The cluster with its one broker."""
+        """Answer with the cluster, which has one broker."""
         options = self._core.options
         document = {
             "brokerAddrTable": {options.name: self._broker()},
@@ -90,18 +85,18 @@ class Names(Part):
 
     @answers(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def topics(self, request: Request) -> None:
-        """The names of all topics."""
+        """Answer with the names of all topics."""
         request.reply_json({"topicList": sorted(self._core.tables.topics)})
 
     @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_of_cluster(self, request: Request) -> None:
-        """The names of the topics of a cluster."""
+        """Answer with the names of a cluster's topics."""
         is_ours = request.fields["cluster"] == self._core.options.cluster
         request.reply_json({"topicList": sorted(self._core.tables.topics) if is_ours else []})
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, request: Request) -> None:
-        """The names of the cluster and of the broker. Both are also names of topics."""
+        """Answer with the names of cluster and broker, which are also names of topics."""
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
@@ -109,10 +104,7 @@ class Names(Part):
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def write_permission(self, request: Request) -> None:
-        """Remove the write permission from all routes, or restore it, until the broker ends.
-
-        Without the permission, producers stop sending when they request the routes again.
-        """
+        """Remove the write permission from all routes, or restore it, until the broker stops."""
         is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
         count = 0
         if request.fields["brokerName"] == self._core.options.name:
@@ -123,18 +115,18 @@ class Names(Part):
 
     @answers(RequestCode.GET_NAMESRV_CONFIG)
     def settings(self, request: Request) -> None:
-        """The settings of the name server as a properties file."""
+        """Answer with the name server's settings as a properties file."""
         request.reply(body=f"listenPort={self._port()}\norderMessageEnable=false\n".encode())
 
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic(self, request: Request) -> None:
-        """Answer mqadmin's deleteTopic. mqadmin has already deleted the topic at the broker."""
+        """Answer mqadmin's deleteTopic, which has already deleted the topic at the broker."""
         request.reply()
 
 
 _TABLE: Final = "configTable"
 _MOST_CHARACTERS: Final = 4 << 20
-"""Maximum characters of all names and values, because each change writes the whole file."""
+"""Maximum characters of all names and values. Each change writes the whole file."""
 
 Namespaces = dict[str, dict[str, str]]
 
@@ -151,7 +143,7 @@ def _decode(data: bytes) -> Namespaces:
 
 
 class KeyValues(Part):
-    """Answers the requests for key-value settings."""
+    """Stores key-value settings, and answers requests for them."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -170,7 +162,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.PUT_KV_CONFIG)
     async def put(self, request: Request) -> None:
-        """Keep a value."""
+        """Store a value under a namespace and a key."""
         self._core.tables.require_writer()
         fields, namespaces = request.fields, await self._namespaces()
         size = sum(
@@ -187,7 +179,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.DELETE_KV_CONFIG)
     async def delete(self, request: Request) -> None:
-        """Delete a value, if there is one."""
+        """Delete the value of a namespace and a key, if there is one."""
         self._core.tables.require_writer()
         fields, namespaces = request.fields, await self._namespaces()
         if namespaces.get(fields["namespace"], {}).pop(fields["key"], None) is not None:
@@ -195,13 +187,13 @@ class KeyValues(Part):
         request.reply()
 
     async def _save(self) -> None:
-        # Copy the table: the loop may change it while the thread encodes it.
+        # Copy the table: the loop may change the table while the thread encodes it.
         copy = {name: dict(values) for name, values in (await self._namespaces()).items()}
         await self._core.slow(lambda: self._file.save(copy))
 
     @answers(RequestCode.GET_KV_CONFIG)
     async def get(self, request: Request) -> None:
-        """One value."""
+        """Answer with the value of a namespace and a key."""
         name, key = request.fields["namespace"], request.fields["key"]
         value = (await self._namespaces()).get(name, {}).get(key)
         if value is None:
@@ -213,7 +205,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
     async def of_namespace(self, request: Request) -> None:
-        """The values of a namespace."""
+        """Answer with all keys and values of a namespace."""
         name = request.fields["namespace"]
         found = (await self._namespaces()).get(name)
         if not found:

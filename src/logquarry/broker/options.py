@@ -1,4 +1,4 @@
-"""The settings of a broker. The names in parentheses are those in RocketMQ's ``BrokerConfig``."""
+"""The settings of a broker, with the names in RocketMQ's ``BrokerConfig`` in parentheses."""
 
 from __future__ import annotations
 
@@ -30,35 +30,34 @@ class BrokerOptions:
 
     Attributes:
         host: address to listen on.
-        port: port of the broker (``listenPort``); 0: the system chooses.
-        name_port: port of the name server; 0: the system chooses.
-        advertise: host that the name server gives to clients; None for ``host``, or for the
-            address of this machine if ``host`` means all its addresses (0.0.0.0).
-        name: the broker's name (``brokerName``).
-        cluster: the cluster's name (``brokerClusterName``).
+        port: port of the broker (``listenPort``); 0 lets the system choose.
+        name_port: port of the name server; 0 lets the system choose.
+        advertise: host that the name server gives to clients. By default ``host``, or if ``host``
+            is 0.0.0.0 or ::, an address of this machine.
+        name: name of the broker (``brokerName``).
+        cluster: name of the cluster (``brokerClusterName``).
         create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
-        create_groups: whether a consumer's first heartbeat creates its group
+        create_groups: whether a consumer's first request creates its group
             (``autoCreateSubscriptionGroup``).
-        queues: maximum number of queues of a topic that the first send to it creates
+        queues: maximum number of queues of a topic that the first send creates
             (``defaultTopicQueueNums``).
-        read_only: whether to open the store for reading: the broker refuses sends, and does not
-            write offsets to the store.
-        offsets: with ``read_only``, the folder for the groups' offsets; None to keep them in
-            memory.
-        poll_ms: with ``read_only``, milliseconds between two checks for new messages.
-        tls: the context for TLS; None to serve plain TCP.
+        read_only: whether to open the store for reading. The broker then refuses sends, and writes
+            no offsets to the store.
+        offsets: folder for the groups' offsets of a ``read_only`` broker; None for memory only.
+        poll_ms: milliseconds between two checks of a ``read_only`` broker for new messages.
+        tls: None to serve plain TCP.
         acl: the accounts; None to serve every client.
-        insecure: whether the broker may listen on more than loopback without TLS and ACL.
+        insecure: whether the broker may listen on more than loopback without TLS and accounts.
         max_connections: maximum number of connections at each port.
-        idle_s: seconds without a byte after which a connection is closed
+        idle_s: the broker closes a connection after this many seconds without a byte
             (``serverChannelMaxIdleTimeSeconds``).
-        expire_s: seconds without a heartbeat after which a client counts as gone.
-        most_created: maximum number of topics, and also of groups, that clients can create. If
-            there are this many, only mqadmin can create more. Retry topics count too.
+        expire_s: the broker removes a client after this many seconds without a heartbeat.
+        most_created: if the broker has this many topics, including retry topics, only mqadmin can
+            create more. The same limit applies to groups.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: maximum bytes of the bodies that wait for the disk. The same maximum
-            applies separately to the replies that wait for their producers.
+        most_waiting_bytes: maximum bytes of the bodies that wait for the disk, and of the replies
+            that wait for producers.
     """
 
     host: str = "127.0.0.1"
@@ -92,8 +91,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # The names of the broker and the cluster must be valid, because they are also names of
-            # topics, and each message has the cluster's name as a property.
+            # Broker and cluster are also names of topics, and each message has the cluster's name
+            # as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -118,7 +117,7 @@ class BrokerOptions:
             )
 
     def advertised(self) -> str:
-        """The host that the name server gives to clients."""
+        """Return the host that the name server gives to clients."""
         host = self.advertise or self.host
         if not is_wildcard(host):
             return host
@@ -132,7 +131,7 @@ class BrokerOptions:
 
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
-    """Make the folder that keeps the offsets of a store that is served read-only."""
+    """Create the folder for the offsets of a read-only broker. It must be outside of the store."""
     if offsets.resolve().is_relative_to(Path(store).resolve()):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
@@ -157,7 +156,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Whether only this machine can connect to a host."""
     address = _ip_address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -170,18 +169,18 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def address_text(host: str, port: int) -> str:
-    """An address as host:port, with brackets around an IPv6 host."""
+    """Format an address as host:port, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address_of_machine(wildcard: str) -> str | None:
-    """The address from which this machine reaches other networks; None if it reaches none."""
+    """Return the address from which this machine reaches other networks; None without network."""
     is_six = ":" in wildcard
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # No packet is sent: connect() of a datagram socket sends none, and the address is
-            # reserved for documentation.
+            # connect() of a datagram socket sends no packet, and the address is reserved for
+            # documentation.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:
@@ -190,7 +189,7 @@ def _address_of_machine(wildcard: str) -> str | None:
 
 
 def listen_error(error: OSError, host: str, port: int, option: str) -> UsageError:
-    """The error for an address on which the broker cannot listen."""
+    """Return the error for an address on which the broker cannot listen."""
     if isinstance(error, socket.gaierror):
         reason = f"the host {host} is unknown; give an address of this machine ({option})"
     elif error.errno == errno.EADDRINUSE:

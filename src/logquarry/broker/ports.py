@@ -1,4 +1,4 @@
-"""Listens on the ports of a broker: its own port, the one for older clients, the name server's."""
+"""Listens on a broker's own port, the port for older clients, and the name server's port."""
 
 from __future__ import annotations
 
@@ -16,17 +16,13 @@ from logquarry.errors import UsageError
 logger = logging.getLogger(__name__)
 
 OLDER_CLIENTS: Final = 2
-"""The port for older clients is this much below the broker's (``MixAll.brokerVIPChannel``)."""
+"""Distance of the port for older clients below the broker's port (``MixAll.brokerVIPChannel``)."""
 _TRIES: Final = 20
 _BACKLOG: Final = 1_024
 
 
 class Port:
-    """One listening port.
-
-    Attributes:
-        port: its number; 0 if the broker does not listen there.
-    """
+    """One listening port. ``port`` is 0 if the broker does not listen there."""
 
     def __init__(
         self,
@@ -44,7 +40,7 @@ class Port:
         self.port = 0
 
     async def listen(self, port: int, option: str) -> None:
-        """Listen at a port; 0: the system chooses."""
+        """Listen at a port; 0 lets the system choose."""
         options = self._core.options
         try:
             sockets = await asyncio.to_thread(_bound, options.host, port)
@@ -61,7 +57,7 @@ class Port:
         ]
 
     def stop_listening(self) -> None:
-        """Accept no further connections; open connections stay."""
+        """Accept no further connections; open connections stay open."""
         for server in self._servers:
             server.close()
 
@@ -87,11 +83,8 @@ class Port:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    """Make a socket for each address of a host.
-
-    The loop must not resolve the host: libuv would start threads for it, and a forked child would
-    crash when it ends them.
-    """
+    # The event loop must not resolve the host: libuv would start threads to do so, and would crash
+    # a forked child when it ends these threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -105,10 +98,10 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and for Java clients before 4.6 at the port two below it.
+    """Listen at the broker's port, and two ports below for Java clients before RocketMQ 4.6.
 
-    If the system chooses the broker's port, both ports must be free. If you choose it and the lower
-    port is in use, the broker logs this and continues: newer clients do not need that port.
+    - If the system chooses the broker's port, the broker tries until the lower port is free too.
+    - If the options give the broker's port, an unusable lower port only causes a warning.
     """
     for left in reversed(range(_TRIES)):
         await broker.listen(options.port, "--listen")

@@ -1,13 +1,11 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
-If a pull finds no message, the broker holds the pull. A held pull is only an object and needs no
-thread. New messages in its queue start the pull again. If the pull's time ends first, the answer is
-PULL_NOT_FOUND. As long as a client does not read its answers, its pulls stay held.
+If a pull finds no message, the broker holds the pull as an object, without a thread. New messages
+in the pull's queue start the pull again. After the pull's time, the answer is PULL_NOT_FOUND.
 
 As in RocketMQ (``PullRequestHoldService``), a pull stays held if its filter excludes all new
-messages. To find this out, the broker compares the tags codes of the messages if the filter is by
-tags, and reads the messages if the filter is SQL92. At most six seconds later, the client gets the
-offset after these messages.
+messages. A filter by tags is compared with the messages' tags codes; SQL92 needs the messages. At
+most six seconds later, the client gets the offset after these messages.
 """
 
 from __future__ import annotations
@@ -39,21 +37,15 @@ _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Maximum number of held pulls of one client. A client sends one pull for each of its queues."""
+"""Maximum number of held pulls of a client. A client sends one pull for each of its queues."""
 _PAUSE_SECONDS: Final = 0.001
 _MOST_READS: Final = 8
-"""Maximum number of a client's pulls that are answered at a time. It limits memory: an answer has
-up to 256 KiB.
-"""
+"""Maximum number of a client's pulls in progress, because each answer takes up to 256 KiB."""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""Seconds for which a pull stays held after new messages that its filter excludes. The pull ends at
-the next full second after that.
-"""
+"""Maximum seconds for which a pull stays held after new messages that its filter excludes."""
 _FILTERED_READS: Final = 8
-"""Maximum number of reads for one pull with an SQL92 filter. If none finds a message, the client
-must pull again.
-"""
+"""Maximum number of reads for a pull with an SQL92 filter."""
 
 _S = GetMessageStatus
 _C = ResponseCode
@@ -73,16 +65,13 @@ _K = TypeVar("_K")
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """A pull that is answered now or later.
+    """A pull of a consumer.
 
     Attributes:
         offset: queue offset of the first message.
-        count: largest number of messages.
-        tags: the tag expression, None for all.
-        sql: the filter, None for none.
-        deadline: time until which it may be held, by the loop's clock; 0 if it may not be held.
+        deadline: time until which the pull may be held, by the loop's clock; 0 means never.
         has_moved: whether ``offset`` is after messages that the filter excludes.
-        awaited: the noted end of the queue that the last read did not reach.
+        awaited: end of the queue that an arrival reported, but the last read did not reach; or -1.
     """
 
     request: Request
@@ -100,14 +89,11 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The full second after the deadline, at which a held pull is answered.
-
-        At full seconds many pulls are answered together, which takes less time.
-        """
+        """The full second after the deadline, at which the broker answers many held pulls."""
         return ceil(self.deadline)
 
     def excludes(self, codes: frozenset[int]) -> bool:
-        """Whether the pull's filter excludes all messages with these tags codes."""
+        """Whether the tags of the pull exclude all messages with these tags codes."""
         if self.tags is None:
             return False
         if self._codes is None:
@@ -117,30 +103,29 @@ class Pull:
         return not any(may_match(code, self._codes) for code in codes)
 
     def skip(self, after: int, now: float) -> None:
-        """Move the pull's offset past messages that the filter excludes."""
+        """Move the pull's offset after messages that the filter excludes."""
         self.offset = after
         self.has_moved = True
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
 class Pulling(Part):
-    """Answers pulls."""
+    """Answers pulls, and holds pulls that find no message."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._ends: dict[QueueKey, tuple[int, int]] = {}
-        """For each queue, its first queue offset and its end, as far as they are known."""
+        """First offset and end of each queue, as far as the broker knows them."""
         self._held: dict[QueueKey, set[Pull]] = {}
         self._held_of: dict[Connection, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
-        """The pulls that are held, by the second at which they are answered."""
+        """The held pulls of each second at which pulls are answered."""
         self._next_end = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
-        """Waiting pulls: their client has too many unfinished answers, or does not read them.
-        """
+        """Pulls of clients that have too many pulls in progress, or do not read their answers."""
         self._arrivals: Mailbox[MessageArrival] = Mailbox(core.loop, self._take_arrival)
         self._is_closing = False
         if core.writer is not None:
@@ -153,7 +138,7 @@ class Pulling(Part):
 
     @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: Request) -> None:
-        """Answer a pull, or hold it."""
+        """Answer a pull, or hold it if there is no message."""
         core, fields = self._core, request.fields
         group, name, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         flags = fields["sysFlag"]
@@ -174,7 +159,7 @@ class Pulling(Part):
         pull = Pull(request, key, offset, count, tags, sql, deadline, group)
         known = self._ends.get(key)
         if known is not None and offset == known[1] and deadline:
-            # There is no new message. Most pulls of an idle consumer end here.
+            # Most pulls of an idle consumer take this path without a read.
             self._hold(pull)
         else:
             self._start(pull)
@@ -205,14 +190,12 @@ class Pulling(Part):
 
     # ---------------------------------------------------------------------------------- the answer
     def _start(self, pull: Pull) -> None:
-        """Read the messages of a pull, after the client's earlier pulls."""
         connection = pull.request.connection
         if connection.is_open:
             self._waiting.setdefault(connection, deque()).append(pull)
             self._next(connection)
 
     def _next(self, connection: Connection) -> None:
-        """Start waiting pulls of a client, until it has the maximum number of started pulls."""
         waiting = self._waiting.get(connection, deque())
         while waiting and connection.is_writable and self._reads[connection] < _MOST_READS:
             pull = waiting.popleft()
@@ -227,7 +210,7 @@ class Pulling(Part):
             connection.when_writable(partial(self._next, connection))
 
     def disconnected(self, connection: Connection) -> None:
-        """Forget the pulls of a client that wait or are held."""
+        """Drop the waiting and the held pulls of a client."""
         self._waiting.pop(connection, None)
         for pull in list(self._held_of.get(connection, ())):
             self._release(pull)
@@ -236,7 +219,6 @@ class Pulling(Part):
         connection = pull.request.connection
         self._reads[connection] -= 1
         if not self._reads[connection]:
-            # A Counter returns 0 for a missing key.
             del self._reads[connection]
         self._answer(pull, got, error)
         self._next(connection)
@@ -247,7 +229,7 @@ class Pulling(Part):
             return
         result: GetResult
         result, body = got
-        # An arrival may have reported a later end of the queue than this result has.
+        # An arrival may have reported a later end of the queue than this result.
         end = max(self.end_of(pull.key), result.max_offset)
         self._ends[pull.key] = result.min_offset, end
         now = self._core.loop.time()
@@ -261,7 +243,7 @@ class Pulling(Part):
             return
         code = _CODES.get(result.status)
         if code is None:
-            # NO_MESSAGE_IN_QUEUE
+            # The status is NO_MESSAGE_IN_QUEUE.
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:
@@ -270,7 +252,7 @@ class Pulling(Part):
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return
             if end == pull.awaited:
-                # The queue was deleted or truncated, so it does not reach the awaited end any more.
+                # The queue no longer reaches the awaited end: it was deleted or truncated.
                 self._ends[pull.key] = result.min_offset, result.max_offset
             pull.awaited = -1
             if is_patient:
@@ -313,14 +295,13 @@ class Pulling(Part):
         if held is None:
             held = self._held_of[connection] = set()
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # Do not answer PULL_NOT_FOUND: the client would pull again at once.
+            # After PULL_NOT_FOUND the client would pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
         if not pull.was_held:
             pull.was_held = True
-            # Drop the fields and the body of the request: otherwise megabytes could stay in memory
-            # while the pull is held.
+            # A held pull must not keep fields and body of the request: they can take megabytes.
             command = pull.request.command
             pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
             pull.request.fields = {}
@@ -341,9 +322,8 @@ class Pulling(Part):
         self._timer = self._core.loop.call_at(second, self._expire)
 
     def _expire(self) -> None:
-        """Answer the held pulls whose time is over."""
         self._timer = None
-        # The loop may call this a little early.
+        # The loop may call this method a little early.
         now = self._core.loop.time() + _PAUSE_SECONDS
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
@@ -353,7 +333,6 @@ class Pulling(Part):
             self._expire_at(min(self._ending))
 
     def _release(self, pull: Pull) -> None:
-        """Stop holding a pull."""
         _discard(self._held, pull.key, pull)
         _discard(self._ending, pull.end, pull)
         _discard(self._held_of, pull.request.connection, pull)
@@ -368,10 +347,10 @@ class Pulling(Part):
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        """Move held pulls past new messages, if their tags exclude all of these messages."""
+        # Moves held pulls after the new messages, if their tags exclude all new messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # Otherwise there are other messages between the pull's offset and the new messages.
+            # The filter may select messages between the pull's offset and the new messages.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
                 _discard(self._ending, pull.end, pull)
@@ -379,7 +358,7 @@ class Pulling(Part):
                 self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the held pulls of a queue that has grown, except those already at its end."""
+        """Start the held pulls of a grown queue, except pulls moved to the queue's end."""
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
         self._ends[key] = first, end
@@ -389,7 +368,7 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record the end of a queue that a check for new messages has read."""
+        """Take the end of a queue from a check for new messages, and start held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
             # The process that writes the store has deleted the topic and created it again.
@@ -398,16 +377,16 @@ class Pulling(Part):
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """Return the end of a queue, as far as it is known."""
+        """Return the end of a queue, as far as the broker knows it; otherwise 0."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:
-        """Forget the ends of the queues of a topic that was deleted."""
+        """Forget the ends of a deleted topic's queues."""
         for key in [key for key in self._ends if key[0] == topic]:
             del self._ends[key]
 
     def close(self) -> None:
-        """Answer all pulls that are held."""
+        """Answer all held pulls, and hold no further pulls."""
         self._is_closing = True
         if self._core.writer is not None:
             self._core.writer.remove_arrival_listener(self._arrivals.post)
@@ -420,7 +399,6 @@ class Pulling(Part):
 
 
 def _discard(table: dict[_K, set[Pull]], key: _K, pull: Pull) -> None:
-    """Remove a pull from the set of a key, and remove the set if it becomes empty."""
     found = table.get(key)
     if found is not None:
         found.discard(pull)
@@ -429,7 +407,6 @@ def _discard(table: dict[_K, set[Pull]], key: _K, pull: Pull) -> None:
 
 
 def _get(store: Any, pull: Pull) -> tuple[GetResult, bytes]:
-    """Get the messages of a pull, and their frames."""
     sql, offset = pull.sql, pull.offset
     result: GetResult
     if sql is None:

@@ -18,11 +18,11 @@ _MOST_ENTRIES: Final = 1_024
 
 
 class Queries(Part):
-    """Answers queries. The store's calls run in the thread for slow calls."""
+    """Answers queries in the thread for slow calls of the store."""
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
-        """The messages with a key; if the request has ``_UNIQUE_KEY_QUERY``, with a UNIQ_KEY."""
+        """Answer with the messages of a key, or of a UNIQ_KEY with ``_UNIQUE_KEY_QUERY``."""
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(
@@ -48,7 +48,7 @@ class Queries(Part):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     async def by_offset(self, request: Request) -> None:
-        """The message at a physical offset, which a message id contains."""
+        """Answer with the message at a physical offset, which clients take from a message id."""
         offset = request.fields["offset"]
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
@@ -59,14 +59,14 @@ class Queries(Part):
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def by_time(self, request: Request) -> None:
-        """The queue offset of the message stored nearest to a time."""
+        """Answer with the queue offset of the message stored nearest to a time."""
         fields, store = request.fields, self._core.store
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
 
     @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
     async def end_of_queue(self, request: Request) -> None:
-        """The first offset of a queue, or its end (one past the last offset)."""
+        """Answer with the first offset of a queue, or with its end (the last offset plus 1)."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
         first, end = await self._core.slow(job)
@@ -75,14 +75,14 @@ class Queries(Part):
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def earliest_time(self, request: Request) -> None:
-        """The store time of a queue's first message; -1 if it has none."""
+        """Answer with the store time of a queue's first message, or -1."""
         fields = request.fields
         job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
         request.reply(fields={"timestamp": str(await self._core.slow(job))})
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Entries of a queue, and whether the subscription of a group selects their tags."""
+        """Answer with entries of a queue, and whether a group's subscription selects their tags."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         first, end, entries = await core.slow(
@@ -116,7 +116,6 @@ class Queries(Part):
 def _entries(
     core: Core, topic: str, queue_id: int, index: int, count: int
 ) -> tuple[int, int, list[QueueEntry]]:
-    """Return the first offset and the end of a queue, and its entries from an offset on."""
     queue = core.store.queue(topic, queue_id)
     if queue is None:
         raise Refused(f"{queue_id}@{topic[:200]} is not exist!")

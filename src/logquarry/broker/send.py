@@ -1,8 +1,8 @@
-"""Sends: single messages, batches, one-way, half messages and the ends of their transactions.
+"""Puts messages of producers: single messages, batches, half messages, and ends of transactions.
 
-The event loop checks a request and makes the message. A thread appends the messages in the order of
-their requests. The broker answers after the flush wait and the replica wait. If too many sends wait
-for the disk, the client gets SYSTEM_BUSY.
+The event loop makes the messages, and a thread appends them in the order of the requests. The
+broker answers after the flush wait and the replica wait. If too many sends wait for the disk, the
+client gets SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# These are constants because looking up a member of an enum takes longer than comparing with it.
+# Constants, because a lookup of an enum's member takes longer than a comparison with it.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -85,7 +85,7 @@ class Sending(Part):
         """Put the message or batch of a request."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
-        is_batch = _is_batch(request)
+        is_batch = fields["batch"] or request.command.code == _BATCH
         topic = self.topic_of(fields)
         queue_id = _queue_id(topic, fields["queueId"])
         text = self.properties_of(fields["properties"])
@@ -105,7 +105,7 @@ class Sending(Part):
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Run a put in the thread for puts, and answer the request with its result."""
+        """Run a put in the thread for puts, and answer the request with the put's result."""
         core = self._core
         size = len(request.command.body)
         if (
@@ -121,10 +121,9 @@ class Sending(Part):
         self._new.append((request, message, put))
 
     def _push(self) -> None:
-        """Pass all puts of this loop iteration to their thread, as one job."""
+        # One job for all puts of a loop iteration.
         puts, self._new = self._new, []
-        # submit() always accepts this job, because the method above limits the number of waiting
-        # puts.
+        # submit() accepts every job here, because append() limits the number of waiting puts.
         self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
 
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
@@ -135,7 +134,7 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts. Wake the loop once for all their answers.
+                # One flush ends the waits of many puts. Wake the loop once for all answers.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -178,7 +177,7 @@ class Sending(Part):
 
     # --------------------------------------------------------------------------------- the message
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """The topic of a send. It is created if it is new and the broker may create topics."""
+        """Return the topic of a send. Create a missing topic if the broker may create topics."""
         core = self._core
         name: str = fields["topic"]
         if name in HIDDEN:
@@ -193,7 +192,7 @@ class Sending(Part):
         return core.require_topic(name, WRITE)
 
     def _create(self, name: str, default: str, queues: int) -> None:
-        """Create a topic as ``createTopicInSendMessageMethod`` does, if that is allowed."""
+        # Follows RocketMQ's createTopicInSendMessageMethod.
         tables = self._core.tables
         if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
             self._core.create_topic(name, 1)
@@ -204,7 +203,7 @@ class Sending(Part):
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        """Return the retry topic, or after the last retry the dead letters' (handleRetryAndDLQ)."""
+        # Follows handleRetryAndDLQ: after the last retry, the message goes to the dead letters.
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         if request.fields["reconsumeTimes"] < most_retries(request, settings):
@@ -215,15 +214,13 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """Return a message's property string as RocketMQ's broker stores it.
-
-        The broker removes WAIT=true, because all clients write it and it is the default. The broker
-        adds the name of the cluster, which a consumer needs to reply to a request.
-        """
+        """Return a message's property string as RocketMQ's broker stores it."""
+        # Remove WAIT=true, which all clients send although it is the default. Add the cluster's
+        # name, because consumers need it to reply to a request.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # RocketMQ's clients write WAIT=true once, between other properties. All other cases
-            # take a regular expression, which is slower.
+            # RocketMQ's clients write WAIT=true once, between other properties. Other strings need
+            # the slower regular expression.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
@@ -232,10 +229,9 @@ class Sending(Part):
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
     ) -> Message:
-        """Make the message of a send; ``body`` is None unless the send is a batch."""
+        """Make the message of a send; pass an empty body for a batch, else None."""
         fields = request.fields
-        # The arguments are in the order of Message's fields. Their types are known to be right, so
-        # they need no check.
+        # The values are in the order of Message's fields. The decoder has checked the types.
         return Message.of_checked(
             (
                 topic,
@@ -260,7 +256,6 @@ class Sending(Part):
 
 
 def _put_all(puts: list[_Put]) -> list[PutFuture | BaseException]:
-    """Run puts in order; return the future or the exception of each put."""
     results: list[PutFuture | BaseException] = []
     for _, message, put in puts:
         try:
@@ -268,11 +263,6 @@ def _put_all(puts: list[_Put]) -> list[PutFuture | BaseException]:
         except Exception as error:
             results.append(error)
     return results
-
-
-def _is_batch(request: Request) -> bool:
-    is_marked: bool = request.fields["batch"]
-    return is_marked or request.command.code == _BATCH
 
 
 def _queue_id(topic: TopicConfig, queue_id: int) -> int:
@@ -285,13 +275,8 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
-    """Return how often a message is retried before it becomes a dead letter.
-
-    Args:
-        request: the request. In requests of clients since 3.4.9 it contains the number; 0 means no
-            retry.
-        settings: the settings of the group.
-    """
+    """Return how often a message is retried before it becomes a dead letter; 0 means never."""
+    # Only requests of clients since RocketMQ 3.4.9 contain the number.
     wanted: int | None = request.fields["maxReconsumeTimes"]
     if wanted is None or request.command.version < _CHOOSES_RETRIES:
         return int(settings.get("retryMaxTimes", MAX_RECONSUME_TIMES))
@@ -313,14 +298,13 @@ def refusal_of(error: BaseException) -> BaseException:
 _lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
-"""Values of ``MessageSysFlag``. All other values leave the transaction open."""
+"""Values of ``MessageSysFlag``. Other values leave the transaction open."""
 
 
 class Transactions(Part):
     """Ends and checks the transactions of producers (``EndTransactionProcessor``).
 
-    A check sends the half message to a producer of its group; the producer answers with the end of
-    the transaction. As in RocketMQ, the store's check service decides when to check.
+    A check sends the half message to a producer of its group, which then ends the transaction.
     """
 
     def __init__(self, core: Core) -> None:
@@ -331,7 +315,7 @@ class Transactions(Part):
 
     @answers(RequestCode.END_TRANSACTION)
     async def end(self, request: Request) -> None:
-        """Commit or roll back a transaction, or leave it open."""
+        """Commit or roll back a transaction, or leave the transaction open."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
@@ -355,7 +339,7 @@ class Transactions(Part):
         request.reply()
 
     def check(self, transaction: OpenTransaction) -> str:
-        """Let a producer decide about a transaction; called by the thread of the checks."""
+        """Send a check of a transaction to a producer. The store's check thread calls this."""
         self._checks.post(transaction)
         return "unknown"
 
@@ -369,7 +353,7 @@ class Transactions(Part):
                 *(group, message.physical_offset),
             )
             return
-        # The producer gets the message as it will be after a commit.
+        # The producer gets the message in the form that a commit gives it.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -1,8 +1,4 @@
-"""Handles messages that consumers send back for a retry, and replies to producers.
-
-:class:`Retrying` puts messages that a consumer sends back (``asyncConsumerSendMsgBack``).
-:class:`Replies` sends a reply to the producer that waits for it (``ReplyMessageProcessor``).
-"""
+"""Puts messages that consumers send back for a retry, and forwards replies to producers."""
 
 from __future__ import annotations
 
@@ -20,28 +16,27 @@ from logquarry.store.consumer.subscription import sent_back
 
 
 class Retrying(Part):
-    """Puts messages that were sent back."""
+    """Puts messages that consumers send back (``asyncConsumerSendMsgBack``)."""
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
-        """Put the message at a physical offset into the group's retry topic, delayed."""
+        """Put the message at a physical offset into the group's retry topic, with a delay."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
-            # The settings of the group give it no retry queue. RocketMQ drops such a message too.
+            # Like RocketMQ, drop the message of a group without retry queues.
             request.reply()
             return
         most = most_retries(request, settings)
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # If there is no message at the offset, the client is wrong. Do not tell it a path of
-            # the store.
+            # A wrong offset is the client's fault, and the answer must not contain a path.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
             raise Refused(f"look message by offset failed, {what}") from error
-        # The message's own topic needs the permission: originTopic of the request may be false.
+        # Check the message's own topic: originTopic of the request may be false.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
@@ -51,7 +46,7 @@ class Retrying(Part):
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # If the message was retried before, a property contains the topic of its first delivery.
+        # RETRY_TOPIC is the topic of the message's first delivery.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         core.counts.sent_back[topic, group] += 1
         request.reply()
@@ -62,7 +57,7 @@ _PATIENCE_SECONDS: Final = 3.0
 
 
 class Replies(Part):
-    """Forwards replies."""
+    """Forwards replies of consumers to waiting producers (``ReplyMessageProcessor``)."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -70,7 +65,7 @@ class Replies(Part):
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the producer of the request, and wait until it has the reply."""
+        """Forward a reply to the waiting producer, and answer after the producer's answer."""
         core, fields = self._core, request.fields
         size = len(request.command.body)
         if self._waiting_bytes + size > core.options.most_waiting_bytes:

@@ -1,4 +1,4 @@
-"""Limits the number of log lines about events that clients can cause at any rate."""
+"""Limits the number of log lines that clients can cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST_LINES: Final = 5
 
 
 class SparingLog:
-    """Logs at most five lines in ten seconds, then the number of lines left out. Thread-safe."""
+    """Logs at most 5 lines in 10 seconds, then the number of omitted lines. Thread-safe."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -22,7 +22,7 @@ class SparingLog:
         self._lock = threading.Lock()
 
     def warning(self, message: str, *values: object) -> None:
-        """Log one line."""
+        """Log one line, or count it as omitted."""
         now, left_out = time.monotonic(), 0
         with self._lock:
             if now >= self._until:
@@ -37,7 +37,7 @@ class SparingLog:
 
 
 def line_of(error: BaseException) -> str:
-    """Format an unexpected exception as one line, with the place in the code that raised it."""
+    """Format an exception as one line, with the file and line that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{error!r}{where}"

@@ -1,11 +1,8 @@
-"""The broker's statistics for tools such as mqadmin: current, and of the last minute, hour and day.
+"""Statistics of a broker for mqadmin: current numbers, and growth in the last minute, hour and day.
 
-The names of the counts (``BrokerStatsManager``) are RocketMQ's: TOPIC_PUT_NUMS and TOPIC_PUT_SIZE
-by topic, GROUP_GET_NUMS, GROUP_GET_SIZE and SNDBCK_PUT_NUMS by topic@group, BROKER_PUT_NUMS and
-BROKER_GET_NUMS by cluster.
-
-Tools find the current numbers (``getRuntimeInfo``) by their names, and fail if a name is missing.
-So the answer contains all names of RocketMQ 4.9, with values in its formats.
+Counts have RocketMQ's names (``BrokerStatsManager``). TOPIC_* counts are by topic, GROUP_* and
+SNDBCK_* counts by topic@group, BROKER_* counts by cluster. Tools fail if the answer to
+``getRuntimeInfo`` lacks a name, so it contains all names of RocketMQ 4.9.
 """
 
 from __future__ import annotations
@@ -27,8 +24,7 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""For each window: the seconds between two samples, and the number of past intervals that it keeps.
-"""
+"""Seconds between two samples, and the number of kept intervals, for each window."""
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": "TOPIC_PUT_NUMS", "BROKER_GET_NUMS": "GROUP_GET_NUMS"}
@@ -37,24 +33,17 @@ Totals = Mapping[str, Mapping[Any, int]]
 
 
 class _Window:
-    """A window: how much each count grew in the last intervals; it stores only counts that grew.
-
-    Args:
-        seconds: length of an interval.
-        count: number of past intervals that the window keeps.
-        now: when the first interval begins.
-    """
+    # Stores only counts that grew.
 
     def __init__(self, seconds: float, count: int, now: float) -> None:
         self._seconds = seconds
         self._ended: deque[tuple[float, Totals]] = deque(maxlen=count)
-        """For each interval, its beginning and the growth of the counts in it."""
+        """Beginning of each interval, and the growth of the counts in it."""
         self._began = now
         self._totals: Totals = {}
         """The counts at the beginning of the current interval."""
 
     def sample(self, totals: Totals, now: float) -> None:
-        """End the current interval if its time is over."""
         if now - self._began < self._seconds:
             return
         growth = {}
@@ -70,7 +59,7 @@ class _Window:
         self._totals = {name: dict(counts) for name, counts in totals.items()}
 
     def growth(self, name: str, key: Hashable, total: int, now: float) -> tuple[int, float]:
-        """Return how much a count grew in the window, and the length of the window in seconds."""
+        # Returns the growth of a count in the window, and the seconds since the window's beginning.
         began = self._ended[0][0] if self._ended else self._began
         grown = total - self._totals.get(name, {}).get(key, 0)
         grown += sum(growth.get(name, {}).get(key, 0) for _, growth in self._ended)
@@ -78,12 +67,9 @@ class _Window:
 
 
 class Statistics(Part):
-    """Samples the broker's counts. Only the event loop uses it.
+    """Samples the broker's counts. Only the event loop uses this object.
 
-    Attributes:
-        mornings: number of put messages, and of messages sent to consumers, from the broker's start
-            to last midnight.
-        mornings_before: the same two numbers, from the start to the midnight before that.
+    ``mornings`` are the totals at the last midnight, ``mornings_before`` at the midnight before.
     """
 
     def __init__(self, core: Core) -> None:
@@ -97,7 +83,7 @@ class Statistics(Part):
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
 
     def totals(self) -> tuple[int, int]:
-        """Number of put messages, and of messages sent to consumers, since the broker's start."""
+        """Return the numbers of put messages and of messages sent to consumers since the start."""
         counts = self._core.counts
         return sum(counts.put.values()), sum(counts.got.values())
 
@@ -115,7 +101,7 @@ class Statistics(Part):
         return found
 
     def sample(self) -> None:
-        """Sample the counts; housekeeping calls this every few seconds."""
+        """Sample the counts. Housekeeping calls this method every 5 seconds."""
         now, counts = time.monotonic(), self._counts()
         for window in self._windows.values():
             window.sample(counts, now)
@@ -125,17 +111,15 @@ class Statistics(Part):
             self.mornings_before, self.mornings = self.mornings, self.totals()
 
     def rate(self, name: str, key: Hashable) -> float:
-        """The average growth of a count per second over the last minute."""
+        """Return the average growth of a count per second in the last minute."""
         total = self._counts()[name].get(key, 0)
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
 
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
-        """The growth of one count over the last minute, hour and day (``BrokerStatsData``).
-
-        The average of a size is in bytes per message.
-        """
+        """Answer with a count's growth in the last minute, hour and day (``BrokerStatsData``)."""
+        # The average of a size is in bytes per message.
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)
@@ -155,7 +139,6 @@ class Statistics(Part):
 
 
 def _key(name: str, text: str) -> Hashable:
-    """Return the key in :class:`Counts` for the name in a request; topic@group becomes a pair."""
     if name.startswith(("GROUP_", "SNDBCK_")):
         topic, _, group = text.rpartition("@")
         return topic, group
@@ -172,11 +155,11 @@ _TIMER: Final = (
     *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
     *("timerEnqueueTps", "timerDequeueTps"),
 )
-"""Numbers that mqadmin clusterList of RocketMQ 5 expects, but that this broker does not count."""
+"""Numbers that mqadmin 5 ``clusterList`` expects, and that this broker does not count."""
 
 
 class Runtime(Part):
-    """Answers the requests for the broker's numbers and settings."""
+    """Answers requests for the broker's numbers and settings."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)
@@ -186,7 +169,7 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def runtime_info(self, request: Request) -> None:
-        """The broker's numbers: name -> value as text."""
+        """Answer with the broker's numbers as text."""
         core = self._core
         found, disk = await core.slow(partial(_read, core))
         table = self._of_store(found) | self._of_clients() | disk
@@ -209,7 +192,7 @@ class Runtime(Part):
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
-            # RocketMQ 5 has corrected the spelling of this name, so send both spellings.
+            # RocketMQ 5 corrects the spelling of getTransferedTps.
             "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
@@ -257,11 +240,8 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, request: Request) -> None:
-        """The broker's settings as a properties file.
-
-        The file has all settings that mqadmin's exportConfigs reads, because it fails if one is
-        missing.
-        """
+        """Answer with the broker's settings as a properties file."""
+        # mqadmin's exportConfigs fails if one of these settings is missing.
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {
             "autoCreateSubscriptionGroup": options.create_groups,
@@ -298,7 +278,6 @@ class Runtime(Part):
 
 
 def _read(core: Core) -> tuple[StoreStats, dict[str, str]]:
-    """The store's numbers, and the size of its disk."""
     found = shutil.disk_usage(core.store.root)
     text = f"Total : {size_text(found.total)}, Free : {size_text(found.free)}."
     return core.store.stats(), {"commitLogDirCapacity": text}
@@ -309,7 +288,6 @@ def _rates(found: tuple[float, ...]) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration as ``[ 0 days, 1 hours, 2 minutes, 3 seconds ]``."""
     minutes, left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,8 +1,7 @@
-"""The tables of a broker: topics, subscription groups and consumer offsets.
+"""The tables of a broker in memory: topics, subscription groups and consumer offsets.
 
-The tables are in memory, and only the event loop changes them. If the store is open for writing,
-the broker saves them to ``config/`` of the store in RocketMQ's format. So a broker of RocketMQ can
-use them later.
+If the store is open for writing, the broker saves the tables to ``config/`` of the store, in
+RocketMQ's format.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ WRITE: Final = 2
 INHERIT: Final = 1
 ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
-"""The topic whose route a producer requests if its own topic does not exist yet."""
+"""Producers request the route of this topic if their own topic does not exist yet."""
 _BENCHMARK_QUEUES: Final = 1_024
 _INT: Final = 1 << 31
 _COUNTERS: Final = {"counter": 0}
@@ -56,7 +55,7 @@ _NEW_GROUP: Final[Mapping[str, Any]] = {
 
 
 class Tables:
-    """Topics, groups and offsets."""
+    """Topics, groups and offsets. Only the event loop changes them."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -75,24 +74,23 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # If that folder has no offset of a group, the group continues at its offset in the
-                # store.
+                # For groups without an offset in that folder, use their offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Not for a writer: it has listed all topics itself, and deleted topics would return.
+            # A writer has already listed all topics. This call would bring back deleted topics.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
         self._changed: deque[str] = deque()
-        """The topics that :meth:`save` writes."""
+        """The topics that the next :meth:`save` writes."""
         self._removed: set[str] = set()
         """The topics that clients have removed."""
         self._version = self._saved_version = 0
-        """The number of changes of groups, and how many of these changes are saved."""
+        """Number of changes of groups, and number of saved changes."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
@@ -107,23 +105,20 @@ class Tables:
         return self.system_topics | self._stored
 
     def topic(self, name: str) -> TopicConfig | None:
-        """A topic; None if there is no such topic."""
+        """Return a topic by name; None if there is no such topic."""
         return self._stored.get(name) or self.system_topics.get(name)
 
     def add_queues(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add the topics of queues that the store has, if ``config/`` does not list them."""
+        """Add the topics of queues to the table if ``config/`` does not list them."""
         for name, topic in topics_of(queues).items():
             known = self._stored.get(name)
             if known is None or known.read_queues < topic.read_queues:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add the topic and the queue of a new message to the table, if they are missing.
-
-        They can be missing because the program that runs the broker can put messages to new topics.
-        If a client has removed a topic, its last messages may arrive afterwards; the topic then
-        stays removed.
-        """
+        """Add a message's topic and queue to the table if they are missing."""
+        # The program that runs the broker can put messages to new topics. A topic that a client has
+        # removed stays removed: its last messages may be reported later.
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
             self.add_queues([(topic, queue_id)])
@@ -145,7 +140,7 @@ class Tables:
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
 
     def remove_topic(self, name: str) -> None:
-        """Remove a topic from memory; :meth:`save` writes it."""
+        """Remove a topic from memory; :meth:`save` writes the change."""
         self.require_writer()
         if self._stored.pop(name, None) is not None:
             if len(self._removed) >= self._options.most_created:
@@ -170,8 +165,7 @@ class Tables:
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
         try:
-            # Python parses NaN and 1e999. If the file contained such a number, later saves would
-            # fail.
+            # Python parses NaN and 1e999, but a save of such a number fails.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the group is illegal: {error}") from error
@@ -193,7 +187,7 @@ class Tables:
         return found
 
     def remove_group(self, name: str, *, with_offsets: bool) -> None:
-        """Remove a group in memory; :meth:`save` writes it."""
+        """Remove a group from memory; :meth:`save` writes the change."""
         self.require_writer()
         self.groups.pop(name, None)
         if with_offsets:
@@ -201,7 +195,7 @@ class Tables:
         self._version += 1
 
     def group_document(self) -> dict[str, Any]:
-        """The content of ``subscriptionGroup.json``. Any thread may call this."""
+        """Return the content of ``subscriptionGroup.json``. Thread-safe."""
         old = self._group_document["dataVersion"]
         version = {**old, "counter": int(old.get("counter", 0)) + self._version}
         if self._version:
@@ -213,10 +207,7 @@ class Tables:
         }
 
     def save(self) -> None:
-        """Write changed topics and groups durably; the thread for slow calls runs this.
-
-        One write covers all changes so far, for example all new groups of a heartbeat.
-        """
+        """Write changed topics and groups durably, in the thread for slow calls."""
         names = [self._changed.popleft() for _ in range(len(self._changed))]
         if names and self._writer is not None:
             try:
@@ -230,14 +221,14 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write the offsets durably, unless they stay in memory. Any thread may call this."""
+        """Write the offsets durably, unless they are kept in memory only. Thread-safe."""
         if self._writer is not None or self._options.offsets is not None:
             if self._options.offsets is not None:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
             self.offsets.save()
 
     def require_writer(self) -> StoreWriter:
-        """The store, for writing; refuses a request if it is open for reading."""
+        """Return the store for writing; raise Refused if the broker is read-only."""
         if self._writer is None:
             raise Refused(
                 "the broker serves this store read-only: no writes", ResponseCode.NO_PERMISSION

@@ -1,11 +1,11 @@
-"""Finds the open transactions of 3.x, in the log's frames or in the state table and the redo log.
+"""Finds open transactions of RocketMQ 3.x in the log, or in the state table and the redo log.
 
-If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
-the state table. Producers send this number when they end the transaction. A COMMIT or ROLLBACK has
-the physical offset of a PREPARED message. It ends the transaction of this message if both have the
-same producer group. Only the first COMMIT or ROLLBACK of a transaction counts. (RocketMQ finds the
-entry only by the number in the COMMIT or ROLLBACK. If RocketMQ has renumbered the entry of a
-transaction, it ignores the end of that transaction.)
+- If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
+  the state table. Producers send this number when they end the transaction.
+- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. It ends the transaction if the
+  two messages have the same producer group.
+- RocketMQ finds an entry only by its number. If RocketMQ has renumbered the entry, it ignores the
+  COMMIT or ROLLBACK.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The entries in the files of a state table or redo log.
+    """The entries in the files of a state table or redo log, before the first invalid entry.
 
     Attributes:
-        units: the entries before the first invalid one.
         first: number of the first entry.
-        fault: the first fault in the files, None if there is none.
+        fault: the first fault in the files; None if there is no fault.
     """
 
     units: Units
@@ -53,7 +52,7 @@ class UnitFiles:
 
     @property
     def end(self) -> int:
-        """The number of the next entry."""
+        """Number of the next entry."""
         return self.first + len(self.units)
 
 
@@ -121,7 +120,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
 # Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""The value in the tags code field of redo log entries for PREPARED messages."""
+"""Tags code of a PREPARED message's entry in the redo log."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 
@@ -130,13 +129,11 @@ class TransactionFrame(NamedTuple):
     """A PREPARED, COMMIT or ROLLBACK message.
 
     Attributes:
-        kind: its transaction type, as in SYSFLAG.
-        physical_offset: its physical offset.
-        size: bytes of the frame.
-        number: its QUEUEOFFSET.
-        prepared_offset: for a COMMIT or ROLLBACK, physical offset of the PREPARED message.
+        kind: the transaction type in SYSFLAG.
+        number: the message's QUEUEOFFSET.
+        prepared_offset: physical offset of the PREPARED message, in a COMMIT or ROLLBACK.
         store_timestamp: in milliseconds.
-        group_hash: hash of its producer group; 0 if it has none.
+        group_hash: hash of the producer group; 0 without a group.
     """
 
     kind: int
@@ -149,26 +146,26 @@ class TransactionFrame(NamedTuple):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the frame begins a transaction."""
+        """Whether the message is PREPARED, which begins a transaction."""
         return self.kind == TRANSACTION_PREPARED
 
     def unit(self) -> StateUnit:
-        """The entry of a PREPARED message in the state table."""
-        # Times after 2038 are truncated, as in Java. (No CRC covers the time.)
+        """Return the entry of a PREPARED message in the state table."""
+        # As in Java, seconds after 2038 overflow. (No CRC covers the time.)
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, self.kind)
 
     def redo_unit(self) -> QueueEntry:
-        """Its entry in the redo log."""
+        """Return the message's entry in the redo log."""
         tag = PREPARED_TAG if self.is_prepared else self.prepared_offset
         return QueueEntry(self.physical_offset, self.size, tag)
 
 
 def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
-    """The transaction frames among some frames, in their order."""
+    """Return the transaction frames in rows of a window, in their order."""
     if not len(rows):
         return []
-    # Import here: this module loads pyarrow, which a store of 4.x does not need.
+    # This module imports pyarrow, which a store of dialect 4.9 does not need here.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -184,7 +181,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
 
 
 def frame_of(frame: Frame) -> TransactionFrame | None:
-    """The transaction data of a frame, None if it has no transaction type."""
+    """Return the transaction data of a frame; None if the frame has no transaction type."""
     kind = sys_flag.transaction_type(frame.sys_flag)
     if kind == sys_flag.TRANSACTION_NOT:
         return None
@@ -203,29 +200,21 @@ def frame_of(frame: Frame) -> TransactionFrame | None:
 
 
 def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[TransactionFrame]:
-    """The transaction frames in a range of the log."""
+    """Yield the transaction frames between two physical offsets of the log."""
     for event in reader.events(start, stop):
         if isinstance(event, Run):
             yield from transaction_frames(event.window, event.rows)
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that may be missing before one message. The limit exists
-because each missing message takes an entry, and the number in a frame may be wrong (no CRC covers
-it).
+"""Maximum number of PREPARED messages that can be missing before a PREPARED message.
+
+Each missing message takes an entry, and no CRC covers the number in a frame.
 """
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction.
-
-    Attributes:
-        number: number of its entry in the state table.
-        physical_offset: physical offset of its PREPARED message.
-        size: bytes of the PREPARED message.
-        store_seconds: its store time in seconds.
-        group_hash: hash of its producer group.
-    """
+    """An open transaction. ``number`` is the number of its entry in the state table."""
 
     number: int
     physical_offset: int
@@ -237,10 +226,7 @@ class OpenTransaction(NamedTuple):
 class Change(NamedTuple):
     """The change to the state table that a transaction frame causes.
 
-    Attributes:
-        number: number of the entry to write; missing entries before it become fillers.
-        unit: the entry, None if only the state changes.
-        state: its state.
+    Missing entries before ``number`` become fillers. ``unit`` is None if only the state changes.
     """
 
     number: int
@@ -252,12 +238,11 @@ class TransactionBook:
     """Tracks the open transactions while the log is read.
 
     Args:
-        next_number: the number of the next entry; None if any number is valid.
-        known_until: physical offset after the last PREPARED message that has an entry already.
+        next_number: number of the next entry; None if the first frame determines the number.
+        known_until: physical offset after the last PREPARED message that already has an entry.
 
     Attributes:
         open: open transactions by the physical offset of their PREPARED messages.
-        next_number: the number of the next entry.
     """
 
     def __init__(self, next_number: int | None = None, known_until: int = 0) -> None:
@@ -269,9 +254,7 @@ class TransactionBook:
         return iter(sorted(self.open.values()))
 
     def take(self, frame: TransactionFrame) -> Change | None:
-        """Take the next frame of the log; return the change to the table that it causes, or
-        None.
-        """
+        """Process the next frame of the log; return its change to the table, or None."""
         if not frame.is_prepared:
             return self._end(frame)
         number = self._number_of(frame)
@@ -284,9 +267,9 @@ class TransactionBook:
         return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        """The number of a PREPARED message: from its frame if plausible, else the next number."""
+        # Return the number in the frame if this number is plausible, else the next number.
         expected = self.next_number
-        # Each missing number belongs to a lost message, which took at least this many bytes.
+        # Each missing number belongs to a lost message, which took at least FIXED_SIZE_V1 bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -302,10 +285,7 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """An entry for a message that the log has lost, to fill the table before another entry.
-
-    No message uses the filler, and RocketMQ treats its transaction as ended.
-    """
+    """Return an entry in place of a lost message; for RocketMQ, its transaction has ended."""
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,
@@ -318,8 +298,8 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# The code compares state table and redo log with the last files of the log, and with each other. If
-# they differ, the store needs a recovery, which reads the whole log.
+# The code compares state table, redo log and the last files of the log. If the three differ, the
+# store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +307,8 @@ class TransactionsFound:
     """The content of state table and redo log.
 
     Attributes:
-        table_end: the number of the next entry of the table.
-        redo_end: number of entries of the redo log, including those in deleted files.
+        table_end: number of the table's next entry.
+        redo_end: number of entries of the redo log, including entries in deleted files.
         open: open transactions by the physical offset of their PREPARED messages.
         known_until: physical offset after the last message of the table.
     """
@@ -340,7 +320,7 @@ class TransactionsFound:
 
 
 def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
-    """The open transactions of a table, by the physical offset of their PREPARED messages."""
+    """Return the open transactions of a table, by physical offset of their PREPARED messages."""
     found = {}
     for at in np.flatnonzero(table.units["state"] == TRANSACTION_PREPARED).tolist():
         offset, size, seconds, group, _ = table.units[at].item()
@@ -349,7 +329,7 @@ def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
 
 
 def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
-    """The content of a sound table and redo log."""
+    """Return the content of a sound state table and a sound redo log."""
     known = 0
     if len(table.units):
         real = table.units[table.units["size"] != FILLER_SIZE]
@@ -359,10 +339,9 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read state table and redo log; return their content, or the reason why they need a recovery.
+    """Read state table and redo log; return their content, or the reason for a recovery.
 
-    Args:
-        start: physical offset from which to compare the log with them.
+    State table and redo log are compared with the log from ``start`` to ``stop``.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault
@@ -384,7 +363,6 @@ def find_transactions(layout: StoreLayout, start: int, stop: int) -> Transaction
 def _differs_from_redo(
     layout: StoreLayout, opened: Mapping[int, OpenTransaction], redo: Units, log_start: int
 ) -> str | None:
-    """The first difference between table and redo log; None if there is none."""
     is_prepared = redo["tags_code"] == PREPARED_TAG
     begun = redo["physical_offset"][is_prepared].astype(np.int64)
     ended = redo["tags_code"][~is_prepared].astype(np.int64)
@@ -399,7 +377,7 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A COMMIT or ROLLBACK ends the transaction only if both have the same group.
+    # A COMMIT or ROLLBACK ends a transaction only if both have the same producer group.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():
@@ -413,7 +391,6 @@ def _differs_from_redo(
 
 
 def _foreign_unit(table: UnitFiles, frames: list[TransactionFrame], start: int) -> str | None:
-    """The first entry that is missing or fits no PREPARED message; None if all entries fit."""
     units = table.units
     mine = {frame.unit()[:4] for frame in frames if frame.is_prepared}
     for at in np.flatnonzero(units["physical_offset"] >= start).tolist():
@@ -434,13 +411,12 @@ def _differs_from_log(
     frames: list[TransactionFrame],
     start: int,
 ) -> str | None:
-    """The first difference from the frames in the log's last part; None if there is none."""
     units = redo[redo["physical_offset"] >= start]
     wanted = [frame.redo_unit() for frame in frames]
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # The transactions that began before this part of the log, and that its frames may end.
+    # Transactions that began before this part of the log. Frames of this part may end them.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

@@ -1,8 +1,8 @@
-"""The user's side of transactions in dialect 3.1: begin, commit, roll back, and check.
+"""Transactions in dialect 3.1: begin, commit, roll back, and check.
 
-To end a transaction, the broker of 3.x puts a copy of the PREPARED message, a COMMIT or a ROLLBACK,
-and so does this module. The copy contains the physical offset of the PREPARED message. A ROLLBACK
-also contains the number of the transaction's entry in the state table.
+Like a broker of RocketMQ 3.x, this module ends a transaction by a put of a COMMIT or a ROLLBACK.
+Both contain the physical offset of the PREPARED message. A ROLLBACK also contains the number of the
+transaction's entry in the state table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MS: Final = 1_000
 
 
 class TransactionEnd(Enum):
-    """How a transaction ends."""
+    """The outcome of a transaction."""
 
     COMMIT = sys_flag.TRANSACTION_COMMIT
     ROLLBACK = sys_flag.TRANSACTION_ROLLBACK
@@ -44,10 +44,8 @@ class PreparedTransaction(NamedTuple):
     """An open transaction.
 
     Attributes:
-        message: its PREPARED message.
-        number: number of its entry in the state table.
-        store_seconds: its store time in seconds, from that entry.
-        group_hash: hash of its producer group.
+        number: number of the transaction's entry in the state table.
+        store_seconds: store time of the PREPARED message in seconds.
     """
 
     message: StoredMessage
@@ -57,7 +55,7 @@ class PreparedTransaction(NamedTuple):
 
     @property
     def physical_offset(self) -> int:
-        """Physical offset of its PREPARED message, which identifies the transaction."""
+        """Physical offset of the PREPARED message, which identifies the transaction."""
         return self.message.physical_offset
 
 
@@ -68,12 +66,10 @@ class PreparedTransactions:
     """The transactions of a store in dialect 3.1. Thread-safe.
 
     Args:
-        table: lists the open transactions.
-        put: puts a message.
-        read: reads the frame at a physical offset, None if there is none.
+        read: reads the frame at a physical offset; None if there is no frame.
         wait_dispatched: waits until the table covers the log.
-        stored: makes the message that users get from a frame.
-        clock: the store's clock, in milliseconds.
+        stored: makes the message for users from a frame.
+        clock: returns the store's time in milliseconds.
         least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
     """
 
@@ -100,11 +96,10 @@ class PreparedTransactions:
         self._ending: set[int] = set()
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message; consumers do not get it until it is committed.
+        """Put a PREPARED message. Consumers do not get the message until it is committed.
 
         Args:
-            message: the message.
-            group: the producer group; by default the message's PGROUP.
+            group: the producer group; by default the message's property PGROUP.
 
         Returns:
             The result of the put: ``physical_offset`` identifies the transaction, ``queue_offset``
@@ -120,7 +115,7 @@ class PreparedTransactions:
         if group is not None:
             values[props.PRODUCER_GROUP] = group
         if not values.get(props.PRODUCER_GROUP):
-            # After a crash RocketMQ 3.1.3 does not start on a store with such a message.
+            # After a crash RocketMQ 3.1.3 does not start if the store has such a message.
             raise UsageError("a transaction needs a producer group (PGROUP)")
         values[props.TRANSACTION_PREPARED] = _TRUE
         flags = message.sys_flag & ~sys_flag.TRANSACTION_MASK | sys_flag.TRANSACTION_PREPARED
@@ -137,7 +132,7 @@ class PreparedTransactions:
         )
 
     def open(self) -> tuple[PreparedTransaction, ...]:
-        """The open transactions, by their numbers in the table."""
+        """Return the open transactions, sorted by number, whose messages can be read."""
         self._wait_dispatched()
         found = (self._prepared(known) for known in self._table.open_transactions())
         return tuple(transaction for transaction in found if transaction is not None)
@@ -155,11 +150,11 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.COMMIT)
 
     def rollback(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Roll a transaction back; see :meth:`commit`."""
+        """Roll a transaction back. Arguments and errors are those of :meth:`commit`."""
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """Commit a transaction or roll it back; see :meth:`commit`."""
+        """Commit a transaction or roll it back. Errors are those of :meth:`commit`."""
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -167,7 +162,7 @@ class PreparedTransactions:
         offset = arguments.integer(transaction, "transaction", least=0, takes=takes)
         self._wait_dispatched()
         with self._lock:
-            # Drop the offsets of transactions that the table no longer lists as open.
+            # Drop the offsets of transactions that are no longer open.
             self._ending = {place for place in self._ending if self._table.find(place) is not None}
             known = self._table.find(offset)
             if known is None or offset in self._ending:
@@ -186,7 +181,7 @@ class PreparedTransactions:
     def _prepared(self, known: OpenTransaction) -> PreparedTransaction | None:
         frame = self._read(known.physical_offset)
         if frame is None:
-            # The message was deleted by retention, or is damaged.
+            # Retention has deleted the message, or the message is damaged.
             return None
         return PreparedTransaction(
             self._stored(frame), known.number, known.store_seconds, known.group_hash
@@ -196,15 +191,15 @@ class PreparedTransactions:
     def set_listener(self, listener: Listener | None) -> None:
         """Set the function that each check calls for open transactions (``gotoCheck``).
 
-        The function returns how the transaction ends, or None if that is not known yet; the next
-        check then calls it again. It may also end the transaction itself. Its errors are logged.
+        The function returns the outcome of the transaction, or None if the outcome is not known
+        yet. The function may also end the transaction itself. Errors of the function are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
     def check(self) -> int:
-        """Call the listener for each open transaction that is old enough; returns their number.
+        """Call the listener for each open transaction that is old enough; return their number.
 
-        The store runs this every ``check_transaction_message_timer_interval``.
+        The store calls this method every ``check_transaction_message_timer_interval``.
         """
         listener = self._listener
         if listener is None:
@@ -229,12 +224,12 @@ class PreparedTransactions:
 
 
 def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
-    """Make the message that ends a transaction (``EndTransactionProcessor`` of 3.x)."""
+    # Follows EndTransactionProcessor of RocketMQ 3.x.
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # DELAY and WAIT stay in the property string, but they have no effect here: a COMMIT is not
-    # delayed, and its put waits like any other put.
+    # DELAY and WAIT stay in the property string, but have no effect: a COMMIT is not delayed, and
+    # its put waits like any other put.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT
@@ -258,10 +253,7 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
 class CheckService(Service):
     """Checks open transactions periodically (the timer of ``TransactionStateService``).
 
-    Args:
-        check: runs a check.
-        health: health of the store.
-        interval_ms: pause between two checks. The first one runs a minute after the start.
+    The first check runs a minute after the start.
     """
 
     def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:

@@ -1,9 +1,8 @@
-"""Writes the state table and redo log of 3.x for dispatched transactions, and recovers both.
+"""Writes the state table and redo log of RocketMQ 3.x for dispatched transactions.
 
-A recovery compares both with the log. If the table or the redo log differs from the log, it is
-moved to quarantine and rebuilt. In the new table, each transaction has the number from its PREPARED
-message, so that producers can end it. The table also has the ended transactions, so that no number
-is used twice.
+If the table or the redo log differs from the log, recovery moves it to quarantine and rebuilds it.
+In the new table, each transaction has the number in its PREPARED message, so that producers can end
+the transaction. The new table includes ended transactions, so that no number is used twice.
 """
 
 from __future__ import annotations
@@ -52,20 +51,19 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 class StateTableKeeper:
     """Writes the state table and the redo log of a store. Only the dispatcher writes.
 
-    Args:
-        found: their content, up to the log's end.
-        log_end: the log's end; frames before it are already in both.
+    ``found`` is the content of table and redo log at ``log_end``. Frames before ``log_end`` are
+    skipped.
     """
 
     def __init__(
         self,
         disk: Disk,
         root: Path,
-        table_size: int,
-        redo_size: int,
+        config: StoreConfig,
         found: TransactionsFound,
         log_end: int,
     ) -> None:
+        table_size, redo_size = _file_sizes(config)
         self._table = _open(disk, root, STATE_TABLE, table_size, found.table_end * UNIT_SIZE)
         end = found.redo_end * queue_entry.UNIT_SIZE
         self._redo = _open(disk, root, REDO_LOG, redo_size, end)
@@ -81,23 +79,23 @@ class StateTableKeeper:
 
     @property
     def next_number(self) -> int:
-        """The number of the next entry of the table."""
+        """Number of the table's next entry."""
         with self._lock:
             return self._book.next_number or 0
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """The open transactions of the dispatched log, by number."""
+        """Return the open transactions of the dispatched log, sorted by number."""
         with self._lock:
             return list(self._book)
 
     def find(self, physical_offset: int) -> OpenTransaction | None:
-        """The open transaction whose PREPARED message is at an offset; None if there is none."""
+        """Return the open transaction with a PREPARED message at an offset, or None."""
         with self._lock:
             return self._book.open.get(physical_offset)
 
     # -------------------------------------------------------------------------------- dispatch
     def follow(self, window: Window, run: Followed) -> None:
-        """Take further frames of the log. Known frames are skipped."""
+        """Process the next frames of the log, and skip known frames."""
         requests = run.requests
         if int(requests.physical_offset[-1]) < self._known_until:
             return
@@ -109,8 +107,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # The table may have this entry already: after an error (a full disk) the caller passes
-            # the frame again.
+            # After an error (a full disk) the caller passes a frame again, and the table may
+            # already have its entry.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -183,12 +181,9 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete the leading files of the table or the redo log.
+        """Delete the files of STATE_TABLE or REDO_LOG up to the file with a base.
 
-        Args:
-            name: STATE_TABLE or REDO_LOG. The messages of the entries in these files are already
-                deleted from the log.
-            last_base: base of the last file to delete.
+        The messages of the entries must already be deleted from the log.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -198,7 +193,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # Transactions whose entries are deleted cannot be ended any more.
+                # A transaction without an entry cannot be ended any more.
                 first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -207,6 +202,12 @@ class StateTableKeeper:
         """Close all files."""
         self._table.close()
         self._redo.close()
+
+
+def _file_sizes(config: StoreConfig) -> tuple[int, int]:
+    table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
+    assert table_size is not None and redo_size is not None
+    return table_size, redo_size
 
 
 def _open(disk: Disk, root: Path, name: str, size: int, end: int) -> MappedFileQueue:
@@ -243,20 +244,11 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # Opening a store of dialect 3.1 for writing
 
 _READ_FILES: Final = 3
-"""Number of files at the log's end that RocketMQ reads through the buffer when it opens a store."""
-
-
-def open_state_table(
-    disk: Disk, root: Path, config: StoreConfig, found: TransactionsFound, log_end: int
-) -> StateTableKeeper:
-    """Open state table and redo log for writing."""
-    table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
-    assert table_size is not None and redo_size is not None
-    return StateTableKeeper(disk, root, table_size, redo_size, found, log_end)
+"""Number of log files that RocketMQ reads through the buffer when it opens a store."""
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """The buffer for encoding frames, with the content that RocketMQ's recovery leaves in it."""
+    """Return the buffer for encoding frames, with the bytes that RocketMQ's recovery leaves."""
     scratch = ScratchBuffer(config.max_message_size)
     layout = StoreLayout.open(root, config)
     files = [file for file in layout.commit_log.files if file.base < log_end]
@@ -273,13 +265,11 @@ class UnitsPlan:
     """The plan for the state table or for the redo log.
 
     Attributes:
-        folder: folder of its files, below the store's folder.
-        reason: why the table or redo log is rebuilt; None if it stays.
-        had: whether the store has old files of it.
-        start: byte offset of its first entry.
-        units: its entries as bytes.
-        file_size: bytes of each file.
-        before: fillers in front of the first entry in its file.
+        folder: folder of the files, relative to the store's folder.
+        reason: why a rebuild is necessary; None without a rebuild.
+        had: whether the store has old files.
+        start: byte offset of the first entry.
+        before: fillers before the first entry in its file.
     """
 
     folder: str
@@ -307,7 +297,7 @@ class TransactionCheck:
         self._ended: set[int] = set()
 
     def take(self, frames: Iterable[TransactionFrame]) -> None:
-        """Take some more frames of transactions, in the log's order."""
+        """Process the next transaction frames, in the log's order."""
         for frame in frames:
             self.redo += queue_entry.encode(frame.redo_unit())
             change = self.book.take(frame)
@@ -325,10 +315,9 @@ class TransactionCheck:
             self.units += state_table.encode(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
-        """Yield the differences between table and log; for each one, whether RocketMQ itself causes
-        it.
+        """Yield each difference between table and log, and whether RocketMQ itself causes it.
 
-        The table may lack entries of ended transactions: RocketMQ omits them from a new table.
+        RocketMQ omits ended transactions from a new table, so their absence is no difference.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -346,7 +335,7 @@ class TransactionCheck:
                 reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # RocketMQ ignores a COMMIT or ROLLBACK whose number is not that of the entry.
+                # RocketMQ ignores a COMMIT or ROLLBACK if its number is not the entry's number.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
@@ -354,11 +343,10 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # When RocketMQ makes a new table, it numbers the entries from 0 again.
+            # RocketMQ numbers the entries of a new table from 0.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
-        """Wrong entries of ended transactions, in the form of :meth:`table_faults`."""
         units = table.units
         real = units["size"] != FILLER_SIZE
         ended = np.flatnonzero(
@@ -369,7 +357,7 @@ class TransactionCheck:
         wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
         wanted = wanted[wanted["size"] != FILLER_SIZE]
         places = wanted["physical_offset"].astype(np.int64)
-        # The offsets are sorted: they follow the log.
+        # The offsets are sorted, because the entries follow the log.
         at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
         known = at < len(places)
         known[known] = places[at[known]] == units["physical_offset"][ended][known]
@@ -381,17 +369,14 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # If the numbers are wrong, RocketMQ may have recorded another transaction's outcome here.
+        # With wrong numbers, RocketMQ may have recorded the outcome of another transaction here.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
             yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """A difference of the redo log from the log; None if there is none.
-
-        The redo log may have entries of messages before the log's start.
-        """
+        """Return a difference between redo log and log from the log's start on, or None."""
         redo = read_redo(layout)
         if redo.fault is not None:
             return redo.fault
@@ -411,9 +396,8 @@ class TransactionCheck:
         return f"it lacks the message at {int(wanted['physical_offset'][same])}"
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
-        """Return the plans for table and redo log. Call this after the whole log is read."""
-        table_size, redo_size = config.state_table_file_size, config.redo_log_file_size
-        assert table_size is not None and redo_size is not None
+        """Return the plans for table and redo log. Call this method after the whole log is read."""
+        table_size, redo_size = _file_sizes(config)
         before = b""
         if self.units:
             unit = filler(state_table.decode_at(bytes(self.units[:UNIT_SIZE]), 0))
@@ -440,7 +424,7 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Rebuild the table or the redo log, durably. The caller has set the old files aside."""
+    """Write a new table or redo log durably. The caller has moved the old files to quarantine."""
     disk.make_folders(root / plan.folder)
     if plan.reason is None:
         return

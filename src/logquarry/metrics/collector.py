@@ -7,9 +7,7 @@
 
     REGISTRY.register(StoreCollector(store))
 
-The collector computes the metrics at each scrape. It needs no thread and has no state.
-
-The metrics of a broker are those of its store, of its clients, and of its answers.
+A collector computes the metrics at each scrape, without a thread.
 """
 
 from __future__ import annotations
@@ -47,14 +45,13 @@ _MS: Final = 1_000
 
 
 class StoreCollector(Collector):
-    """A collector for the metrics of one store.
+    """Collects the metrics of one store.
 
     Any thread may scrape a store that is open for writing. Only one thread may use a store that is
-    open for reading, so open a separate one for the collector.
+    open for reading, so open a separate store for the collector.
 
     Args:
-        store: the store.
-        node_id: value of the label ``node_id``. None for the store's broker name, as in RocketMQ.
+        node_id: value of the label ``node_id``. By default the store's broker name, as in RocketMQ.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -62,13 +59,13 @@ class StoreCollector(Collector):
         self._node = store.broker if node_id is None else node_id
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: otherwise registering the collector would scrape the store."""
+        """Return no metrics. Otherwise the collector's registration would scrape the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics; none if the store is closed."""
         try:
-            # This raises StoreError if the store is closed.
+            # min_offset raises StoreError if the store is closed.
             _ = self._store.min_offset
             stats = self._store.stats()
         except StoreError:
@@ -231,7 +228,7 @@ def prometheus_text(store: MessageStore, node_id: str | None = None) -> str:
 
 
 def _buckets(counts: Sequence[int], bounds: Sequence[int]) -> list[tuple[str, float]]:
-    """Return cumulative counts as (upper bound, number of values up to this bound)."""
+    # Prometheus expects cumulative counts: the number of values up to each bound.
     found: list[tuple[str, float]] = []
     total = 0
     for bound, count in zip([*map(str, map(float, bounds)), "+Inf"], counts, strict=True):
@@ -244,21 +241,17 @@ _LABELS: Final = ("cluster", "node_id")
 
 
 class BrokerCollector(Collector):
-    """Collects the metrics of a broker's clients and answers. Any thread may scrape it.
-
-    Args:
-        broker: a running broker.
-    """
+    """Collects the metrics of a broker's clients and answers. Any thread may scrape it."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: otherwise registering the collector would scrape the broker."""
+        """Return no metrics. Otherwise the collector's registration would scrape the broker."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics."""
+        """Yield the current metrics of clients and answers."""
         core = self._broker.core
         labels = [core.options.cluster, core.options.name]
         producers = GaugeMetricFamily(
@@ -311,30 +304,24 @@ class BrokerCollector(Collector):
 
 
 class MetricsServer:
-    """A running server of metrics."""
+    """A running HTTP server of metrics."""
 
     def __init__(self, registry: CollectorRegistry, host: str, port: int) -> None:
         self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         self.address = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
-        """Stop the server."""
+        """Stop the server, and wait for its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def serve_metrics(broker: Broker, host: str, port: int) -> MetricsServer:
-    """Serve the metrics of a running broker over HTTP.
-
-    Args:
-        broker: the broker.
-        host: address to listen on.
-        port: port to listen on. With 0, the system chooses a free port.
-    """
+    """Serve the metrics of a running broker over HTTP. With port 0, the system chooses a port."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(broker))
-    # Only one thread may use a store that is open for reading, and this is the broker's thread.
+    # Only the broker's thread may use a store that is open for reading.
     if isinstance(broker.store, StoreWriter):
         registry.register(StoreCollector(broker.store))
     return MetricsServer(registry, host, port)

@@ -6,13 +6,9 @@ This module is compiled if possible.
 
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
-The header is JSON (type 0) or RocketMQ's binary form (type 1). :class:`RemotingReader` reads both.
-The header of an answer has the form and the ``opaque`` of its request, and the lowest bit of its
-``flag`` is set. :mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
-
-The commands do not depend on how the network cuts the bytes into packets. The reader raises
-:class:`~logquarry.errors.ProtocolViolation` as soon as it detects invalid bytes. The reader checks
-a frame's length first, and buffers at most one frame.
+The header is JSON (type 0) or RocketMQ's binary form (type 1). The header of an answer has the form
+and the ``opaque`` of its request, and the lowest bit of its ``flag`` is set.
+:mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
 """
 
 from __future__ import annotations
@@ -52,19 +48,14 @@ _HEADER_MASK: Final = (1 << HEADER_BITS) - 1
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Encode a command as a frame.
-
-    Raises:
-        UsageError: as :func:`~logquarry.protocol.remoting_header.encode_head`.
-    """
+    """Encode a command as a frame. Raises UsageError as ``encode_head``."""
     return encode_head(command) + command.body
 
 
 class RemotingReader:
     """Decodes the bytes of one connection into commands. Not thread-safe.
 
-    Args:
-        largest: maximum bytes of a frame, including the length field.
+    The reader buffers at most one frame, of ``largest`` bytes including the length field.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
@@ -76,23 +67,22 @@ class RemotingReader:
 
     @property
     def pending(self) -> int:
-        """Bytes of an incomplete frame."""
+        """Number of buffered bytes of an incomplete frame."""
         return len(self._received)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[RemotingCommand]:
-        """Process bytes, and return the commands that are complete now.
+        """Process received bytes, and return the completed commands.
 
         Raises:
             ProtocolViolation: if some bytes are not a frame. The exception's ``events`` are the
-                commands before these bytes. After this, the reader ignores all bytes.
+                commands before these bytes. Afterwards the reader ignores all bytes.
         """
         if self._is_spoilt:
             return []
         if self._received:
             self._received += data
             if len(self._received) < self._wanted:
-                # To copy the whole frame again for each part that arrives would take quadratic
-                # time.
+                # Copying the frame for each received part would take quadratic time.
                 return []
             data = bytes(self._received)
         elif type(data) is not bytes:
@@ -114,11 +104,7 @@ class RemotingReader:
         return commands
 
     def _take(self, received: bytes, position: int, commands: list[RemotingCommand]) -> int:
-        """Decode the frame at a position; return its end, or ``position`` if it is incomplete.
-
-        Raises:
-            ValueError: if the bytes cannot start a frame, or its header is invalid.
-        """
+        # Returns the end of the frame at a position, or the position if the frame is incomplete.
         left = len(received) - position
         if left < _SIZE:
             return position

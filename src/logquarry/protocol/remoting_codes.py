@@ -1,8 +1,6 @@
-"""The codes of RocketMQ's remoting protocol, and a table with the header fields of each request.
+"""The codes of RocketMQ's remoting protocol, and the header fields of each request.
 
-:class:`RequestCode` has a row for each request of RocketMQ 4.9, and for the requests of 5.x that
-clients need. :func:`parse` reads the fields of a request: it ignores fields that it does not know,
-as RocketMQ does.
+:class:`RequestCode` has all requests of RocketMQ 4.9, and the requests of 5.x that clients need.
 """
 
 from __future__ import annotations
@@ -19,13 +17,11 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": 
 
 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
-    """Fields from ``name:kind`` words; ``?`` after the kind marks an optional field.
+    """Make fields from words ``name:kind``.
 
-    A missing optional field is empty, 0 or False; with ``??`` it is None.
-
-    Args:
-        words: the fields.
-        keys: one letter for each field: the field's name in the short header of a send request.
+    A ``?`` after the kind marks an optional field; if such a field is missing, its value is empty,
+    0 or False. With ``??`` a missing field is None. ``keys`` has one letter for each field: the
+    field's name in the short header of a send request.
     """
     found = []
     for number, word in enumerate(words.split()):
@@ -61,17 +57,15 @@ _TOPIC: Final = (
 class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
-    Attributes:
-        where: ``broker`` or ``names`` if logquarry's broker or name server answers it; ``client``
-            if the broker sends it to clients; empty if logquarry does not support it.
-        fields: the header fields.
+    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request,
+    and ``client`` if the broker sends the request to clients. Empty means no support.
     """
 
     where: str
     fields: tuple[HeaderField, ...]
 
     def __new__(cls, code: int, where: str = "", words: str = "", keys: str = "") -> Self:
-        """Make a member; see :func:`_fields` for words and keys."""
+        """Make a member; :func:`_fields` describes words and keys."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.where = where
@@ -240,7 +234,7 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """Raised to refuse a request: the answer then has a code other than SUCCESS."""
+    """Raised to refuse a request, with a code other than SUCCESS for the answer."""
 
     def __init__(self, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         super().__init__(remark)
@@ -248,10 +242,7 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""Maximum bytes of a JSON body: enough for a heartbeat of 4,000 groups.
-
-Parsing 16 MiB can take seconds, during which the event loop does nothing else.
-"""
+"""Maximum bytes of a JSON body. Parsing 16 MiB can take seconds, and would block the event loop."""
 
 
 def markdown() -> str:
@@ -265,7 +256,7 @@ _PARSED: Final = {int(code): tuple(map(tuple, code.fields)) for code in RequestC
 
 
 def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the header fields of a request; unknown fields are ignored."""
+    """Parse the header fields of a request; raise Refused for missing and invalid fields."""
     try:
         return parse_fields(_PARSED.get(code, ()), ext_fields)
     except ValueError as error:
@@ -273,7 +264,7 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request, a JSON object."""
+    """Parse the body of a request; raise Refused if the body is no JSON object."""
     if len(body) > _LARGEST_BODY:
         raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:

@@ -1,8 +1,7 @@
 """Commands of the remoting protocol, and their headers as bytes. Compiled if possible.
 
-If compiled, :func:`scan_json` and :func:`_json_head` handle the headers that clients and brokers
-write; all other headers take the path of the interpreted code. tests/property/test_remoting.py
-compares the two paths.
+If compiled, :func:`scan_json` and :func:`_json_head` handle common headers, and the interpreted
+code handles all other headers. tests/property/test_remoting.py compares the two.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ _unpack_binary: Final = BINARY_HEADER.struct.unpack_from
 HEADER_BITS: Final = 24
 
 LARGEST_FRAME: Final = 1 << 24
-"""Maximum bytes of a frame that RocketMQ accepts, including the length field
-(``frameMaxLength``)."""
+"""Maximum bytes of a frame in RocketMQ, including the length field (``frameMaxLength``)."""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG"),
     *("RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
@@ -65,35 +63,31 @@ _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _LANGUAGE: Final = "PYTHON"
 _PREFIX_SIZE, _LARGEST = PREFIX.size, LARGEST_FRAME
 _MOST_DIGITS = 18
-"""Every number with at most this many digits fits into 64 bits."""
+"""Numbers with at most this many digits fit into 64 bits."""
 
 
 class Flag(IntEnum):
-    """Bits of ``flag``."""
+    """Bits of a command's ``flag``."""
 
     RESPONSE = 1
     ONEWAY = 2
 
 
-# Plain integers: looking up a member of an enum takes longer than testing the flag.
+# Plain integers, because a lookup of an enum's member takes longer than the test of the flag.
 _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
 
-# To make a tuple takes a third of the time that a dataclass takes.
+# A tuple is made in a third of a dataclass's time.
 class RemotingCommand(NamedTuple):
     """A request or an answer.
 
     Attributes:
         code: a RequestCode, a ResponseCode or any other number.
         opaque: number of the request; its answer has the same number.
-        flag: bits of :class:`Flag`.
-        language: the sender's language, one of LANGUAGES.
         version: the sender's version, as a number of RocketMQ's ``MQVersion``.
         remark: error text of an answer.
-        ext_fields: named fields that depend on the code.
-        body: bytes that depend on the code.
-        is_binary: whether the header is in RocketMQ's binary form.
+        is_binary: whether the header has RocketMQ's binary form.
     """
 
     code: int
@@ -108,12 +102,12 @@ class RemotingCommand(NamedTuple):
 
     @property
     def is_response(self) -> bool:
-        """Whether this is an answer."""
+        """Whether the command is an answer."""
         return bool(self.flag & _RESPONSE)
 
     @property
     def is_oneway(self) -> bool:
-        """Whether this is a request that gets no answer."""
+        """Whether the command is a request without an answer."""
         return bool(self.flag & _ONEWAY)
 
     def answer(
@@ -124,8 +118,8 @@ class RemotingCommand(NamedTuple):
         fields: Mapping[str, str] = _NO_FIELDS,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Make the answer to this request, in the form of its header."""
-        # This does the same as RemotingCommand(...), without the cost of a Python call.
+        """Make the answer to a request, with the same form of header."""
+        # Same result as RemotingCommand(...), without the cost of a Python call.
         return _new(
             RemotingCommand,
             (code, self[1], _RESPONSE, _LANGUAGE, VERSION, remark, fields, body, self[8]),
@@ -137,7 +131,7 @@ _new = tuple.__new__
 
 # ------------------------------------------------------------------------------------------ encode
 def encode_head(command: RemotingCommand) -> bytes:
-    """Encode a frame without its body: the caller can then send a large body without a copy.
+    """Encode a frame without its body. So the caller can send a large body without a copy.
 
     Raises:
         UsageError: if the frame is larger than LARGEST_FRAME, or a number or text does not fit
@@ -156,8 +150,8 @@ def encode_head(command: RemotingCommand) -> bytes:
 
 
 def _json_header(command: RemotingCommand) -> bytes:
-    # Build the JSON text without json.dumps, which takes longer than all other work for an answer.
-    # RocketMQ's fastjson writes the names in this order.
+    # json.dumps would take longer than all other work for an answer. The order of names is that of
+    # RocketMQ's fastjson.
     fields = ""
     if command.ext_fields:
         items = [f"{_quoted(key)}:{_quoted(value)}" for key, value in command.ext_fields.items()]
@@ -179,7 +173,7 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """If compiled: the head of a frame without remark; None if it is long or needs escapes."""
+    """If compiled, encode a head without remark; None if the head is long or needs escapes."""
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
     put_bytes(out, b'{"code":', 8)
@@ -229,11 +223,7 @@ def _binary_header(command: RemotingCommand) -> bytes:
 
 # ------------------------------------------------------------------------------------------ decode
 def decode_json(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame whose header is JSON.
-
-    Raises:
-        ValueError: if the header is invalid.
-    """
+    """Decode a frame with a JSON header. Raises ValueError for an invalid header."""
     document = scan_json(header)
     if document is None:
         document = fastjson.decode(header)
@@ -249,7 +239,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # The fastest check that all values are text.
+            # The fastest check that all values are strings.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -274,25 +264,22 @@ def _is_int(value: Any) -> bool:
 
 
 def scan_json(header: bytes) -> Any:
-    """The document of a header; None if it is not strict JSON.
+    """Parse a header; return None if the header is not strict JSON.
 
-    If compiled, it reads only objects whose values are texts, whole numbers or such objects, and
-    returns None for all other documents.
-
-    Raises:
-        ValueError: if a text is not UTF-8.
+    If compiled, this function parses only strings, integers and one level of nested objects. If a
+    string is not UTF-8, the function raises ValueError.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
         scan.end = scan.at + len(header)
         found = _scan_object(cython.address(scan), 0)
-        # jsoncpp, which the client in C++ uses, ends a document with a line feed.
+        # jsoncpp of the C++ client ends a document with a line feed.
         if scan.at < scan.end and scan.at[0] == b"\n":
             scan.at += 1
         return found if scan.at == scan.end else None
     text = header.decode()
     try:
-        # Does what json.loads does, without its searches for white space.
+        # Like json.loads, but without a search for white space.
         document, end = _scan(text, 0)
     except (ValueError, RecursionError, StopIteration):
         return None
@@ -300,7 +287,7 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """If compiled: the object at a position; None if only the interpreted code can read it."""
+    """If compiled, parse an object; None if only the interpreted code can parse it."""
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -334,8 +321,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """If compiled: the text at a position; None if there is no text, or if an escape in it stands
-    for a character beyond ASCII."""
+    """If compiled, parse a string; None for no string, or an escape of a non-ASCII character."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -358,7 +344,7 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """If compiled: the whole number at a position, or its first 18 digits; None for no number."""
+    """If compiled, parse an integer, or its first 18 digits; None for no integer."""
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
@@ -376,7 +362,7 @@ def _scan_number(scan: Any) -> int | None:
 
 
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
-    """Read all fields as texts, as fastjson does: C++ and JavaScript clients quote no numbers."""
+    # Convert all values to text as fastjson does: C++ and JavaScript clients do not quote numbers.
     found: dict[str, str] = {}
     for key, value in fields.items():
         if isinstance(value, dict | list):
@@ -387,11 +373,7 @@ def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
 
 
 def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
-    """Decode a frame whose header has RocketMQ's binary form.
-
-    Raises:
-        ValueError: if the header is invalid.
-    """
+    """Decode a frame with RocketMQ's binary header. Raises ValueError for an invalid header."""
     size = len(header)
     if size < BINARY_HEADER.size:
         raise ValueError(f"its binary header has only {size} bytes")
@@ -417,14 +399,8 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _end_of(data: bytes, start: int, end: int, width: int) -> int:
-    """Return the end of a field that begins with its size.
-
-    Args:
-        data: the header.
-        start: where the bytes start.
-        end: where the field must end at the latest.
-        width: bytes of the size.
-    """
+    # Returns the end of a field. Its size has ``width`` bytes and ends at ``start``; the field must
+    # end at ``end`` at the latest.
     if start > end:
         raise ValueError("its binary header ends inside a size field")
     (size,) = (_unpack_size if width == 4 else _unpack_key_size)(data, start - width)
@@ -442,11 +418,8 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    Attributes:
-        name: RocketMQ's name; key of the parsed fields.
-        kind: TEXT or BOOL; for a number, how many bits it has without the sign bit (31 or 63).
-        default: the value if the field is missing; REQUIRED if it must be there.
-        key: the field's name in the header, if it differs from ``name``.
+    ``kind`` is TEXT or BOOL; for a number, its bits without the sign bit (31 or 63). ``key`` is the
+    name in the header. ``default`` is REQUIRED if the field must not be missing.
     """
 
     name: str
@@ -458,14 +431,10 @@ class HeaderField(NamedTuple):
 def parse_fields(
     expected: tuple[tuple[str, int, Any, str], ...], ext_fields: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Parse the header fields of a request; unknown fields are ignored.
+    """Parse the header fields of a request, and ignore unknown fields.
 
-    Args:
-        expected: each :class:`HeaderField` as a tuple.
-        ext_fields: the fields of the header.
-
-    Raises:
-        ValueError: if a field is missing or invalid.
+    ``expected`` has each :class:`HeaderField` as a tuple. Raises ValueError if a field is missing
+    or invalid.
     """
     found: dict[str, Any] = {}
     texts = ext_fields if type(ext_fields) is dict else dict(ext_fields)
@@ -496,5 +465,5 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# scan_once is raw_decode without a Python call around it; the type stubs lack it.
+# scan_once is raw_decode without a Python call around it; the type stubs lack scan_once.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

@@ -1,11 +1,7 @@
 """Serves the tables of a store's ``config/`` to slaves (``AdminBrokerProcessor``).
 
-The server answers RocketMQ's four requests for tables, and refuses every other request: no peer can
-change the store. The server reads a file again only after the file has changed.
-
-A peer gets its next answer only after the previous answer is sent. While an answer is pending, the
-server reads no more bytes from that peer. So a peer never makes the server use more memory than one
-request needs.
+The server answers only RocketMQ's four requests for tables. The server reads no more bytes from a
+peer until the previous answer is sent, which limits the memory for each peer.
 """
 
 from __future__ import annotations
@@ -32,13 +28,7 @@ from logquarry.disk.config_file import (
 )
 from logquarry.disk.disk import Disk
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol.remoting import (
-    LARGEST_FRAME,
-    RemotingCommand,
-    RemotingReader,
-    encode,
-    encode_head,
-)
+from logquarry.protocol import remoting
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Wire, address_text, require_address
@@ -47,11 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableRequest(NamedTuple):
-    """The request for a table.
-
-    Attributes:
-        nothing: the remark in RocketMQ's answer if the broker has no such table.
-    """
+    """The request for a table. ``nothing`` is RocketMQ's remark if the table does not exist."""
 
     code: RequestCode
     table: ConfigTable
@@ -70,30 +56,23 @@ REQUESTS: Final = (
         "No subscription group in this broker",
     ),
 )
-"""The requests for tables, in the order in which a RocketMQ slave sends them."""
+"""The requests for tables, in the order of a RocketMQ slave."""
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""A file is cached only if its last change is at least this many ns ago. A file that changed later
-could change again without a new modification time.
+"""Minimum age in ns of a file's last change before the file is cached. A younger file could change
+again without a new modification time.
 """
-_LARGEST_DOCUMENT: Final = LARGEST_FRAME - (1 << 12)
-"""Maximum bytes of a document, because the frame also needs room for a header."""
+_LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
+"""Maximum bytes of a document; the frame also needs room for a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file: at least one changes when the file is written."""
+"""Inode, modification time and size of a file. A write changes at least one of the three."""
 
 
 class _Found(NamedTuple):
-    """The content of a table's file.
-
-    Attributes:
-        signatures: signatures of the file and of its backup at the time of the read.
-        document: the content; None if there is nothing to serve.
-        is_spoilt: whether a file exists but cannot be served.
-        is_sure: whether all reads succeeded. The result of a failed read is not cached, because the
-            next read may succeed with the same signature.
-    """
+    # ``document`` is None if there is nothing to serve. ``is_sure`` is False after a failed read,
+    # which is not cached: with the same signature, the next read may succeed.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None
@@ -102,11 +81,7 @@ class _Found(NamedTuple):
 
 
 class ConfigAnswers:
-    """Answers requests from the files of one store. Not thread-safe.
-
-    Attributes:
-        given: number of answers that contained a table.
-    """
+    """Answers requests from the files of a store. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -114,24 +89,27 @@ class ConfigAnswers:
         self._known: dict[str, _Found] = {}
         self.given = 0
 
-    def answer(self, command: RemotingCommand) -> list[bytes]:
-        """Return the parts of the frame that answers a request."""
+    def answer(self, command: remoting.RemotingCommand) -> list[bytes]:
+        """Return the parts of the answer's frame."""
         request = _BY_CODE.get(command.code)
         if request is None:
             remark = f" request type {command.code} not supported"
-            return [encode(command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark))]
+            return [
+                remoting.encode(
+                    command.answer(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+                )
+            ]
         found = self._found(request.table)
         if found.document is None:
-            # Do not send the peer the reason why the file is invalid.
+            # The peer must not learn why the file is invalid.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
-            return [encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
+            return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
         answer = command.answer(ResponseCode.SUCCESS, body=found.document)
         self.given += 1
-        return [encode_head(answer), answer.body]
+        return [remoting.encode_head(answer), answer.body]
 
     def _found(self, table: ConfigTable) -> _Found:
-        """The content of a table's file, from the cache if the file has not changed."""
         file = config_file(self._disk, self._root, table)
         now = time.time_ns()
         signatures = (_signature(file.path), _signature(file.backup))
@@ -147,7 +125,6 @@ class ConfigAnswers:
 def _load(
     file: ConfigFile[Any], table: ConfigTable, signatures: tuple[_Signature | None, ...]
 ) -> _Found:
-    """Read a table's file, or its backup."""
     loaded = file.load()
     if loaded.value is None:
         return _Found(signatures, None, bool(loaded.problems), not loaded.problems)
@@ -188,7 +165,7 @@ class ConfigServerOptions(ServerOptions):
     """Options of a ConfigServer.
 
     Attributes:
-        idle_ms: the server closes a connection if its peer has sent no request for this long
+        idle_ms: after this many milliseconds without a request, the server closes a connection
             (``serverChannelMaxIdleTimeSeconds``).
         fast_port: whether to also listen at the port minus 2, where RocketMQ slaves request topics.
     """
@@ -197,7 +174,7 @@ class ConfigServerOptions(ServerOptions):
     fast_port: bool = True
 
     def __post_init__(self) -> None:
-        # super() fails here: dataclass(slots=True) makes a new class.
+        # super() fails here, because dataclass(slots=True) makes a new class.
         ServerOptions.__post_init__(self)
         if self.idle_ms <= 0:
             raise UsageError(f"idle_ms is {self.idle_ms}; it must be above 0")
@@ -207,9 +184,7 @@ class ConfigServerStatus(NamedTuple):
     """State of a ConfigServer.
 
     Attributes:
-        address: host:port at which the server listens.
-        connections: number of open connections.
-        answered: number of requests that were answered with a table.
+        answered: number of answers with a table.
         refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the server failed and no longer answers.
     """
@@ -226,8 +201,8 @@ class _Asking(Peer):
 
     def __init__(self, wire: Wire, now_ms: int) -> None:
         super().__init__(wire)
-        self.reader = RemotingReader(_LARGEST_REQUEST)
-        self.asked: deque[RemotingCommand] = deque()
+        self.reader = remoting.RemotingReader(_LARGEST_REQUEST)
+        self.asked: deque[remoting.RemotingCommand] = deque()
         self.has_asked = False
         self.heard_ms = now_ms
 
@@ -235,22 +210,12 @@ class _Asking(Peer):
 class ConfigServer(Server[_Asking]):
     """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
 
-    The constructor opens the port, so clients can connect at once. The server answers them after
-    :meth:`start` is called or the ``with`` block is entered.
-
-    Args:
-        root: the store's folder. The store need not be open: the server reads the files.
-        host: the address to listen at.
-        port: the port; 0: the system chooses one.
-        options: limits, TLS, allowed peers.
-        surroundings: clock and sockets; a simulation passes its own.
-
-    Attributes:
-        error: the error that ended the server; None while it works.
+    The constructor opens the port; port 0 lets the system choose. The server answers requests from
+    :meth:`start` on, or from the start of the ``with`` block. The store need not be open.
 
     Raises:
         OSError: if the server cannot listen at the address.
-        UsageError: if the port minus 2 is not a port.
+        UsageError: if there is no port two below ``port``, and ``fast_port`` is set.
     """
 
     def __init__(
@@ -275,7 +240,7 @@ class ConfigServer(Server[_Asking]):
         )
 
     def status(self) -> ConfigServerStatus:
-        """The current state."""
+        """Return the current state."""
         return ConfigServerStatus(
             self.address,
             len(self._peers),
@@ -291,7 +256,7 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        """Answer one request, if the previous answer is sent. Return the next wait in ms."""
+        # Answers one request if the previous answer is sent. Returns the next wait in ms.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:
@@ -308,7 +273,7 @@ class ConfigServer(Server[_Asking]):
                 self._read(peer)
                 left = 0
             if peer in self._peers:
-                # While an answer is pending, wait only until the socket takes it.
+                # While an answer is pending, wait only until the socket is writable.
                 wants_write = wire.wants_write
                 self._watch(peer, selectors.EVENT_WRITE if wants_write else selectors.EVENT_READ)
         except (OSError, ValueError) as error:
@@ -342,7 +307,6 @@ class ConfigServer(Server[_Asking]):
 
 
 def _listeners(sockets: Surroundings, host: str, port: int, *, fast: bool) -> list[socket.socket]:
-    """Listen at the port, and at the port minus 2 if ``fast``."""
     if not fast:
         return [sockets.listen(host, port)]
     if 0 < port <= -FAST_PORT:

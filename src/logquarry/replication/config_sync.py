@@ -1,8 +1,7 @@
 """Copies the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
 
-Each copy uses one connection, and sends RocketMQ's four requests in RocketMQ's order. If copying
-one table fails, the other tables are still copied. The status reports the problem, and the next
-copy tries that table again.
+Each copy uses one connection. If one table fails, the copy continues with the next table; the next
+copy tries the failed table again.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class ConfigSyncOptions:
     Attributes:
         interval: seconds between two copies.
         timeout: seconds to wait for the connection, and for each answer.
-        tls: TLS settings; None for no TLS.
+        tls: None for no TLS.
         server_name: the name in the master's certificate; None for the master's host.
     """
 
@@ -61,9 +60,9 @@ class ConfigSynced(NamedTuple):
     """Result of one copy.
 
     Attributes:
-        written: files of ``config/`` that were written, because their content differed.
-        missing: files that the master does not have; the slave's files stay.
-        problems: tables that failed, with the reason; the slave's files stay.
+        written: files of ``config/`` that the copy has written, because their content differed.
+        missing: files that the master does not have; the slave keeps its files.
+        problems: tables that failed, with the reason; the slave keeps its files.
     """
 
     written: tuple[str, ...]
@@ -77,9 +76,9 @@ class ConfigSyncStatus(NamedTuple):
     Attributes:
         master: host:port of the master's broker.
         times: number of copies.
-        last: result of the last copy; None before the first.
+        last: result of the last copy; None before the first copy.
         trouble: the reason why the last copy failed; empty if it succeeded.
-        has_ended: whether copying failed and will not continue.
+        has_ended: whether an error has ended the copying.
     """
 
     master: str
@@ -90,8 +89,6 @@ class ConfigSyncStatus(NamedTuple):
 
 
 class _Asker:
-    """One connection to a master's broker. Not thread-safe."""
-
     def __init__(self, connection: socket.socket, timeout_s: float) -> None:
         self._connection = connection
         self._timeout = timeout_s
@@ -99,12 +96,7 @@ class _Asker:
         self._opaque = 0
 
     def ask(self, code: int) -> RemotingCommand:
-        """Send a request, and wait for its answer.
-
-        Raises:
-            OSError: if there is no answer in time, or the connection ends.
-            ProtocolViolation: if the broker sends invalid bytes.
-        """
+        # Raises OSError if there is no answer in time, and ProtocolViolation for invalid bytes.
         deadline = time.monotonic() + self._timeout
         self._opaque += 1
         self._connection.settimeout(self._timeout)
@@ -114,7 +106,7 @@ class _Asker:
             data = self._connection.recv(_RECEIVE)
             if not data:
                 raise ConnectionError("the master's broker ended the connection")
-            # Skip answers to other requests, as RocketMQ does.
+            # Like RocketMQ, skip answers to other requests.
             for command in self._reader.receive_data(data):
                 if command.is_response and command.opaque == self._opaque:
                     return command
@@ -128,17 +120,12 @@ def sync_config(
     *,
     options: ConfigSyncOptions | None = None,
 ) -> ConfigSynced:
-    """Copy the tables of a master's ``config/`` once.
+    """Copy the tables of a master's ``config/`` once. Written files are synced.
 
     Args:
         store: the slave's store, open for writing with ``broker_role`` SLAVE.
-        host: host of the master's broker: RocketMQ's, or a
+        host: host of the master's broker, or of a
             :class:`~logquarry.replication.config_server.ConfigServer`.
-        port: its port.
-        options: timeouts and TLS.
-
-    Returns:
-        The result. Written files are synced.
 
     Raises:
         OSError: if the master's broker is unreachable, does not answer, or ends the connection.
@@ -152,17 +139,11 @@ def sync_config(
 class ConfigSync:
     """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
-    The first copy is at :meth:`start`, or at the start of the ``with`` block. Close this object
-    before you close the store.
-
-    Args:
-        store: the slave's store, open for writing with ``broker_role`` SLAVE.
-        host: host of the master's broker.
-        port: its port.
-        options: interval, timeouts and TLS.
+    The first copy begins at :meth:`start`, or at the start of the ``with`` block. Close this object
+    before you close the store, which must be open for writing with ``broker_role`` SLAVE.
 
     Attributes:
-        error: the error that ended the copying; None while it works.
+        error: the error that ended the copying; None while the copying continues.
 
     Raises:
         StoreUnavailable: if the store is not open for writing.
@@ -203,7 +184,7 @@ class ConfigSync:
         self._wake.set()
         connection = self._connection
         if connection is not None:
-            # This ends the connection for a thread that waits for an answer.
+            # End the connection, because the thread may wait for an answer.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
@@ -230,7 +211,7 @@ class ConfigSync:
         return address_text((self._host, self._port))
 
     def status(self) -> ConfigSyncStatus:
-        """The current state."""
+        """Return the current state."""
         return ConfigSyncStatus(
             self.master, self._times, self._last, self._trouble, self.error is not None
         )
@@ -254,7 +235,7 @@ class ConfigSync:
             self._wake.take(self._options.interval)
 
     def sync(self) -> ConfigSynced:
-        """Copy now, and wait for it; see :func:`sync_config`. Any thread may call it."""
+        """Copy the tables now, like :func:`sync_config`. Thread-safe."""
         with self._syncing:
             try:
                 synced = self._sync()
@@ -294,7 +275,7 @@ class ConfigSync:
                     else:
                         remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
                         problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
-                # The decoders check their input. This catches invalid input that a decoder misses.
+                # The decoders check their input; catch invalid input that a decoder misses.
                 except (ValueError, TypeError, RecursionError) as error:
                     problems.append(f"{name}: the master's file is invalid: {error}")
         finally:

@@ -1,8 +1,7 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections. It sends at most 1 MiB of the mapped log per system call. For
-each slave, only a MasterConnection and the bytes that the socket has not accepted yet are in
-memory. So a peer cannot make the master use more memory.
+One thread serves all connections. Bytes are sent from the mapped log, so a slow slave takes little
+memory.
 """
 
 from __future__ import annotations
@@ -15,17 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
+from logquarry.protocol.ha import messages as ha
 from logquarry.protocol.ha.connection import MasterConnection
-from logquarry.protocol.ha.messages import (
-    ConnectionEnded,
-    HaTimes,
-    LogRange,
-    MasterEvent,
-    MasterState,
-    SlaveAcknowledged,
-    SlaveRequested,
-    TransferLimits,
-)
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Waits, Wire, require_peer
 from logquarry.store.message_store import StoreWriter
@@ -33,12 +23,13 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 _GATHER: Final = 1 << 20
-"""Maximum bytes of the log to send in one system call."""
+"""Maximum bytes of the log in one system call."""
 _TURN: Final = 8 << 20
-"""Maximum bytes to send to one slave before the next slave's turn."""
+"""Maximum bytes to send to a slave before the next slave's turn."""
 _REPORTS: Final = 16 << 10
-"""Maximum bytes to read from one slave before the next slave's turn. A whole TLS record must fit:
-if only a part of a record is read, the selector does not report the rest.
+"""Maximum bytes to read from a slave before the next slave's turn.
+
+A whole TLS record must fit, because the selector does not report the rest of a record.
 """
 
 
@@ -48,24 +39,21 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        times: heartbeat and housekeeping intervals.
-        full_history: whether an empty slave gets the log from the first file on. If False, it gets
+        full_history: whether an empty slave gets the log from the first file on. Otherwise it gets
             the log from the last file on, as from RocketMQ.
     """
 
-    limits: TransferLimits = field(default_factory=TransferLimits)
-    times: HaTimes = field(default_factory=HaTimes)
+    limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
+    times: ha.HaTimes = field(default_factory=ha.HaTimes)
     full_history: bool = False
 
 
 class SlaveView(NamedTuple):
-    """State of one slave, as its master knows it.
+    """State of a slave, as its master knows it. Offsets are None before the slave's first report.
 
     Attributes:
-        peer: the slave's address.
-        next_offset: physical offset of the next byte to send; None before the slave's first report.
-        acknowledged: the slave has all bytes before this physical offset; None before the slave's
-            first report.
+        next_offset: physical offset of the next byte to send.
+        acknowledged: the slave has all bytes before this physical offset.
         sent_bytes: bytes of the log sent over this connection.
     """
 
@@ -79,11 +67,9 @@ class MasterStatus(NamedTuple):
     """State of an HaMaster.
 
     Attributes:
-        address: host:port at which the master listens.
         max_offset: physical offset of the log's end.
         acknowledged: highest physical offset that a slave has acknowledged since the store was
             opened.
-        slaves: the connected slaves.
         refused: number of connections refused, or closed because of invalid bytes.
         has_ended: whether the master failed and no longer serves slaves.
     """
@@ -111,18 +97,9 @@ class _Slave(Peer):
 class HaMaster(Server[_Slave]):
     """Sends a store's log to slaves (``HAService``).
 
-    The constructor opens the port. The master serves slaves from :meth:`start`, or from the start
-    of the ``with`` block. Close the master before you close the store.
-
-    Args:
-        store: the store, open for writing.
-        host: the address to listen at.
-        port: the port; 0: the system chooses one.
-        options: limits, TLS, allowed slaves.
-        surroundings: clock and sockets; a simulation passes its own.
-
-    Attributes:
-        error: the error that ended the master; None while it works.
+    The constructor opens the port; port 0 lets the system choose. The master serves slaves from
+    :meth:`start` on, or from the start of the ``with`` block. Close the master before you close the
+    store, which must be open for writing.
 
     Raises:
         OSError: if the master cannot listen at the address.
@@ -151,7 +128,7 @@ class HaMaster(Server[_Slave]):
         )
 
     def status(self) -> MasterStatus:
-        """The current state."""
+        """Return the current state."""
         views = []
         for slave in list(self._peers):
             machine = slave.machine
@@ -198,16 +175,16 @@ class HaMaster(Server[_Slave]):
         waits = [self._serve(slave, log, now) for slave in list(self._peers)]
         return min([*waits, LONGEST_WAIT_MS])
 
-    def _range(self) -> LogRange:
+    def _range(self) -> ha.LogRange:
         feed = self._feed
         first, end = feed.min_offset, feed.max_offset
         fresh = first
         if not self._options.full_history:
             fresh = max(first, end - end % feed.file_size)
-        return LogRange(first, end, fresh)
+        return ha.LogRange(first, end, fresh)
 
-    def _serve(self, slave: _Slave, log: LogRange, now: int) -> int:
-        """Send as much as possible now. Return the next wait in ms."""
+    def _serve(self, slave: _Slave, log: ha.LogRange, now: int) -> int:
+        # Sends as much as possible now. Returns the next wait in ms.
         machine, wire = slave.machine, slave.wire
         try:
             if not wire.is_ready:
@@ -232,8 +209,8 @@ class HaMaster(Server[_Slave]):
             wait = min(wait, machine.next_transfer_ms() - now)
         return wait
 
-    def _send(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Send at most _TURN bytes of the log. Return whether more bytes can be sent now."""
+    def _send(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
+        # Sends at most _TURN bytes of the log. Returns whether more bytes can be sent now.
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False
@@ -257,14 +234,14 @@ class HaMaster(Server[_Slave]):
                 return False
         return True
 
-    def _tick(self, slave: _Slave, log: LogRange, now: int) -> bool:
-        """Do the work that is due. Return whether the connection continues."""
+    def _tick(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
+        # Returns whether the connection continues.
         return self._heard(slave, slave.machine.tick(log, now))
 
     def _read(self, slave: _Slave) -> None:
         if slave not in self._peers or not slave.wire.is_ready:
             return
-        events: list[MasterEvent] = []
+        events: list[ha.MasterEvent] = []
         try:
             count = slave.wire.receive_into(self._buffer)
             if count is not None:
@@ -281,14 +258,14 @@ class HaMaster(Server[_Slave]):
         else:
             self._heard(slave, events)
 
-    def _heard(self, slave: _Slave, events: Sequence[MasterEvent]) -> bool:
+    def _heard(self, slave: _Slave, events: Sequence[ha.MasterEvent]) -> bool:
         for event in events:
-            if isinstance(event, SlaveAcknowledged):
+            if isinstance(event, ha.SlaveAcknowledged):
                 self._feed.replicas.acknowledge(event.offset, event.since)
-            elif isinstance(event, SlaveRequested):
+            elif isinstance(event, ha.SlaveRequested):
                 how = "is empty and begins" if event.is_fresh else "continues"
                 logger.info("slave %s %s at physical offset %d", slave.wire.peer, how, event.offset)
-            elif isinstance(event, ConnectionEnded):
+            elif isinstance(event, ha.ConnectionEnded):
                 self._drop(slave, event.reason)
                 return False
         return True
@@ -301,11 +278,10 @@ class HaMaster(Server[_Slave]):
         return _Slave(wire, machine)
 
     def _silence_of(self, slave: _Slave) -> str | None:
-        is_silent = slave.machine.state is MasterState.AWAITING_REQUEST
+        is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Register the slave for replica waits before status() lists it: puts must wait for each listed
-    # slave.
+    # Called before status() lists the slave, because puts must wait for each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

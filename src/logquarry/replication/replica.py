@@ -1,12 +1,11 @@
-"""Appends the master's bytes to a slave's log, and checks them.
+"""Appends the master's bytes to a slave's log, and checks the frames in them.
 
-The replica appends each transfer, and checks every complete frame: magic, lengths, CRC and physical
-offset. A transfer may end inside a frame; the replica does not acknowledge an incomplete frame.
+The replica checks magic, lengths, CRC and physical offset of each complete frame. A transfer may
+end inside a frame.
 
-At the start of each connection, the slave requests bytes that it already has: the end of its log,
-with at least one complete frame. It compares these bytes of the master with its own. If they
-differ, the two logs have diverged, and replication stops. (RocketMQ's protocol cannot compare
-logs.) ::
+RocketMQ's protocol cannot compare logs. Therefore a slave requests the end of its own log again at
+each connection, and compares these bytes with the master's. If the bytes differ, the logs have
+diverged, and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -26,16 +25,16 @@ from logquarry.log import codec
 from logquarry.store.log_feed import LogFeed
 
 OVERLAP: Final = 64 * 1024
-"""Number of bytes to compare at the start of each connection. Frames contain times and offsets, so
-two logs that have diverged earlier differ within these bytes too.
+"""Number of bytes to compare at the start of a connection. Frames contain times and offsets, so the
+last bytes of diverged logs differ too.
 """
 _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
-    """The end of the slave's log has invalid bytes from the master; replication cannot continue.
+    """The end of the slave's log has invalid bytes from the master, so replication ends.
 
-    The slave acknowledged none of the invalid bytes. The next opening of the store removes them.
+    The next opening of the store removes the invalid bytes.
     """
 
 
@@ -44,10 +43,10 @@ class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        start: physical offset at which an empty log begins; None: the master chooses (RocketMQ: its
-            last file).
+        start: physical offset at which an empty log begins. If None, the master chooses; RocketMQ
+            chooses its last file.
         check_crc: whether to check the CRC of bodies.
-        overlap: bytes to compare at the start of a connection.
+        overlap: number of bytes to compare at the start of a connection.
 
     Attributes:
         checked: all bytes before this physical offset are valid frames.
@@ -71,37 +70,37 @@ class Replica:
         self.position = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
-        # Load the compiled walk now: the first call is slow.
+        # Load the compiled walk now, because the first call is slow.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
-        """Offset for the first report of a connection; all bytes before it are durable and checked.
+        """Return the physical offset for a first report. All bytes before it are valid and durable.
 
         Raises:
             SpoiltReplica: if the log's end is not a valid frame.
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # Check now the bytes that an earlier run did not dispatch, even if no master is reachable.
+        # Check the bytes that an earlier run did not dispatch, even if no master is reachable.
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # 0 would mean "the master chooses". So request the whole log from byte 1 on: byte 0
-            # is the highest byte of a frame's size, which is always 0.
+            # In a report, 0 means that the master chooses. So request the whole log from byte 1
+            # on: byte 0 is the highest byte of a frame's size, which is always 0.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
         self.feed.sync()
         last = self._last_frame()
-        # Compare at least one complete frame: the times in a frame differ between logs, but two
-        # blanks may be equal. Request bytes of an earlier file only if necessary: the master may
-        # have deleted that file.
+        # Compare at least one complete frame: frames of different logs have different times, but
+        # two blanks may be equal. Avoid bytes of an earlier file, because the master may have
+        # deleted that file.
         first = last - last % self.feed.file_size
         start = min(last, max(first, wrote - self.overlap))
         self.position = max(1, self.feed.min_offset, self._floor, start)
         return self.position
 
     def _last_frame(self) -> int:
-        """Physical offset of the last complete frame, or of the start of a file without frames."""
+        # Physical offset of the last complete frame, or of the start of a file without frames.
         if self._last is None:
             self._last = self._find_last_frame()
         return self._last
@@ -125,7 +124,7 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        """Position of the last frame of a chain; None if the chain ends before the window does."""
+        # Position of the last frame of a chain; None if the chain ends before the window.
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -135,7 +134,7 @@ class Replica:
         return last if code in (REACHED_STOP, BLANK, NEED_MORE) else None
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Append or compare the next bytes of the master's log. :meth:`check` checks them.
+        """Append or compare the next bytes of the master's log, without a check of frames.
 
         Raises:
             LogsDiverged: if this log has other bytes there.
@@ -214,8 +213,7 @@ class Replica:
             room = size - self.checked % size
             data = self.feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # The rest is too small for a blank. RocketMQ never leaves so few bytes; other
-                # writers may.
+                # Too few bytes for a blank. RocketMQ never leaves so few bytes; other writers may.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -257,11 +255,11 @@ class Replica:
         """Process a heartbeat; ``offset`` is the physical offset of the master's next byte.
 
         Raises:
-            LogsDiverged: if this log is longer, and the master has nothing more to send.
+            LogsDiverged: if this log is longer, and the master has no more bytes to send.
         """
         if offset < self.feed.wrote_offset and self._has_beaten:
             # QUIRK: after some seconds without traffic (at the start, or with a slow slave),
-            # RocketMQ sends one heartbeat before data. So only two heartbeats in a row show that no
+            # RocketMQ sends one heartbeat before data. Only two heartbeats in a row show that no
             # data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
@@ -270,14 +268,14 @@ class Replica:
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """React if the master lacks the requested offset: its log begins or ends at ``offset``.
+        """Process the start or the end of a master's log that lacks the requested offset.
 
-        Returns normally if another connection may succeed.
+        If the call returns, another connection may succeed.
 
         Raises:
-            LogsDiverged: if the master's log ends there.
-            ReplicationError: if the master's log begins there, and this log ends before that
-                offset.
+            LogsDiverged: if the master's log ends at ``offset``.
+            ReplicationError: if the master's log begins at ``offset``, and lacks bytes that the
+                slave needs or compares.
         """
         wrote = self.feed.wrote_offset
         if not wrote:
@@ -315,18 +313,16 @@ class Replica:
 
     # ----------------------------------------------------------------------------------- syncing
     def sync(self) -> int:
-        """Sync the log. Return the physical offset up to which it is durable and checked.
+        """Sync the log, and return the physical offset before which it is durable and checked.
 
         Raises:
-            StoreUnavailable: if this sync or an earlier one failed.
+            StoreUnavailable: if this sync or an earlier sync failed.
         """
-        # Read this offset before the sync: bytes that are appended during the sync may not be
-        # durable.
+        # Read this offset before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
-        # Without CRC checks, a body with a wrong CRC may be in the log. After a power cut its frame
-        # looks torn. Only the durable offset shows that the frame is complete, so this offset must
-        # be on the disk.
+        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut its frame
+        # looks torn. Only a durable offset on the disk shows that the frame is complete.
         self.feed.keep(not self.check_crc)
         return end
 

@@ -1,7 +1,7 @@
-"""The base of both servers: listens, decides which peers may connect, starts and ends.
+"""The base of both replication servers: listens, admits peers, starts and ends.
 
 One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
-replaces a peer that has sent no request yet. :class:`~logquarry.replication.master.HaMaster` and
+replaces a peer without a request. :class:`~logquarry.replication.master.HaMaster` and
 :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 
@@ -31,11 +31,7 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Admission:
-    """Decides which peers may connect, and logs refusals. Not thread-safe.
-
-    Attributes:
-        refused: number of refused connections.
-    """
+    """Decides which peers may connect, and logs refusals. Not thread-safe."""
 
     def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
         self._allowed = allowed
@@ -54,7 +50,7 @@ class Admission:
     def refuse(self, peer: str, reason: str) -> None:
         """Count a refusal, and log it."""
         self.refused += 1
-        # At most one line a second: repeated connections must not fill the disk.
+        # At most one line per second: repeated connections must not fill the disk.
         now = self._now_ms()
         if self._noted_ms is None or now - self._noted_ms >= 1_000:
             self._noted_ms = now
@@ -72,10 +68,8 @@ class ServerOptions:
     """Options of every server.
 
     Attributes:
-        max_connections: maximum number of connections at the same time.
-        allow: addresses or networks that may connect ("10.0.0.0/8"); None for all peers. The
-            default address, 127.0.0.1, is reachable only from this machine.
-        tls: TLS settings; None for no TLS.
+        allow: addresses or networks that may connect, for example "10.0.0.0/8"; None for all.
+        tls: None for no TLS.
     """
 
     max_connections: int = 16
@@ -89,7 +83,7 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Parse the addresses and networks of ``allow``; None allows all."""
+        """Parse ``allow``. None allows all peers."""
         if self.allow is None:
             return None
         try:
@@ -99,11 +93,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection.
-
-    Attributes:
-        mask: the events for which the selector watches the socket.
-    """
+    """One connection. ``mask`` has the events for which the selector watches the socket."""
 
     __slots__ = ("mask", "wire")
 
@@ -119,19 +109,15 @@ P = TypeVar("P", bound=Peer)
 
 
 class Server(ABC, Generic[P]):
-    """A server: the constructor opens the port; it serves from :meth:`start`, or from the ``with``
-    block.
+    """A server. The constructor opens the port; :meth:`start` or a ``with`` block serves peers.
 
     Args:
-        listen: makes the listening sockets; the address of the first is the server's address.
+        listen: makes the listening sockets. The first socket has the server's address.
         surroundings: clock and sockets; a simulation passes its own.
-        read_size: maximum bytes of one read.
+        read_size: maximum bytes of a read.
 
     Attributes:
         error: the error that ended the server; None while the server works.
-
-    Raises:
-        OSError: if the server cannot listen at the address.
     """
 
     def __init__(
@@ -149,8 +135,7 @@ class Server(ABC, Generic[P]):
         self._admission = Admission(options.networks(), self._surroundings.now_ms)
         self.error: LogquarryError | None = None
         with contextlib.ExitStack() as made:
-            # If the process runs out of descriptors, close the listeners, so that the port becomes
-            # free.
+            # If the process runs out of descriptors, close the listeners to free the port.
             self._listeners = listen(self._surroundings)
             for listener in self._listeners:
                 made.enter_context(contextlib.closing(listener))
@@ -169,7 +154,7 @@ class Server(ABC, Generic[P]):
 
     # -------------------------------------------------------------------------------------- life
     def start(self) -> None:
-        """Start the thread that serves."""
+        """Start the thread that serves peers."""
         try:
             self._thread.start()
         except RuntimeError:
@@ -197,10 +182,8 @@ class Server(ABC, Generic[P]):
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`.
-
-        Otherwise a peer would not see the end of its connection while the child lives.
-        """
+        """Close the sockets in a forked child; see :mod:`logquarry.disk.service`."""
+        # A socket open in the child would hide the end of a connection from the peer.
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:
@@ -209,7 +192,7 @@ class Server(ABC, Generic[P]):
 
     @property
     def address(self) -> str:
-        """host:port that the server listens at."""
+        """host:port at which the server listens."""
         return address_text((self.host, self.port))
 
     # ------------------------------------------------------------------------------------ serving
@@ -217,10 +200,7 @@ class Server(ABC, Generic[P]):
         drive(self.serving())
 
     def serving(self) -> Waits:
-        """Do all work of the server, as a generator.
-
-        A simulation runs it instead of :meth:`start`.
-        """
+        """Do all work of the server, as a generator. A simulation runs this generator."""
         try:
             while not self._is_closing:
                 yield from self._turn()
@@ -230,7 +210,7 @@ class Server(ABC, Generic[P]):
             self._end()
 
     def _failed(self, error: Exception) -> LogquarryError:
-        """Log an exception that ended the server, and return it as :attr:`error`."""
+        # Returns the value of :attr:`error`.
         logger.exception("%s failed", self._name)
         return ReplicationError(f"{self._name} failed: {error!r}")
 
@@ -243,7 +223,6 @@ class Server(ABC, Generic[P]):
         self._wake.close()
 
     def _turn(self) -> Waits:
-        """Do all work that is due, and wait for the next event."""
         wait = self._serve_all()
         found = yield self._selector, max(0, wait) / 1_000
         for key, mask in found:
@@ -269,9 +248,7 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """The reason why a new peer may replace this one (it has sent no request yet); None if it
-        may not.
-        """
+        """Return why a new peer may replace a peer without a request; None if it may not."""
 
     def _came(self, peer: P) -> None:
         """Called before the server adds a new peer."""
@@ -283,14 +260,14 @@ class Server(ABC, Generic[P]):
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # No descriptors are left, or the peer is gone already. Without descriptors the
-            # listener stays ready: pause, because a busy loop would use a whole CPU.
+            # No descriptors are left, or the peer is gone. Without descriptors the listener stays
+            # ready, and a loop without a pause would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            # Count first: a caller may read status() as soon as it sees the connection end.
+            # Count first: a caller may read status() as soon as the connection ends.
             self._admission.refuse(name, "the address is not in allow")
             connection.close()
             return
@@ -316,7 +293,6 @@ class Server(ABC, Generic[P]):
         self._peers.append(peer)
 
     def _make_room(self) -> bool:
-        """Drop the oldest peer that has sent no request yet. Return whether there was one."""
         for peer in self._peers:
             reason = self._silence_of(peer)
             if reason is not None:

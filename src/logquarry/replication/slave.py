@@ -1,9 +1,9 @@
 """The slave of replication: copies a master's log into its own store, and acknowledges bytes.
 
-One thread receives, appends and checks bytes; if only few bytes arrive, it also syncs. If many
-bytes arrive, a second thread syncs, so that receiving does not wait for the disk. If the connection
-ends, the slave connects again after a pause, which doubles as long as no bytes arrive. If the logs
-have diverged or the disk fails, the slave ends, and ``error`` gives the reason.
+One thread receives, appends and checks bytes, and syncs small reads. After large reads a second
+thread syncs, so that the receiving thread does not wait for the disk. If the connection ends, the
+slave connects again after a pause, which doubles while no bytes arrive. If the logs have diverged
+or the disk fails, the slave ends, and ``error`` gives the reason.
 """
 
 from __future__ import annotations
@@ -27,15 +27,8 @@ from logquarry.errors import (
     StoreError,
     UsageError,
 )
+from logquarry.protocol.ha import messages as ha
 from logquarry.protocol.ha.connection import SlaveConnection
-from logquarry.protocol.ha.messages import (
-    ConnectionEnded,
-    DataReceived,
-    HaTimes,
-    HeartbeatReceived,
-    MasterElsewhere,
-    SlaveEvent,
-)
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
 from logquarry.replication.wire import (
     Found,
@@ -56,7 +49,7 @@ _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
-"""If _LARGE bytes arrive at once, the slave syncs at this interval, not after each read."""
+"""Milliseconds between two syncs while reads bring _LARGE bytes or more."""
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
@@ -68,17 +61,16 @@ class SlaveOptions:
     """Options of an HaSlave.
 
     Attributes:
-        start: physical offset at which an empty log begins; 0: the master's whole log; None: the
-            master chooses (RocketMQ: its last file).
-        acknowledge: ``"flushed"``: acknowledge durable bytes; ``"received"``: acknowledge bytes in
+        start: physical offset at which an empty log begins; 0 copies the master's whole log. If
+            None, the master chooses; RocketMQ chooses its last file.
+        acknowledge: ``"flushed"`` acknowledges durable bytes; ``"received"`` acknowledges bytes in
             memory, as RocketMQ's slave does.
-        check_crc: whether to check the CRC of a body before acknowledging it.
+        check_crc: whether to check the CRC of bodies.
         overlap: number of bytes at the log's end to compare with the master's log at each
             connection. The last message is always compared.
-        times: heartbeat and housekeeping intervals.
         first_pause: seconds before the second attempt to connect.
         longest_pause: maximum seconds between two attempts.
-        tls: TLS settings; None for no TLS.
+        tls: None for no TLS.
         server_name: the name in the master's certificate; None for the master's host.
     """
 
@@ -86,7 +78,7 @@ class SlaveOptions:
     acknowledge: str = ACKNOWLEDGE[0]
     check_crc: bool = True
     overlap: int = OVERLAP
-    times: HaTimes = field(default_factory=HaTimes)
+    times: ha.HaTimes = field(default_factory=ha.HaTimes)
     first_pause: float = 0.1
     longest_pause: float = 5.0
     tls: ssl.SSLContext | None = None
@@ -113,15 +105,12 @@ class SlaveStatus(NamedTuple):
     """State of an HaSlave.
 
     Attributes:
-        master: host:port of the master.
-        is_connected: whether it is connected.
         max_offset: physical offset of the log's end.
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
-        has_all: whether, by the master's last message, the slave has the whole log of the master.
-        trouble: the reason why the slave is not connected, or has ended; empty if nothing is wrong.
-        has_ended: whether the slave has failed and will not continue.
+        has_all: whether the slave has the whole log, according to the master's last message.
+        trouble: the reason why the slave is not connected or has ended; empty without a problem.
         failures: number of failed attempts since the master last sent bytes.
     """
 
@@ -140,19 +129,15 @@ class SlaveStatus(NamedTuple):
 class HaSlave:
     """Copies a master's log into a store (``HAClient``).
 
-    The slave works from :meth:`start`, or from the start of the ``with`` block. Close the slave
-    before you close its store. While the slave works, other threads and processes may read the
-    store. The store rejects puts, because its ``broker_role`` is SLAVE.
+    The slave works from :meth:`start` on, or from the start of the ``with`` block. Close the slave
+    before you close its store. Other threads and processes may read the store meanwhile.
 
     Args:
-        store: the store, open for writing with ``broker_role`` SLAVE.
-        host: host of the master.
-        port: port of the master.
-        options: start, acknowledgements, checks, TLS.
+        store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
         surroundings: clock and sockets; a simulation passes its own.
 
     Attributes:
-        error: the error that ended the slave; None while it works.
+        error: the error that ended the slave; None while the slave works.
 
     Raises:
         UsageError: if the store's ``broker_role`` is not SLAVE.
@@ -226,7 +211,7 @@ class HaSlave:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
         if self._threads[0].ident is None:
-            # The thread never started, so it cannot set the event for wait().
+            # Without a thread, only this line sets the event for wait().
             self._ended.set()
         self._wake.close()
         stays(self)
@@ -239,23 +224,14 @@ class HaSlave:
         self.close()
 
     def abandon_in_child(self) -> None:
-        """Close the socket in a forked child; see :mod:`logquarry.disk.service`.
-
-        Otherwise the master would not see the end of the connection while the child lives.
-        """
+        """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
+        # A socket open in the child would hide the end of the connection from the master.
         wire = self._wire
         if wire is not None:
             wire.abandon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until the slave has ended, by :meth:`close` or with an :attr:`error`.
-
-        Args:
-            timeout_s: seconds to wait; None for no limit.
-
-        Returns:
-            Whether it has ended.
-        """
+        """Wait until :meth:`close` or an :attr:`error` has ended the slave; False on timeout."""
         while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
             if timeout_s is not None:
                 return False
@@ -270,7 +246,7 @@ class HaSlave:
         return address_text((self._host, self._port))
 
     def status(self) -> SlaveStatus:
-        """The current state."""
+        """Return the current state."""
         machine = self._machine
         return SlaveStatus(
             self.master,
@@ -290,10 +266,7 @@ class HaSlave:
         drive(self.following())
 
     def following(self) -> Waits:
-        """Do all work of the receiving thread, as a generator.
-
-        A simulation runs it together with :meth:`syncing`, instead of :meth:`start`.
-        """
+        """Do all work of the receiving thread; a simulation also runs :meth:`syncing`."""
         pause = self._options.first_pause
         try:
             while self._goes_on():
@@ -337,13 +310,6 @@ class HaSlave:
                     self._wake.take()
 
     def _follow(self) -> Waits:
-        """Connect, and receive until the connection ends.
-
-        Raises:
-            OSError: if the connection fails.
-            ReplicationError: if the logs have diverged, or the master sends invalid bytes.
-            StoreError: if the log cannot be written.
-        """
         request = self._replica.request()
         connection = self._surroundings.connect(self._host, self._port, _CONNECT_SECONDS)
         try:
@@ -373,7 +339,7 @@ class HaSlave:
             wire.close()
 
     def _say(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> int:
-        """Send as much as possible now. Return the next wait in ms."""
+        # Sends as much as possible now. Returns the next wait in ms.
         if wire.is_ready or wire.handshake():
             with self._use:
                 wire.send([machine.data_to_send()])
@@ -385,7 +351,7 @@ class HaSlave:
         return min(max(0, wait), _LONGEST_WAIT_MS)
 
     def _hear(self, found: Found, wire: Wire, machine: SlaveConnection) -> bool:
-        """Read, and do the work that is due. Return whether the connection continues."""
+        # Returns whether the connection continues.
         for key, ready in found:
             if key.fileobj is self._wake:
                 self._wake.take()
@@ -398,13 +364,13 @@ class HaSlave:
         return self._happened(events)
 
     def _sync_here(self) -> None:
-        """Sync in this thread: for few bytes, this is as fast as waking the other thread."""
+        # For few bytes, a sync here is as fast as a wakeup of the other thread.
         self._owes_sync = False
         is_flushed = self._options.acknowledge == "flushed"
         self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
 
     def _ask_sync(self) -> None:
-        """Have the other thread sync, while this one receives more."""
+        # Let the other thread sync, while this thread receives more bytes.
         self._owes_sync = False
         self._synced_ms = self._surroundings.now_ms()
         if self._options.acknowledge == "flushed":
@@ -413,13 +379,13 @@ class HaSlave:
             self._acknowledge(self._replica.position)
 
     def _read(self, wire: Wire, machine: SlaveConnection) -> bool:
-        """Read from the master. Return whether the connection continues."""
+        # Returns whether the connection continues.
         before = self._received
         for _ in range(_READS):
             count = wire.receive_into(self._buffer)
             if count is None:
                 break
-            events: Sequence[SlaveEvent]
+            events: Sequence[ha.SlaveEvent]
             violation: ProtocolViolation | None = None
             with self._use:
                 try:
@@ -438,28 +404,27 @@ class HaSlave:
                 return False
         return True
 
-    def _happened(self, events: Sequence[SlaveEvent]) -> bool:
+    def _happened(self, events: Sequence[ha.SlaveEvent]) -> bool:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Check once for all events: most of a check's cost does not depend on the number of
-            # bytes.
+            # One check for all events: a check's cost hardly depends on the number of bytes.
             self._replica.check()
 
-    def _goes_on_after(self, event: SlaveEvent) -> bool:
+    def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
         replica = self._replica
-        if isinstance(event, DataReceived):
+        if isinstance(event, ha.DataReceived):
             replica.take(event.offset, event.data)
             self._failures = 0
             self._received += len(event.data)
-        elif isinstance(event, HeartbeatReceived):
+        elif isinstance(event, ha.HeartbeatReceived):
             replica.heartbeat(event.offset)
             self._failures = 0
-        elif isinstance(event, MasterElsewhere):
+        elif isinstance(event, ha.MasterElsewhere):
             replica.elsewhere(event.offset)
             self._trouble = f"{self.master}: its log begins or ends at offset {event.offset}"
             return False
-        elif isinstance(event, ConnectionEnded):
+        elif isinstance(event, ha.ConnectionEnded):
             self._trouble = f"{self.master}: {event.reason}"
             return False
         return True
@@ -470,7 +435,7 @@ class HaSlave:
             sync_wanted.take()
 
     def syncing(self) -> Generator[Flag, None, None]:
-        """Do all work of the syncing thread; yields the flag to wait for before each sync."""
+        """Do all work of the syncing thread; yield the flag to wait for before each sync."""
         try:
             while self._goes_on() and not self._ended.wait(0):
                 yield self._sync_wanted
@@ -481,7 +446,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        """Acknowledge an offset, but at most the end of the bytes received over this connection."""
+        # Acknowledge at most the bytes that were received over this connection.
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
@@ -490,7 +455,7 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket accepts no bytes now. Report the latest offset as soon as it does.
+                # The socket accepts no bytes now. Report the latest offset when it does.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

@@ -1,7 +1,7 @@
-"""Non-blocking sockets, with or without TLS, and the code that waits for them.
+"""Non-blocking sockets, with or without TLS, and the loop that waits for them.
 
-Master and slave run as generators that yield the selectors on which they wait. :func:`drive` waits
-with these selectors; a simulation advances its own clock instead.
+Master and slave are generators that yield selectors. :func:`drive` waits with these selectors; a
+simulation advances its own clock instead.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Waits = Generator[tuple[selectors.BaseSelector, float], Found, None]
 
 
 def drive(waits: Waits) -> None:
-    """Run a generator to its end; wait with the selectors that it yields."""
+    """Run a generator to its end, and wait with each selector that the generator yields."""
     with contextlib.suppress(StopIteration):
         selector, seconds = next(waits)
         while True:
@@ -46,9 +46,8 @@ def drive(waits: Waits) -> None:
 class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
-    Before the thread checks for work and waits, it calls :meth:`arm`. A put reads a flag
-    (:meth:`is_unset`), and makes a system call only if the thread is armed. So while the thread is
-    busy, a put costs no system call.
+    The thread calls :meth:`arm` before it checks for work. A put makes a system call only if the
+    thread is armed (:meth:`is_unset`), not while the thread is busy.
     """
 
     def __init__(self) -> None:
@@ -57,15 +56,15 @@ class Wake:
         self._use = threading.Lock()
 
     def fileno(self) -> int:
-        """The descriptor for the selector."""
+        """Return the descriptor for the selector."""
         return self._descriptor
 
     def arm(self) -> None:
-        """Request a wake-up from now on."""
+        """Request a wakeup from now on."""
         self._is_armed = True
 
     def take(self) -> None:
-        """Consume a wake-up; the next one needs :meth:`arm`."""
+        """Consume a wakeup. The next wakeup needs :meth:`arm`."""
         self._is_armed = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
@@ -75,18 +74,18 @@ class Wake:
         return self._is_armed
 
     def set(self) -> None:
-        """Wake the thread."""
+        """Wake the thread, and disarm it."""
         self._is_armed = False
         self.force()
 
     def force(self) -> None:
-        """Wake the thread now, or when it next waits."""
+        """Wake the thread even if it is not armed."""
         with self._use, contextlib.suppress(OSError):
             if self._descriptor >= 0:
                 os.eventfd_write(self._descriptor, 1)
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor. Later calls of :meth:`set` do nothing."""
         with self._use:
             descriptor, self._descriptor = self._descriptor, -1
             if descriptor >= 0:
@@ -94,10 +93,10 @@ class Wake:
 
 
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
-    """Check the arguments of a master, slave or copy of ``config/``."""
+    """Check the arguments of a master, of a slave or of a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # A store that is open for reading passes here: its log_feed raises a better error later. The
-    # simulator passes a model of a store, which has only a log_feed.
+    # A reader passes here, because log_feed later raises a better error. A simulation passes a
+    # model of a store, which has only log_feed.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
@@ -115,11 +114,11 @@ class Surroundings:
     """Clock and sockets for master and slave. A simulation replaces them."""
 
     def now_ms(self) -> int:
-        """The time in milliseconds, of a monotonic clock."""
+        """Return the time of a monotonic clock in milliseconds."""
         return monotonic_ms()
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """Make a non-blocking socket that listens."""
+        """Make a non-blocking listening socket."""
         _require_name(host)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=64)
@@ -144,11 +143,10 @@ class Wire:
     """One connected, non-blocking socket. Thread-safe.
 
     Args:
-        server_name: the server's name, if this is the client's side of TLS.
+        server_name: with TLS, a client passes the server's name; a server passes None.
 
     Attributes:
-        peer: the other side's address, for log and error messages.
-        wants_write: whether bytes wait until the socket takes them.
+        wants_write: whether bytes wait until the socket is writable.
     """
 
     def __init__(
@@ -177,7 +175,7 @@ class Wire:
         self._is_shaken = tls is None
 
     def fileno(self) -> int:
-        """The descriptor for the selector."""
+        """Return the descriptor for the selector."""
         return self._socket.fileno()
 
     @property
@@ -186,7 +184,7 @@ class Wire:
         return self._is_shaken
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake. Return whether it is done."""
+        """Continue the TLS handshake. Return whether the handshake is done."""
         assert isinstance(self._socket, ssl.SSLSocket)
         with self._use:
             try:
@@ -202,7 +200,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the number of bytes, 0 at the end, None if there are none."""
+        """Read into a buffer. Return the number of bytes; 0 at the end; None if none arrived."""
         with self._use:
             try:
                 return self._socket.recv_into(buffer)
@@ -210,7 +208,7 @@ class Wire:
                 return None
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send buffers, after the buffers that still wait. Return whether all bytes are sent.
+        """Send buffers after the buffers that still wait. Return whether all bytes are sent.
 
         The buffers are not copied: do not change them before they are sent.
         """
@@ -247,14 +245,14 @@ class Wire:
             self._socket.close()
 
     def close(self) -> None:
-        """Close the socket, and drop the bytes that wait."""
+        """Close the socket, and drop the waiting bytes."""
         with self._use, contextlib.suppress(OSError):
             self._out.clear()
             self._socket.close()
 
 
 def _require_name(host: str) -> None:
-    """Raise OSError for an invalid host name; the resolver would raise UnicodeError."""
+    # The resolver would raise UnicodeError for an invalid host name.
     try:
         host.encode("idna")
     except UnicodeError as error:
@@ -262,7 +260,7 @@ def _require_name(host: str) -> None:
 
 
 def address_text(address: tuple[object, ...] | str) -> str:
-    """Format as host:port, an IPv6 host in brackets."""
+    """Format an address as host:port, with brackets around an IPv6 host."""
     if not isinstance(address, tuple):
         return str(address)
     host, port = address[0], address[1]

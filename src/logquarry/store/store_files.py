@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from logquarry.dialect31.state_table import StateTableKeeper, open_state_table
+from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
 from logquarry.disk.log_files import AllocateMappedFileService, free_room, open_log
@@ -101,7 +101,7 @@ class StoreFiles:
                 opened.callback(self.index.close)
             self.transactions: StateTableKeeper | None = None
             if config.is_3_1:
-                self.transactions = open_state_table(
+                self.transactions = StateTableKeeper(
                     disk, root, config, found.transactions, found.log_end
                 )
                 opened.callback(self.transactions.close)

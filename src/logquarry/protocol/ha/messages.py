@@ -1,8 +1,4 @@
-"""Messages, settings, events and state tables of RocketMQ's HA protocol.
-
-The connections follow the state tables. The diagrams in docs/replicate.md are made from these
-tables.
-"""
+"""Messages, settings, events and state tables of the HA protocol; docs/replicate.md shows them."""
 
 from __future__ import annotations
 
@@ -21,18 +17,14 @@ Input = TypeVar("Input", bound=Enum)
 
 
 class Transitions(Generic[State, Input]):
-    """The table of a state machine.
-
-    Args:
-        table: (state, input) -> next state. If a pair is missing, the state machine has a bug.
-    """
+    """The table of a state machine: (state, input) -> next state. A missing pair is a bug."""
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
         self.start: Final = start
         self.table: Final = MappingProxyType(dict(table))
 
     def after(self, state: State, happened: Input) -> State:
-        """The next state."""
+        """Return the next state."""
         following = self.table.get((state, happened))
         assert following is not None, f"{happened} in {state}"
         return following
@@ -127,7 +119,7 @@ HEADER: Final = Layout(
 assert (REPORT.size, HEADER.size) == (8, 12)
 
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
-"""Maximum bytes of data in a transfer. They must fit, with the header, into the buffer of a
+"""Maximum bytes of data in a transfer. With the header, a transfer must fit into the buffer of a
 RocketMQ slave (``READ_MAX_BUFFER_SIZE``).
 """
 
@@ -136,13 +128,13 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HaTimes:
-    """Intervals of both sides, in milliseconds.
+    """Intervals of master and slave, in milliseconds.
 
     Attributes:
-        heartbeat_ms: if a side has sent nothing for this long, it sends a heartbeat
+        heartbeat_ms: after this time without sent bytes, a side sends a heartbeat
             (``haSendHeartbeatInterval``).
-        housekeeping_ms: if a side has received nothing for this long, it closes the connection
-            (``haHousekeepingInterval``). A RocketMQ slave sends nothing in its first five seconds.
+        housekeeping_ms: after this time without received bytes, a side closes the connection
+            (``haHousekeepingInterval``). A RocketMQ slave sends nothing in its first 5 seconds.
     """
 
     heartbeat_ms: int = 5_000
@@ -183,10 +175,7 @@ class TransferLimits:
 class LogRange(NamedTuple):
     """The range of the log that a master can send now.
 
-    Attributes:
-        min_offset: physical offset of the first file's start.
-        max_offset: physical offset of the log's end.
-        fresh_start: physical offset at which an empty slave begins.
+    ``fresh_start`` is the physical offset at which a slave without bytes begins.
     """
 
     min_offset: int
@@ -195,11 +184,9 @@ class LogRange(NamedTuple):
 
 
 class SlaveRequested(NamedTuple):
-    """The slave has requested the log.
+    """The slave has requested the log from a physical offset.
 
-    Attributes:
-        offset: physical offset of the first byte to send.
-        is_fresh: whether the slave had nothing, and the master chose the offset.
+    If ``is_fresh``, the slave has no bytes, and the master has chosen the offset.
     """
 
     offset: int
@@ -207,13 +194,10 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """The slave has reported an offset; this event also follows its first report.
+    """The slave has all bytes before ``offset``, by its first or a later report.
 
-    Attributes:
-        offset: the slave has all bytes before it.
-        since: physical offset at which sending began. The master did not send the bytes before
-            ``since`` over this connection, so the slave may have other bytes there. Do not end
-            replica waits for those bytes.
+    This connection began to send at ``since``. Before ``since``, the slave may have other bytes
+    than the master: do not end replica waits for those bytes.
     """
 
     offset: int
@@ -221,11 +205,9 @@ class SlaveAcknowledged(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """The next bytes of the log.
+    """The next bytes of the log, from a physical offset on.
 
-    Attributes:
-        offset: physical offset of the first byte.
-        data: the bytes: a view of the caller's buffer, so use it before that buffer changes.
+    ``data`` is a view of the caller's buffer; use the view before the buffer changes.
     """
 
     offset: int
@@ -233,23 +215,23 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master is alive; the next byte that it sends has this physical offset."""
+    """The master is alive, and the next byte that it sends has this physical offset."""
 
     offset: int
 
 
 class MasterElsewhere(NamedTuple):
-    """The master cannot continue at the slave's offset; it sends nothing more.
+    """The master cannot continue at the slave's offset, and sends nothing more.
 
-    If the slave is ahead, ``offset`` is the end of the master's log. If the slave is too far
-    behind, ``offset`` is the start of that log.
+    ``offset`` is the end of the master's log if the slave is ahead, or its start if the slave is
+    too far behind.
     """
 
     offset: int
 
 
 class ConnectionEnded(NamedTuple):
-    """The connection is over: close the socket."""
+    """The connection has ended: close the socket."""
 
     reason: str
 
