@@ -7,7 +7,11 @@ the machine hit both. A cell has the median of the rounds, and a ratio has the m
 within a round. The table needs Java and Maven for RocketMQ's column; without them, the column stays
 empty. The same holds for ``lmdb`` and ``rocksdict``.
 
-The last column divides by a limit of the machine, which the program measures first: memory copies,
+A virtual machine's host gives a page of memory at its first use, which takes up to ten times as long
+as a page that was in use a moment ago. With ``--prime SIZE``, the program writes a file of that many
+GiB and removes the file before each run of either program.
+
+The column of shares divides by a limit of the machine, which the program measures first: memory copies,
 CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
 """
 
@@ -171,6 +175,16 @@ def _fill(folder: Path, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> flo
     return float(data.nbytes)
 
 
+def prime(folder: Path, gib: int) -> None:
+    """Use and release page cache, so that the host has given this machine the memory."""
+    if gib:
+        path = folder / "primed"
+        with path.open("wb", buffering=0) as file:
+            for _ in range(gib * 16):
+                file.write(bytes(64 * _MIB))
+        path.unlink()
+
+
 def _sync(folder: Path, count: int = 200) -> float:
     path = folder / "synced"
     with path.open("w+b", buffering=0) as file:
@@ -209,14 +223,16 @@ def _json(command: Sequence[str]) -> dict[str, float]:
     return found
 
 
-def measure(row: Row, folder: Path, rounds: int, machine: Mapping[str, float]) -> str:
+def measure(row: Row, folder: Path, rounds: int, machine: Mapping[str, float], primed: int) -> str:
     """Run all rounds of a row, and return its line of the table."""
     peers = [name for name in PEERS if name == "sqlite3" or find_spec(name)]
     speeds, theirs, ratios, shares = [], [], [], []
     best: dict[str, list[float]] = {}
     for number in range(rounds):
         sys.stderr.write(f"{row.name}: round {number + 1} of {rounds}\n")
+        prime(folder, primed)
         ours = run_ours(row, folder, peers)
+        prime(folder, primed)
         java = run_java(row, folder)
         speed = ours[row.rate]
         speeds.append(speed)
@@ -258,6 +274,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--n", type=int, default=1_000_000, help="messages of a row")
     parser.add_argument("--syncs", type=int, default=200_000, help="messages of a row with syncs")
+    parser.add_argument("--prime", type=int, default=0, metavar="SIZE", help="GiB; default: 0")
     parser.add_argument("--dir", type=Path, default=Path("bench-table"), help="an empty folder")
     options = parser.parse_args(arguments)
     options.dir.mkdir(parents=True, exist_ok=True)
@@ -272,7 +289,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     print("|---|---|---|---|---|---|---|")
     for row in rows(options.n, options.syncs):
-        print(measure(row, options.dir, options.rounds, machine), flush=True)
+        print(measure(row, options.dir, options.rounds, machine, options.prime), flush=True)
     shutil.rmtree(options.dir, ignore_errors=True)
 
 
