@@ -32,7 +32,8 @@ _RECOVERIES: Final[Mapping[RecoveryMode, int]] = {"safe": 90, "rocketmq": 30}
 NOT_MISSED: Final[Mapping[str, str]] = {
     "fsync * make_file": "a later fdatasync of the file brings its size along; until then nothing "
     "counts on it. Kept so that a file's size is durable before its first frame",
-    "sync_folder .logquarry/names *": "second names only serve while another program deletes files",
+    "sync_folder .logquarry/names *": "second names only serve while another program deletes "
+    "files. Kept so that none comes back after a retention: it would restore a deleted file",
     "fdatasync checkpoint *": "an older checkpoint is true too: recovery starts earlier",
     "fdatasync .logquarry *": "a lower mark is true too, and one that speaks of another checkpoint "
     "counts for nothing",

@@ -434,12 +434,17 @@ class MappedFileQueue(LastFile):
             self.remove_first()
 
     def close(self) -> None:
-        """Close all files. Results of :meth:`select` stay readable."""
+        """Close all files. Results of :meth:`select` stay readable.
+
+        Raises StoreUnavailable if a second name cannot be removed; the files are closed then too.
+        """
         if self._health.is_forked:
             return
         with self._flushing, self._change:
-            if self._guard is not None:
-                self._guard.close()
-            for file in self.open_files:
-                file.close()
-            self._to_unlock.clear()
+            try:
+                if self._guard is not None:
+                    self._guard.close()
+            finally:
+                for file in self.open_files:
+                    file.close()
+                self._to_unlock.clear()

@@ -94,14 +94,33 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, then remove all second names. If the check fails, all names stay."""
-        with contextlib.suppress(StoreUnavailable):
+        """Check the names, then remove all second names durably.
+
+        A second name that stays, or that a power cut restores, would bring back its file after a
+        retention. So if a name cannot be removed, the shutdown is not clean. In a poisoned store
+        all second names stay: the next opening restores lost names from them.
+
+        Raises:
+            StoreUnavailable: if a name cannot be restored or removed.
+        """
+        try:
             self.check()
-            for path in self._paths:
-                # No sync is needed, because the file still has its first name. The next opening
-                # syncs before it removes any file.
-                with contextlib.suppress(OSError):
-                    self._drop(path)
+            with self._change:
+                self._remove_all()
+        except StoreUnavailable:
+            if self._disk.health.reason is None:
+                raise
+
+    def _remove_all(self) -> None:
+        self._disk.health.require_writable()
+        changed = set()
+        for path in self._paths:
+            link = link_of(path)
+            with self._disk.refusing(link):
+                if self._drop(path):
+                    changed.add(link.parent)
+        for folder in sorted(changed):
+            self._disk.sync_names(folder)
 
     def restore(self, folders: Iterable[Path]) -> list[Path]:
         """After a crash, restore the files that lost their first name. Return their paths.

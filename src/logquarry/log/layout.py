@@ -238,6 +238,16 @@ class StoreLayout:
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
+    def present_start(self) -> int:
+        """Return the log's start now, which a retention may have moved since the log was listed.
+
+        A retention deletes a log file first, and then the queue files of its messages. So if a
+        queue's files were listed before this call, the queue has all later messages.
+        """
+        log = self.commit_log
+        exists = self.filesystem.exists
+        return next((file.base for file in log.files if exists(file.path)), log.end)
+
     @_listed
     def lost_head(self) -> LostHead | None:
         """The missing start of the log; None if there is no sign that files are missing."""

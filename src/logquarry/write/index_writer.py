@@ -387,7 +387,9 @@ class IndexKeeper:
 
     def close(self) -> None:
         """Close the files without a sync."""
-        self._guard.close()
-        for full in self._filled:
-            full.file.close()
-        self.writer.close()
+        try:
+            self._guard.close()
+        finally:
+            for full in self._filled:
+                full.file.close()
+            self.writer.close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import random
 import threading
 import time
@@ -7,12 +8,16 @@ from pathlib import Path
 
 import pytest
 
+import logquarry as lq
+from logquarry.disk.disk import Disk
 from logquarry.disk.log_files import AllocateMappedFileService
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.queue_folders import NameGuard
+from logquarry.disk.queue_folders import NameGuard, link_of
 from logquarry.errors import StoreUnavailable
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
 from tests.helpers.failing_disk import FaultyDisk
+from tests.helpers.small_store import config
 
 SIZE = 4096
 
@@ -179,17 +184,70 @@ def test_a_second_name_does_not_come_back_with_a_file_that_went(tmp_path: Path) 
         assert disk.image(random.Random(seed)).files == {}
 
 
-def test_a_second_name_removed_without_a_sync_does_not_come_back(tmp_path: Path) -> None:
-    """A shutdown does not sync that it removed the second names; the next opening does."""
-    disk = ModelDisk(tmp_path)
+def guarded(disk: ModelDisk, root: Path) -> tuple[NameGuard, Path]:
+    """A file of a log, and its guard; both names are durable."""
     guard = NameGuard(disk)
-    path = tmp_path / "log" / "0"
+    path = root / "log" / "0"
     disk.let_go(disk.make_file(path, 10))
     guard.guard(path)
-    disk.sync_folder(tmp_path / ".logquarry" / "names" / "log")
+    disk.sync_folder(root / ".logquarry" / "names" / "log")
+    return guard, path
+
+
+def test_a_second_name_removed_by_a_shutdown_does_not_come_back(tmp_path: Path) -> None:
+    disk = ModelDisk(tmp_path)
+    guard, path = guarded(disk, tmp_path)
     guard.close()
+    # A retention, maybe by a broker, which knows no second names.
+    disk.remove(path)
+    for seed in range(20):
+        assert disk.image(random.Random(seed)).files == {}
+
+
+def test_a_second_name_removed_without_a_sync_does_not_come_back(tmp_path: Path) -> None:
+    """The process ended before its sync; the next opening syncs."""
+    disk = ModelDisk(tmp_path)
+    _, path = guarded(disk, tmp_path)
+    disk.unlink(link_of(path))
     NameGuard(disk).restore([path.parent])
     # A recovery or a retention, which finds no second name.
     disk.remove(path)
     for seed in range(20):
         assert disk.image(random.Random(seed)).files == {}
+
+
+def test_a_second_name_that_stays_fails_the_close(disk: FaultyDisk, tmp_path: Path) -> None:
+    queue = make(disk, tmp_path)
+    put(queue, b"text")
+    (file,) = queue.open_files
+    disk.failing["unlink"] = errno.EIO
+    with pytest.raises(StoreUnavailable, match=r"names/commitlog/0+: "):
+        queue.close()
+    assert file.select(0, 4) is None
+
+
+class KeepsLinks(Disk):
+    """A disk that removes no second name."""
+
+    def unlink(self, path: Path) -> None:
+        if "names" in path.parts:
+            raise OSError(errno.EIO, "cannot be removed")
+        super().unlink(path)
+
+
+def test_a_shutdown_that_leaves_a_second_name_is_not_clean(tmp_path: Path) -> None:
+    store = StoreWriter.start(tmp_path, config=config(), disk=KeepsLinks())
+    store.put(lq.Message("t", b"text"))
+    store.close()
+    assert second_names(tmp_path) and (tmp_path / "abort").exists()
+    with StoreWriter.start(tmp_path, config=config()) as again:
+        assert [message.body for message in again.scan()] == [b"text"]
+    assert not second_names(tmp_path) and not (tmp_path / "abort").exists()
+
+
+def test_a_poisoned_store_keeps_its_second_names(disk: FaultyDisk, tmp_path: Path) -> None:
+    queue = make(disk, tmp_path)
+    path = put(queue, b"text")
+    disk.health.poison("a sync failed")
+    queue.close()
+    assert second_names(tmp_path) == [path.name]

@@ -118,8 +118,7 @@ class BatchQueuesAudit(QueuesAudit):
         self.entries += int(found.sum())
         begin, end = queue.min_offset, queue.max_offset
         places = wanted["physical_offset"].astype(np.int64)
-        early = ~found & (starts < begin) & (places >= self._kept)
-        seen.note("queue_head_missing", starts, early, f"is missing before {begin}")
+        self._note_head(seen, starts, ~found & (starts < begin), places)
         missing = ~found & (starts >= begin) & (starts < end)
         seen.note("queue_hole", starts, missing, "is missing: no entry begins at it")
         differs = found & ~_same(there, wanted)

@@ -51,6 +51,7 @@ class SeenMessages:
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of that message in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
+        log_start: the log's start after the queue's files were listed; None until it is needed.
     """
 
     queue: Queue | None
@@ -62,6 +63,7 @@ class SeenMessages:
     missing_since: int = 0
     groups: dict[str, EntryGroup] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
+    log_start: int | None = None
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
         """Record the entries that differ in one way; ``reason`` describes the first such entry."""
@@ -107,10 +109,6 @@ class QueuesAudit:
         self._names = self._find_names()
         others = other_queues(layout)
         self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
-        # During the audit, retention can delete the log's first file and the entries of its
-        # messages.
-        files = layout.commit_log.files
-        self._kept = files[1].base if len(files) > 1 else layout.commit_log.start
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
@@ -197,8 +195,7 @@ class QueuesAudit:
         self.entries += int(written.sum())
         begin, end = queue.min_offset, queue.max_offset
         inside = (offsets < end) & (offsets >= begin)
-        early = (offsets >= 0) & (offsets < begin) & (places >= self._kept)
-        seen.note("queue_head_missing", offsets, early, f"is missing before {begin}")
+        self._note_head(seen, offsets, (offsets >= 0) & (offsets < begin), places)
         seen.note("queue_hole", offsets, ~written & inside, "was never written")
         wanted = units_of(places, values["size"], values["tags_code"])
         wrong = written & inside & ~same_entries(there, wanted, TagsRule.of_readers(key[0]))
@@ -211,6 +208,17 @@ class QueuesAudit:
                 f"bytes at {places[at]} with tags code {values['tags_code'][at]}"
             )
             seen.note("queue_entry_wrong", offsets, wrong, reason)
+
+    def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
+        """Record messages before the queue's first entry, unless retention deleted them."""
+        if seen.queue is None or not early.any():
+            return
+        if seen.log_start is None:
+            seen.log_start = self.layout.present_start()
+        early &= places >= seen.log_start
+        seen.note(
+            "queue_head_missing", offsets, early, f"is missing before {seen.queue.min_offset}"
+        )
 
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool

@@ -241,6 +241,12 @@ def compare_queue(
     """Compare one queue of two stores; ignore entries of messages that only one log has."""
     bounds = _bounds(a), _bounds(b)
     if a is not None and b is not None:
+        for earlier, later, is_a in ((a, b, True), (b, a, False)):
+            stop = min(_first(later), earlier.max_offset)
+            # If expired files explain the later start, these entries are not relevant.
+            lacking = _first_relevant(earlier, _first(earlier), stop, common)
+            if lacking is not None:
+                return _lacks(key, bounds, lacking, is_a=is_a)
         start = max(_first(a), _first(b))
         stop = min(a.max_offset, b.max_offset)
         for at in range(start, stop, _QUEUE_DIFF_STEP):
@@ -257,18 +263,30 @@ def compare_queue(
         end = 0 if shorter is None else shorter.max_offset
         if longer is None or longer.max_offset <= max(stop, end):
             continue
-        lacking = _first_relevant(longer, max(end, _first(longer)), common)
+        lacking = _first_relevant(longer, max(end, _first(longer)), longer.max_offset, common)
         name = "b" if is_a else "a"
         if lacking is None:
             return QueueDiff(*key, "behind", *bounds, None, f"{name} ends before, like its log")
-        number, unit = lacking
         if common.is_live:
-            reason = f"{name} lacks entry {number} so far; a writer has a store open"
+            reason = f"{name} lacks entry {lacking[0]} so far; a writer has a store open"
             return QueueDiff(*key, "behind", *bounds, None, reason)
-        reason = f"{name} lacks entry {number}, but its log has the message at {unit[0]}"
-        pair = UnitPair(number, unit if is_a else None, None if is_a else unit)
-        return QueueDiff(*key, "differs", *bounds, pair, reason)
+        return _lacks(key, bounds, lacking, is_a=is_a)
     return QueueDiff(*key, "equal", *bounds)
+
+
+def _lacks(
+    key: tuple[str, int],
+    bounds: tuple[LogBounds | None, LogBounds | None],
+    lacking: tuple[int, Unit],
+    *,
+    is_a: bool,
+) -> QueueDiff:
+    """Report an entry that only one queue has; ``is_a``: store a has it."""
+    number, unit = lacking
+    name = "b" if is_a else "a"
+    reason = f"{name} lacks entry {number}, but its log has the message at {unit[0]}"
+    pair = UnitPair(number, unit if is_a else None, None if is_a else unit)
+    return QueueDiff(*key, "differs", *bounds, pair, reason)
 
 
 def _bounds(queue: ConsumeQueue | None) -> LogBounds | None:
@@ -290,8 +308,9 @@ def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Un
     return at, a[at].item(), b[at].item()
 
 
-def _first_relevant(queue: ConsumeQueue, start: int, common: Common) -> tuple[int, Unit] | None:
-    stop = queue.max_offset
+def _first_relevant(
+    queue: ConsumeQueue, start: int, stop: int, common: Common
+) -> tuple[int, Unit] | None:
     for at in range(start, stop, _QUEUE_DIFF_STEP):
         units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))
         found = common.relevant(units)
@@ -355,7 +374,11 @@ def compare_stores(
     log = LogDiff(a, b, start, end).run(progress)
     # After the divergence of the logs, the queues differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
-    common = Common(start, diverged_at, left.is_live or right.is_live)
+    is_live, kept_from = left.is_live or right.is_live, start
+    if is_live:
+        # A retention may have deleted log files, and then queue files, after the log was listed.
+        kept_from = max(start, a.present_start(), b.present_start())
+    common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))
     keys = sorted(left.queues.keys() | right.queues.keys())
     queues = tuple(

@@ -15,7 +15,9 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import AbortFile
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.open_files import OpenFiles
+from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
@@ -251,6 +253,10 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
+    # A crash can leave only the second name of a file: restore the file's name. Otherwise its
+    # messages count as lost.
+    folders = StoreLayout.open(root, config).log_folders
+    NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
     check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()

@@ -22,8 +22,10 @@ from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.disk import Disk
 from logquarry.disk.locks import StoreLock
+from logquarry.disk.log_files import log_paths
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import record_start
+from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Health, Service
 from logquarry.errors import CorruptFile, StoreError, StoreUnavailable
 from logquarry.log.layout import StoreLayout
@@ -256,6 +258,9 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
+        # If a deleted file had a second name, the next opening would restore the file.
+        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
+        layout.refresh()
         plan = plan_retention(layout, rules, now_ms=clock())
         apply_retention(plan, disk, root, progress)
     finally:
@@ -305,7 +310,8 @@ def apply_retention(
 ) -> None:
     """Delete the files of a plan, and sync their folders.
 
-    The caller holds the store's lock, and made the plan under the lock.
+    The caller holds the store's lock, made the plan under the lock, and removed second names
+    (:class:`NameGuard`) before.
 
     Raises:
         StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.

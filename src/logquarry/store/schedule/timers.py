@@ -141,6 +141,15 @@ class TimerDelivery(Delivery):
         return found
 
     def _deliver(self, due: list[Timer], now: int) -> int:
+        try:
+            return self._put_due(due, now)
+        finally:
+            # After an error, the next call tries again.
+            for one in due:
+                if one.queue_offset in self._timers.waiting:
+                    heappush(self._heap, _rank(one))
+
+    def _put_due(self, due: list[Timer], now: int) -> int:
         messages: list[Message] = []
         taken: list[Timer] = []
         for one in due:
@@ -151,17 +160,12 @@ class TimerDelivery(Delivery):
                 taken.append(one)
                 messages.append(self._due_message(frame, one, now))
         delivered = 0
-        try:
-            for number, why in self._put_all(messages):
-                if why is None:
-                    delivered += 1
-                    self._finish(taken[number])
-                else:
-                    self._skip(taken[number], why)
-        finally:
-            for one in taken:
-                if one.queue_offset in self._timers.waiting:
-                    heappush(self._heap, _rank(one))
+        for number, why in self._put_all(messages):
+            if why is None:
+                delivered += 1
+                self._finish(taken[number])
+            else:
+                self._skip(taken[number], why)
         return delivered
 
     def _due_message(self, frame: Frame, one: Timer, now: int) -> Message:

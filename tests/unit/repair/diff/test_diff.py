@@ -5,13 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import logquarry as lq
 from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.diff.diff import compare_stores
+from logquarry.read.queue import ConsumeQueue
+from logquarry.repair.diff.diff import LogDiff, compare_stores
 from logquarry.repair.diff.store_diff import StoreDiff
 from tests.helpers.small_store import NOW, config, forget_start, opened
 
@@ -260,6 +262,60 @@ def test_a_queue_that_lacks_messages_of_its_log(pair: tuple[Path, Path], lost: s
     assert queue.difference is not None
     assert queue.difference.queue_offset == (0 if lost == "queue" else 60)
     assert queue.difference.b is None
+
+
+def queue_files(root: Path) -> list[Path]:
+    return sorted((root / "consumequeue" / "t" / "0").iterdir())
+
+
+@pytest.mark.parametrize("starts_later", [False, True])
+def test_a_queue_that_lost_its_first_file(pair: tuple[Path, Path], starts_later: bool) -> None:
+    a, b = pair
+    if starts_later:
+        (a / "commitlog" / f"{0:020d}").unlink()
+        forget_start(a)
+    # Both logs have messages of the second file.
+    for file in queue_files(b)[:2]:
+        file.unlink()
+    found = compared(a, b)
+    assert found.verdict == "diverged" and found.divergence is None
+    (queue,) = [queue for queue in found.queues if queue.state == "differs"]
+    assert queue.queue_id == 0 and queue.difference is not None
+    first = next(m for m in places(a) if m.queue_id == 0)
+    assert queue.difference.queue_offset == first.queue_offset
+    assert queue.difference.a is not None and queue.difference.b is None
+    reason = f"entry {first.queue_offset}, but its log has the message at {first.physical_offset}"
+    assert queue.reason == f"b lacks {reason}"
+
+
+def test_a_queue_file_that_expired_in_one_store(pair: tuple[Path, Path]) -> None:
+    a, b = pair
+    (b / "commitlog" / f"{0:020d}").unlink()
+    forget_start(b)
+    queue_files(b)[0].unlink()
+    found = compared(a, b)
+    assert found.verdict == "prefix" and {queue.state for queue in found.queues} == {"equal"}
+
+
+def test_a_retention_while_the_stores_are_opened(
+    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log's first file is deleted after the listing of the log, before that of the queues."""
+    a, b = pair
+    listed = ConsumeQueue.all_of
+
+    def all_of(layout: StoreLayout, *args: Any, **kwargs: Any) -> list[ConsumeQueue]:
+        assert layout.commit_log.start == 0
+        if layout.root == str(a):
+            (a / "commitlog" / f"{0:020d}").unlink()
+            queue_files(a)[0].unlink()
+        return listed(layout, *args, **kwargs)
+
+    with opened(a):
+        monkeypatch.setattr(ConsumeQueue, "all_of", all_of)
+        monkeypatch.setattr(LogDiff, "run", lambda log, progress: log)
+        found = compare_stores(StoreLayout.open(a), StoreLayout.open(b))
+    assert {queue.state for queue in found.queues} == {"equal"}
 
 
 def test_beside_a_writer(pair: tuple[Path, Path]) -> None:

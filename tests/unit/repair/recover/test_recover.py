@@ -117,6 +117,18 @@ def test_a_file_that_has_only_its_second_name_comes_back(tmp_path: Path) -> None
         assert len(bodies(store)) == COUNT
 
 
+@pytest.mark.parametrize("recovery", ["safe", "rocketmq"])
+def test_opening_restores_a_file_that_has_only_its_second_name(
+    tmp_path: Path, recovery: str
+) -> None:
+    root = crashed(tmp_path, torn=False)
+    (second,) = (root / ".logquarry" / "names" / "commitlog").iterdir()
+    (root / "commitlog" / second.name).unlink()
+    settings = config(recovery=recovery)
+    with lq.MessageStore.open(root, mode="rw", config=settings) as store:
+        assert len(bodies(store)) == COUNT
+
+
 def test_whoever_is_interrupted_begins_again(tmp_path: Path) -> None:
     root = crashed(tmp_path)
     log = min((root / "commitlog").iterdir())

@@ -6,8 +6,12 @@ from pathlib import Path
 
 import pytest
 
-import logquarry as lq
 from logquarry.log.layout import StoreLayout
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import ConsumeQueue, Queue
+from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify import Finding, VerifyReport, verify_store
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.files import overwrite
@@ -113,23 +117,64 @@ def test_a_stretch_goes_on_from_chunk_to_chunk(
     test_queue_files_under_the_names_of_later_ones_are_found(one_log_file)
 
 
-def test_a_queue_that_lost_its_first_file_is_found(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with StoreBuilder(store, file_size=4096, queue_file_size=400) as builder:
+@pytest.fixture
+def several_log_files(tmp_path: Path) -> Path:
+    """A queue of 40 entries in two files of 20, and another one."""
+    root = tmp_path / "store"
+    with StoreBuilder(root, file_size=4096, queue_file_size=400) as builder:
         for i in range(80):
             builder.put("T", b"body" * 50, queue_id=i % 2, store_timestamp=1_000 + i)
-    (queue_folder(store) / name(0)).unlink()
-    kept = int(sorted((store / "commitlog").iterdir())[1].name)
-    with lq.MessageStore.open(store) as opened:
-        early = [
-            message.queue_offset
-            for message in opened.scan()
-            if message.queue_id == 0 and message.queue_offset < 20
-            if message.physical_offset >= kept
-        ]
-    # The rest of the log's first file may be about to expire, after the queue's.
-    expected = ("queue_head_missing", name(0), early[0] * 20, len(early) * 20)
-    assert early and in_queue(check(store)) == [expected]
+    assert not check(root).findings
+    return root
+
+
+def test_a_queue_that_lost_its_first_file_is_found(several_log_files: Path) -> None:
+    (queue_folder(several_log_files) / name(0)).unlink()
+    # Also for the messages in the log's first file.
+    expected = [("queue_head_missing", name(0), 0, 400)]
+    assert in_queue(check(several_log_files)) == expected
+
+
+def test_a_rebuild_restores_the_first_file_of_a_queue(several_log_files: Path) -> None:
+    lost = queue_folder(several_log_files) / name(0)
+    entries = lost.read_bytes()
+    lost.unlink()
+    rebuild(several_log_files, index=False, apply=True)
+    assert lost.read_bytes() == entries
+    assert not damage(check(several_log_files))
+
+
+def test_a_recovery_restores_the_first_file_of_a_queue(several_log_files: Path) -> None:
+    lost = queue_folder(several_log_files) / name(0)
+    entries = lost.read_bytes()
+    lost.unlink()
+    recover(several_log_files, apply=True)
+    assert lost.read_bytes() == entries
+    assert not damage(check(several_log_files))
+
+
+def test_a_retention_during_the_check_explains_missing_first_entries(
+    several_log_files: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log file is deleted after its frames were read, the queue file before it is listed."""
+    listed = QueuesAudit._queue
+
+    def queue(audit: QueuesAudit, key: QueueKey) -> Queue:
+        for file in several_log_files / "consumequeue/T/0" / name(0), *gone:
+            file.unlink(missing_ok=True)
+        return listed(audit, key)
+
+    monkeypatch.setattr(QueuesAudit, "_queue", queue)
+    log = sorted((several_log_files / "commitlog").iterdir())
+    layout = StoreLayout.open(several_log_files)
+    places = ConsumeQueue(layout, "T", 0).units(0, 20)["physical_offset"]
+    gone = [file for file in log if int(file.name) + 4096 <= int(places[-1])]
+    assert len(gone) > 1
+    left = places >= int(gone[-1].name) + 4096
+    found = in_queue(verify_store(layout))
+    # The queue's first file also had entries of messages that the log still has.
+    at = int(left.argmax())
+    assert found == [("queue_head_missing", name(0), at * 20, int(left.sum()) * 20)]
 
 
 def test_units_between_the_messages_of_a_queue_are_looked_at(tmp_path: Path) -> None:

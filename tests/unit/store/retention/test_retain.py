@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
+from logquarry.disk.queue_folders import link_of
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INTENT, LOADS
@@ -56,6 +58,16 @@ def test_a_crash_later_brings_nothing_back(store_root: Path) -> None:
     check_cut(store_root, before, plan)
     with StoreWriter.start(store_root, config=config()) as store:
         assert store.put(lq.Message("early", b"late")).queue_offset == 10
+
+
+def test_a_second_name_brings_no_deleted_file_back(store_root: Path) -> None:
+    before = messages(store_root)
+    for path in (store_root / "commitlog").iterdir():
+        os.link(path, link_of(path))
+    plan = retain(store_root, keep_bytes=5 * FILE, apply=True)
+    assert plan.log
+    StoreWriter.start(store_root, config=config()).close()
+    check_cut(store_root, before, plan)
 
 
 def test_an_interrupt_anywhere(store_root: Path, tmp_path: Path) -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import MessageRejected, UsageError
+from logquarry.errors import MessageRejected, StoreNotFound, UsageError
 from logquarry.format import properties as props
 from logquarry.format import timer
+from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.timers import timers_of
 from logquarry.store.message_store import StoreWriter
@@ -90,6 +91,33 @@ def test_times_that_the_store_refuses(tmp_path: Path) -> None:
         assert not list(store.scan())
     with pytest.raises(UsageError, match="deliver_at and delay_ms"):
         lq.Message("t", b"", deliver_at=NOW, delay_ms=1)
+
+
+def test_a_read_that_fails_delays_due_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        for body in (b"a", b"b"):
+            store.put(lq.Message("t", body, delay_ms=1_500))
+        store.wait_dispatched()
+        assert store.deliver_due() == 0, "the messages are read into the heap"
+        clock.now += 5_000
+        log = store._open_services.timers._log
+        found = [log.message]
+
+        def message(offset: int, size: int) -> Frame | None:
+            if not found:
+                raise StoreNotFound("too many open files")
+            return found.pop()(offset, size)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "message", message)
+            with pytest.raises(StoreNotFound):
+                store.deliver_due()
+        assert bodies(store) == []
+        assert store.deliver_due() == 2 and store.deliver_due() == 0
+        assert bodies(store) == [b"a", b"b"]
 
 
 def test_a_message_that_another_deletes_is_not_delivered(tmp_path: Path) -> None:
