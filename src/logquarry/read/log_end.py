@@ -46,12 +46,11 @@ class Noted(NamedTuple):
 class DamageMap:
     """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
 
-    The spans must be in order. The list may grow later.
+    The spans must be in order. The list may grow later. Any thread may use the map.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
         self._spans = spans
-        self._starts: list[int] = []
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -59,10 +58,8 @@ class DamageMap:
     def __contains__(self, offset: object) -> bool:
         if not isinstance(offset, int):
             return False
-        for number in range(len(self._starts), len(self._spans)):
-            self._starts.append(self._spans[number].offset)
-        at = bisect_right(self._starts, offset) - 1
-        return at >= 0 and offset < self._starts[at] + self._spans[at].length
+        at = bisect_right(self._spans, offset, key=attrgetter("offset")) - 1
+        return at >= 0 and offset < self._spans[at].offset + self._spans[at].length
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
