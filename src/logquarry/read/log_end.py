@@ -263,7 +263,7 @@ class LogFrontier:
             logger.warning(
                 "%s: the last %d bytes of the log are lost: it reached up to offset %d, and its "
                 "files end at %d; type: logquarry verify %s",
-                *(layout.filesystem.full_path("commitlog"), known - end, known, end, layout.root),
+                *(layout.log_path(known), known - end, known, end, layout.root),
             )
         self._is_loss_known = True
         return end

@@ -8,7 +8,7 @@ process. :mod:`logquarry.store.stats` counts the work of one process.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey, RetainedCounter
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
-from logquarry.store.retention.rules import disk_use
+from logquarry.store.retention.rules import least_used
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 from logquarry.text import document
 
@@ -120,7 +120,8 @@ class StoreState:
         file_bytes: sizes of all files: ``commitlog``, ``consumequeue``, ``index``, and
             further folders of queues that the store has.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
-            (``commitLogDiskRatio``).
+            (``commitLogDiskRatio``). If the log is on several disks, the disk with the most free
+            space counts.
         consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
         dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
             store, these are all bytes after the last message that is in a queue, including a blank.
@@ -197,8 +198,8 @@ class StateReader:
             first_timestamp=first,
             reserve_time_ms=None if first is None else max(0, now() - first),
             file_bytes=file_bytes(layout),
-            commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
-            consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
+            commit_log_disk_ratio=_disk_ratio(layout, layout.log_folders.paths),
+            consume_queue_disk_ratio=_disk_ratio(layout, (CONSUME_QUEUE,)),
             dispatch_behind=dispatch,
             flush_behind=flush,
             retained=retained,
@@ -251,10 +252,10 @@ def file_bytes(layout: StoreLayout) -> dict[str, int]:
     return found | {INDEX: sum(entry.size for entry in layout.index_files)}
 
 
-def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
+def _disk_ratio(layout: StoreLayout, folders: Iterable[str]) -> float | None:
     if not isinstance(layout.filesystem, LocalFileSystem):
         return None
-    use = disk_use(Path(layout.root) / folder)
+    use = least_used(Path(layout.root) / folder for folder in folders)
     return None if use is None else use.ratio
 
 
