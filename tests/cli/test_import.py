@@ -232,8 +232,9 @@ def test_manifests_that_are_wrong(exported: Path, tmp_path: Path, put_in: Import
     assert "gone.parquet: No such file" in put_in(exported, code=3).stderr
     with_manifest(exported, path="../x.parquet")
     assert "outside of it" in put_in(exported, code=3).stderr
-    (exported / "_manifest.json").write_text('{"files": [{"path": 1}]}')
-    assert "is not a manifest of an export" in put_in(exported, code=3).stderr
+    for text in ('{"files": [{"path": 1}]}', "[" * 100_000):
+        (exported / "_manifest.json").write_text(text)
+        assert "is not a manifest of an export" in put_in(exported, code=3).stderr
     with_manifest(exported)
     (exported / "_SUCCESS").unlink()
     assert "the export is incomplete" in put_in(exported, code=3).stderr

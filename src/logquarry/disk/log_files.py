@@ -108,7 +108,8 @@ class AllocateMappedFileService(Service):
         self._fast_fail = fast_fail
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
-        self._requests: dict[Path, _Request] = {}
+        # By file name: folders without room can change the folder of a file after its request.
+        self._requests: dict[str, _Request] = {}
         # The last taken file. The next call of take replaces this request.
         self._handed: _Request | None = None
         self._logged: str | None = None
@@ -116,6 +117,7 @@ class AllocateMappedFileService(Service):
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
         """Take the file at ``path``, and request the creation of ``following``.
 
+        If a file of this name was already created in another folder, the call returns that file.
         Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
         Raises StoreUnavailable if the file cannot be created. A later call may get the file.
         """
@@ -124,22 +126,24 @@ class AllocateMappedFileService(Service):
             raise StoreUnavailable(f"{path}: the store is being closed")
         handed = self._handed
         if handed is not None:
-            if handed.path == path:
+            if handed.path.name == path.name:
                 # Ctrl-C interrupted the last call after it had taken this file.
                 return handed.file
-            self._requests.pop(handed.path, None)
+            self._requests.pop(handed.path.name, None)
         with self._change:
-            request = self._requests.get(path)
+            request = self._requests.get(path.name)
             if request is not None and request.error is not None:
                 # An earlier creation failed.
                 request = None
+            if request is not None and not request.is_begun:
+                request.path = path
             if request is None:
                 if self._fast_fail and self._pool is not None and not self._pool.available:
                     logger.warning("%s: no buffer of the transient store pool is free", path)
                     return None
                 request = self._ask_for(path, size)
-            if following is not None and following not in self._requests and self._may_go_ahead():
-                self._ask_for(following, size)
+            if following is not None and following.name not in self._requests:
+                self._ask_ahead(following, size)
         self.wakeup()
         if not request.done.wait(self._timeout_ms / 1000):
             logger.warning("%s: not created within %d ms", path, self._timeout_ms)
@@ -147,23 +151,23 @@ class AllocateMappedFileService(Service):
         if request.error is None:
             self._handed = request
         with self._change:
-            self._requests.pop(path, None)
+            self._requests.pop(path.name, None)
         if request.error is not None:
             raise request.error
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
         # A single statement, so that Ctrl-C cannot leave half a request.
-        request = self._requests[path] = _Request(path, size)
+        request = self._requests[path.name] = _Request(path, size)
         return request
 
     def _not_begun(self) -> list[_Request]:
         return [request for request in self._requests.values() if not request.is_begun]
 
-    def _may_go_ahead(self) -> bool:
-        if not self._fast_fail or self._pool is None:
-            return True
-        return self._pool.available > len(self._not_begun())
+    def _ask_ahead(self, path: Path, size: int) -> None:
+        pool = self._pool if self._fast_fail else None
+        if pool is None or pool.available > len(self._not_begun()):
+            self._ask_for(path, size)
 
     def run_once(self) -> None:
         """Create the requested files."""

@@ -38,7 +38,10 @@ class Allocator(Protocol):
     """Creates the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``; None if not created in time. Then create ``following``."""
+        """Take the file at ``path``; None if not created in time. Then create ``following``.
+
+        A file of the same name that was created ahead in another folder counts, too.
+        """
 
     def discard(self) -> None:
         """Delete the files that were created ahead and not taken."""
@@ -187,7 +190,7 @@ class MappedFileQueue(LastFile):
         if made is None or self._keeps_name(made):
             return made
         # A RocketMQ broker that starts on this store deletes empty files before the lock stops it.
-        logger.warning("%s: another program deleted it before its first use; made again", path)
+        logger.warning("%s: another program deleted it before its first use; made again", made.path)
         made.close()
         return self._made_now(base)
 

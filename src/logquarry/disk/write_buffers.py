@@ -6,11 +6,11 @@ import contextlib
 import mmap
 import threading
 from collections import deque
+from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
-from logquarry.format.fields import PAGE_SIZE
 
 _STEP: Final = 8 << 20
 """Bytes of a file that are read or released in one call."""
@@ -87,7 +87,7 @@ class FileCopy:
                     break
                 self.view[at : at + len(data)] = data
                 done = at + len(data)
-        self._done = max(self._done, -(-length // PAGE_SIZE) * PAGE_SIZE)
+        self._done = max(self._done, -(-length // PAGESIZE) * PAGESIZE)
 
     def clear(self, start: int, length: int) -> None:
         """Set a range of the file to zero."""
@@ -101,7 +101,7 @@ class FileCopy:
         except OSError as error:
             raise self._disk.failed(self._path, "write failed", error) from error
         if start - self._done >= _STEP:
-            end = start - start % PAGE_SIZE
+            end = start - start % PAGESIZE
             if hasattr(mmap, "MADV_DONTNEED"):
                 self._memory.madvise(mmap.MADV_DONTNEED, self._done, end - self._done)
             self._done = end

@@ -82,10 +82,10 @@ def topics_of_document(document: Any) -> dict[str, TopicConfig]:
             raise ValueError(f"topicConfigTable: {name!r} is not an object")
         result[name] = TopicConfig(
             name=str(entry.get("topicName", name)),
-            read_queues=_whole(entry.get("readQueueNums", 0), name),
-            write_queues=_whole(entry.get("writeQueueNums", 0), name),
-            perm=_whole(entry.get("perm", 0), name),
-            sys_flag=_whole(entry.get("topicSysFlag", 0), name),
+            read_queues=whole(entry.get("readQueueNums", 0), name),
+            write_queues=whole(entry.get("writeQueueNums", 0), name),
+            perm=whole(entry.get("perm", 0), name),
+            sys_flag=whole(entry.get("topicSysFlag", 0), name),
             order=bool(entry.get("order", False)),
         )
     return result
@@ -140,7 +140,7 @@ def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
 def _versioned(text: str | bytes) -> dict[str, Any]:
     document = fastjson.decode(text)
     for name, value in _table(document, DATA_VERSION).items():
-        _whole(value, name)
+        whole(value, name)
     return dict(document)
 
 
@@ -154,10 +154,11 @@ def _table(document: Any, name: str) -> dict[str, Any]:
 def _int_table(table: Any, name: str) -> dict[int, int]:
     if not isinstance(table, dict):
         raise ValueError(f"{name!r} is not an object")
-    return {_whole(key, name): _whole(value, name) for key, value in table.items()}
+    return {whole(key, name): whole(value, name) for key, value in table.items()}
 
 
-def _whole(value: Any, name: str) -> int:
+def whole(value: Any, name: str) -> int:
+    """Return a whole number of 64 bits; for any other value, raise ValueError."""
     found = None
     if isinstance(value, int) and not isinstance(value, bool):
         found = value
@@ -245,9 +246,11 @@ def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
 
 
 def _name(data: bytes) -> tuple[str, bytes]:
-    if len(data) < _LENGTH.size:
+    end = _LENGTH.size
+    if len(data) >= end:
+        end += _LENGTH.unpack_from(data)[0]
+    if len(data) < end:
         raise ValueError(f"the key ends in {data!r}")
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     return _text(data[_LENGTH.size : end]), data[end:]
 
 

@@ -115,7 +115,7 @@ def _exported(folder: Path) -> Source:
         damage = len(document.get("damage", ()))
     except OSError as error:
         raise SourceNotReadable(f"{manifest}: {error.strerror}") from error
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise SourceNotReadable(f"{manifest}: is not a manifest of an export: {error!r}") from error
     _require_within(folder, [path for path, _ in files])
     return Source(str(folder), tuple(_file(path, rows) for path, rows in files), damage)

@@ -33,9 +33,10 @@ class LogBytes:
         return self._files.at(offset - 1) is not None
 
     def path_at(self, position: int) -> str:
-        """Return the full path of the file that contains an offset, or of the folder commitlog."""
+        """Return the full path of the file that contains an offset, or of the log's folder."""
         file = self._files.at(position)
-        return self._layout.filesystem.full_path(file.path if file else "commitlog")
+        folder = self._layout.log_folders.paths[0]
+        return self._layout.filesystem.full_path(folder if file is None else file.path)
 
     def data_end(self, start: int, stop: int | None = None) -> int:
         """Return the offset after the last byte that is not 0, or ``start`` if all are 0."""

@@ -109,7 +109,7 @@ def runs_at(
                 int(sizes[start]),
                 walk.MISSING_FILE,
                 "there is no file for this part of the log",
-                layout.filesystem.full_path("commitlog"),
+                layout.log_path(int(offsets[start])),
             )
             start += 1
             continue

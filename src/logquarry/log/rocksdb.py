@@ -67,8 +67,8 @@ class RocksDb:
         self.path = filesystem.full_path(folder)
         for left in reversed(range(_ATTEMPTS)):
             before = filesystem.list(folder)
+            self._links = self._make_folder()
             try:
-                self._links = tempfile.mkdtemp(prefix="logquarry-rocksdb-")
                 self._db, self.families = _open(filesystem, folder, self._links)
                 return
             except UsageError:
@@ -78,6 +78,13 @@ class RocksDb:
                 # A live broker may have replaced files during the linking.
                 if not left or filesystem.list(folder) == before:
                     raise self._failed(error) from error
+
+    def _make_folder(self) -> str:
+        try:
+            return tempfile.mkdtemp(prefix="logquarry-rocksdb-")
+        except OSError as error:
+            reason = f"no temporary folder can be made to read it: {error.strerror}: set TMPDIR"
+            raise CorruptFile(self.path, 0, f"{reason} to a folder with room") from error
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """Return the value of a key; None if there is none."""

@@ -142,7 +142,7 @@ def get_message(
     messages: list[StoredMessage] = []
     size = 0
     read_inner = _InnerReader(read)
-    last_place = -1
+    last_batch = -1
     # If the first entry is after ``offset``, damage to the log left a gap in the queue.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
@@ -156,8 +156,8 @@ def get_message(
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
         # QUIRK: in Java the sum with a filler's size overflows, so the sum is below any limit. The
-        # frame of an inner batch counts once.
-        added = 0 if unit_size == FILLER_SIZE or physical_offset == last_place else unit_size
+        # frame of an inner batch counts once, but any other frame counts for each of its entries.
+        added = 0 if unit_size == FILLER_SIZE or physical_offset == last_batch else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
             done -= 1
@@ -200,7 +200,7 @@ def get_message(
             continue
         messages.append(found)
         size = grown
-        last_place = physical_offset
+        last_batch = physical_offset if read_inner.is_batch_at(physical_offset) else -1
         status = GetMessageStatus.FOUND
         removed_below = None
     return answer(status, offset + done, tuple(messages))
@@ -213,6 +213,10 @@ class _InnerReader:
         self._read = read
         self._place = -1
         self._batch: tuple[StoredMessage, ...] = ()
+
+    def is_batch_at(self, physical_offset: int) -> bool:
+        """Whether the last inner batch that was read is at this offset."""
+        return physical_offset == self._place
 
     def at(
         self, data: memoryview, physical_offset: int, queue_offset: int

@@ -20,6 +20,7 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from logquarry.errors import StoreNotFound
 from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
@@ -34,6 +35,7 @@ from logquarry.read.rocksdb_queue import RocksQueue
 logger = logging.getLogger(__name__)
 
 _MOST_OF_ROCKSDB: Final = 64
+_INVALID: Final = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
 
 
 class Noted(NamedTuple):
@@ -46,12 +48,11 @@ class Noted(NamedTuple):
 class DamageMap:
     """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
 
-    The spans must be in order. The list may grow later.
+    The spans must be in order. The list may grow later. Any thread may use the map.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
         self._spans = spans
-        self._starts: list[int] = []
 
     def __len__(self) -> int:
         return len(self._spans)
@@ -59,10 +60,8 @@ class DamageMap:
     def __contains__(self, offset: object) -> bool:
         if not isinstance(offset, int):
             return False
-        for number in range(len(self._starts), len(self._spans)):
-            self._starts.append(self._spans[number].offset)
-        at = bisect_right(self._starts, offset) - 1
-        return at >= 0 and offset < self._starts[at] + self._spans[at].length
+        at = bisect_right(self._spans, offset, key=attrgetter("offset")) - 1
+        return at >= 0 and offset < self._spans[at].offset + self._spans[at].length
 
 
 def known_damage(layout: StoreLayout) -> DamageMap:
@@ -72,7 +71,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
     except FileNotFoundError:
         return DamageMap()
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+    except (OSError, StoreNotFound, *_INVALID) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
     # Without a durable offset, another program wrote to the store last, and may have cut the log.
@@ -266,7 +265,7 @@ class LogFrontier:
             logger.warning(
                 "%s: the last %d bytes of the log are lost: it reached up to offset %d, and its "
                 "files end at %d; type: logquarry verify %s",
-                *(layout.filesystem.full_path("commitlog"), known - end, known, end, layout.root),
+                *(layout.log_path(known), known - end, known, end, layout.root),
             )
         self._is_loss_known = True
         return end

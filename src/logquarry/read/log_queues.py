@@ -18,6 +18,7 @@ from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.arrays import Bools, Int64
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.format.rows import SIZE
 from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
@@ -75,13 +76,20 @@ def count_units(
 
 
 class _Counted:
-    """``files``: counts by file number; ``until``: the first uncounted queue offset."""
+    """The count of one queue.
 
-    __slots__ = ("files", "until")
+    Attributes:
+        files: counts by file number.
+        until: the first uncounted queue offset.
+        last: the entry before ``until``; None if there is none.
+    """
+
+    __slots__ = ("files", "last", "until")
 
     def __init__(self) -> None:
         self.files: dict[int, UnitCount] = {}
         self.until = 0
+        self.last: QueueEntry | None = None
 
 
 class RetainedCounter:
@@ -107,13 +115,18 @@ class RetainedCounter:
                 key = queue.topic, queue.queue_id
                 known = self._queues.setdefault(key, _Counted())
                 low, high = queue.bounds()
-                if high < known.until:
+                is_shorter = high < known.until
+                if is_shorter or (
+                    low < known.until and queue.entry_before(known.until) != known.last
+                ):
                     # The topic was deleted, and recreated with the same name.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
                 start = max(low, known.until)
-                known.until = start + self._add(queue, known, start, high, log_start, log_end)
+                until = start + self._add(queue, known, start, high, log_start, log_end)
+                if until != known.until:
+                    known.until, known.last = until, queue.entry_before(until)
                 total = UnitCount()
                 for count in known.files.values():
                     total = total.plus(count)

@@ -11,7 +11,6 @@ The broker keeps the pops in these places; a store may have all of them::
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -19,6 +18,7 @@ from typing import Any, Final, NamedTuple
 from logquarry.errors import CorruptFile, UnreadableFile, UsageError
 from logquarry.format import broker_config, fastjson
 from logquarry.format import properties as props
+from logquarry.format.broker_config import whole
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_there
@@ -37,6 +37,8 @@ REVIVE_GROUP: Final = "CID_RMQ_SYS_REVIVE_GROUP"
 _ORDERS: Final = f"{CONFIG}/consumerOrderInfo.json"
 _COLUMN_FAMILY: Final = "popState"
 _CHECK_POINT: Final = "ck"
+_MOST_OF_A_POP: Final = 127
+"""Messages of one check point: the field ``num`` is a byte."""
 
 
 class Unacknowledged(NamedTuple):
@@ -61,6 +63,15 @@ class Pops(NamedTuple):
     def to_json(self) -> dict[str, Any]:
         """Return the object for ``stats --json``."""
         return {"queues": [one._asdict() for one in self.queues], "hint": self.hint}
+
+
+class _Pop(NamedTuple):
+    """One pop; ``time`` is in ms."""
+
+    group: str
+    topic: str
+    queue_id: int
+    time: int
 
 
 _Popped = dict[tuple[str, str, int], dict[int, int]]
@@ -114,51 +125,87 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 
 
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
-    """Add the messages of check points that are not acknowledged (``PopCheckPoint``)."""
-    acknowledged: set[tuple[Any, ...]] = set()
-    points: list[tuple[tuple[Any, ...], int]] = []
+    """Add the messages of check points that are not acknowledged (``PopCheckPoint``).
+
+    As in the broker, a message that is not valid does not count.
+    """
+    acknowledged: set[tuple[_Pop, int]] = set()
+    points: list[tuple[_Pop, int]] = []
     for frame in frames:
         tag = props.decode_bytes(frame.properties).get(props.TAGS)
         with contextlib.suppress(ValueError, TypeError, LookupError):
-            body = json.loads(frame.body)
-            pop = body["c"], body["t"], int(body["q"]), int(body["pt"])
+            body = fastjson.decode(frame.body)
+            pop = _Pop(_text(body, "c"), _text(body, "t"), _whole(body, "q"), _whole(body, "pt"))
             if tag == _CHECK_POINT:
-                start, bits = int(body["so"]), int(body["bm"])
-                steps = body.get("d") or range(int(body["n"]))
-                points += [
-                    (pop, start + int(step))
-                    for number, step in enumerate(steps)
-                    if not bits >> number & 1
-                ]
+                points += [(pop, offset) for offset in _offsets_left(body)]
             else:
                 offsets = body["aol"] if "aol" in body else [body["ao"]]
-                acknowledged.update((*pop, int(offset)) for offset in offsets)
+                acknowledged.update([(pop, whole(offset, "ao")) for offset in offsets])
     for pop, offset in points:
-        if (*pop, offset) not in acknowledged:
-            popped[pop[:3]][offset] = pop[3]
+        if (pop, offset) not in acknowledged:
+            popped[pop[:3]][offset] = pop.time
 
 
-def _add_orders(popped: _Popped, table: dict[str, Any]) -> None:
-    """Add the last pops of ordered groups (``ConsumerOrderInfoManager``)."""
-    for key, queues in table.items():
+def _offsets_left(body: dict[str, Any]) -> list[int]:
+    """The offsets of a check point whose bits are not set."""
+    start, bits, steps = _whole(body, "so"), _whole(body, "bm"), body.get("d")
+    if not steps:
+        count = _whole(body, "n")
+        if not 0 <= count <= _MOST_OF_A_POP:
+            raise ValueError(f"'n' is {count}, more than a byte holds")
+        steps = range(count)
+    offsets = [start + whole(step, "d") for step in steps]
+    return [offset for number, offset in enumerate(offsets) if not bits >> number & 1]
+
+
+def _add_orders(popped: _Popped, table: Any) -> None:
+    """Add the last pops of ordered groups (``ConsumerOrderInfoManager``).
+
+    An invalid entry does not count. If the table is not a table, this raises TypeError.
+    """
+    for key, queues in _members(table):
         topic, _, group = key.rpartition("@")
-        for queue_id, order in queues.items():
-            first, *steps = order["o"]
-            bits = int(order.get("cm", 0))
-            for number, offset in enumerate([first, *(first + step for step in steps)]):
-                if not bits >> number & 1:
-                    popped[group, topic, int(queue_id)][int(offset)] = int(order["popTime"])
+        with contextlib.suppress(TypeError):
+            for queue_id, order in _members(queues):
+                with contextlib.suppress(ValueError, TypeError, LookupError):
+                    offsets, time = _offsets_of_order(order), _whole(order, "popTime")
+                    of_queue = popped[group, topic, whole(queue_id, key)]
+                    of_queue.update(dict.fromkeys(offsets, time))
+
+
+def _offsets_of_order(order: dict[str, Any]) -> list[int]:
+    first, *steps = (whole(step, "o") for step in order["o"])
+    bits = whole(order.get("cm", 0), "cm")
+    offsets = [first, *(first + step for step in steps)]
+    return [offset for number, offset in enumerate(offsets) if not bits >> number & 1]
 
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
     """Add ``kvStore/``'s records (``PopConsumerRecord``); return the reason if that fails."""
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
-            record = json.loads(value)
-            key = record["groupId"], record["topicId"], int(record["queueId"])
-            popped[key][int(record["offset"])] = int(record["popTime"])
+            record = fastjson.decode(value)
+            key = _text(record, "groupId"), _text(record, "topicId"), _whole(record, "queueId")
+            popped[key][_whole(record, "offset")] = _whole(record, "popTime")
     except UsageError:
         return "pops in kvStore/ are not included: install the extra logquarry[rocksdb]"
     except (CorruptFile, ValueError, TypeError, LookupError) as error:
         return f"kvStore/ cannot be read, and not all of its pops are included: {error}"
     return None
+
+
+def _members(table: Any) -> Iterable[tuple[str, Any]]:
+    if not isinstance(table, dict):
+        raise TypeError(f"{table!r} is not an object")
+    return table.items()
+
+
+def _whole(table: dict[str, Any], name: str) -> int:
+    return whole(table[name], name)
+
+
+def _text(table: dict[str, Any], name: str) -> str:
+    value = table[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name!r} holds {value!r} instead of text")
+    return value

@@ -134,6 +134,14 @@ class Queue(ABC):
             for at in np.flatnonzero(is_written(units)).tolist():
                 yield offset + at, QueueEntry(*units[at].item())
 
+    def entry_before(self, offset: int) -> QueueEntry | None:
+        """Return the written entry directly before a queue offset, None if there is none.
+
+        If it differs from an earlier call's result, the topic was deleted and recreated.
+        """
+        found = next(self.entries(offset - 1, offset), None) if offset > 0 else None
+        return None if found is None else found[1]
+
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:

@@ -26,7 +26,6 @@ from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
 from logquarry.log.store_files import (
-    COMMIT_LOG,
     CONSUME_QUEUE,
     INDEX,
     FileSequence,
@@ -265,7 +264,7 @@ def require_stated_size(layout: StoreLayout) -> None:
         return
     if shown_sizes([files]) or any(_has_message_behind(layout, file, stated) for file in files):
         raise UsageError(
-            f"{layout.filesystem.full_path(COMMIT_LOG)}: its files have {size_of(files)} bytes, "
+            f"{layout.log_path(-1)}: its files have {size_of(files)} bytes, "
             f"but mappedFileSizeCommitLog in the configuration is {stated}: leave the setting "
             "out"
         )

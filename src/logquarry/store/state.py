@@ -7,7 +7,7 @@ numbers in its runtime info (``DefaultMessageStore.getRuntimeInfo``).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -24,7 +24,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey, RetainedCounter
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import rocksdb_folders
-from logquarry.store.retention.rules import disk_use
+from logquarry.store.retention.rules import least_used
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 from logquarry.text import document
 
@@ -111,7 +111,8 @@ class StoreState:
         file_bytes: total size of the files in ``commitlog``, ``consumequeue``, ``index``, and in
             further folders of queues.
         commit_log_disk_ratio: used share of the log's disk, from 0 to 1
-            (``commitLogDiskRatio``).
+            (``commitLogDiskRatio``). If the log is on several disks, the disk with the most free
+            space counts.
         consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
         dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
             store, all bytes after the last queued message count, including a blank.
@@ -183,8 +184,8 @@ class StateReader:
             first_timestamp=first,
             reserve_time_ms=None if first is None else max(0, now() - first),
             file_bytes=file_bytes(layout),
-            commit_log_disk_ratio=_disk_ratio(layout, COMMIT_LOG),
-            consume_queue_disk_ratio=_disk_ratio(layout, CONSUME_QUEUE),
+            commit_log_disk_ratio=_disk_ratio(layout, layout.log_folders.paths),
+            consume_queue_disk_ratio=_disk_ratio(layout, (CONSUME_QUEUE,)),
             dispatch_behind=dispatch,
             flush_behind=flush,
             retained=retained,
@@ -237,10 +238,10 @@ def file_bytes(layout: StoreLayout) -> dict[str, int]:
     return found | {INDEX: sum(entry.size for entry in layout.index_files)}
 
 
-def _disk_ratio(layout: StoreLayout, folder: str) -> float | None:
+def _disk_ratio(layout: StoreLayout, folders: Iterable[str]) -> float | None:
     if not isinstance(layout.filesystem, LocalFileSystem):
         return None
-    use = disk_use(Path(layout.root) / folder)
+    use = least_used(Path(layout.root) / folder for folder in folders)
     return None if use is None else use.ratio
 
 

@@ -26,7 +26,7 @@ from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower
-from logquarry.log.store_files import BATCH_QUEUE, COMMIT_LOG, CONSUME_QUEUE
+from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import index_writer, queue_writer
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
@@ -217,6 +217,7 @@ class Dispatcher:
         self.offset = start
         self.limit: int | None = None
         self._files = files
+        self._folder = str(files.folders[0])
         self._writer_of = writer_of
         self._put_keys = put_keys
         self._config = config
@@ -246,7 +247,7 @@ class Dispatcher:
                 self.offset = self._files.min_offset
                 continue
             if file is None:
-                raise CorruptFrame(COMMIT_LOG, self.offset, "there is no file for it")
+                raise CorruptFrame(self._folder, self.offset, "there is no file for it")
             if not self._dispatch_from(file):
                 break
         return self.offset
@@ -256,7 +257,7 @@ class Dispatcher:
         self.offset = start
         reached = self.dispatch_until(stop)
         if reached < stop:
-            raise StoreUnavailable(f"{COMMIT_LOG}: the log cannot be read from {reached} on")
+            raise StoreUnavailable(f"{self._folder}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
         """Dispatch a run, or advance to the next file; return False at an incomplete frame."""

@@ -80,6 +80,42 @@ def test_a_deleted_file_ahead_is_made_anew(
     queue.close()
 
 
+def test_a_folder_that_is_full_after_a_file_was_made_ahead(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    service = AllocateMappedFileService(disk, timeout_ms=0)
+    folders, full = [tmp_path / "a", tmp_path / "b"], list[Path]()
+    queue = MappedFileQueue(
+        disk, folders, SIZE, allocator=service, full_folders=lambda: full, guard_names=True
+    )
+    for number in range(3):
+        # The service is not started: it makes files here.
+        queue.last_file(create=True)
+        service.run_once()
+        file = queue.last_file(create=True)
+        assert file is not None and file.base == number * SIZE
+        file.append(bytes(SIZE))
+        full = folders[1:]
+    service.run_last()
+    queue.close()
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("[ab]/*")}
+    assert found == {f"{folder}/{number * SIZE:020d}" for number, folder in enumerate("aba")}
+
+
+def test_a_folder_that_is_full_before_a_requested_file_is_made(
+    disk: FaultyDisk, tmp_path: Path
+) -> None:
+    service = AllocateMappedFileService(disk, timeout_ms=0)
+    assert service.take(tmp_path / "a" / "0", tmp_path / "b" / "1", SIZE) is None
+    assert service.take(tmp_path / "a" / "1", None, SIZE) is None
+    service.run_once()
+    file = service.take(tmp_path / "a" / "1", None, SIZE)
+    assert file is not None and file.path == tmp_path / "a" / "1"
+    file.close()
+    service.run_last()
+    assert not (tmp_path / "b").exists()
+
+
 def test_truncating_takes_the_file_ahead_away(
     disk: FaultyDisk, service: AllocateMappedFileService, tmp_path: Path
 ) -> None:
@@ -105,7 +141,7 @@ def test_failures_reach_who_waits_and_are_tried_again(
     disk.failing["allocate"] = ENOSPC
     with pytest.raises(StoreUnavailable, match="no room"):
         service.take(tmp_path / "0", tmp_path / "1", SIZE)
-    eventually(lambda: service._requests[tmp_path / "1"].error is not None)
+    eventually(lambda: service._requests["1"].error is not None)
     disk.failing.clear()
     # The file ahead failed, too; the disk has room now.
     for name in ("1", "0"):

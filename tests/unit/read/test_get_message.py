@@ -11,6 +11,7 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptFrame
 from logquarry.format import frame, java, queue_entry
+from logquarry.format.batch import INNER_BATCH
 from logquarry.format.frame import Damage
 from logquarry.read.get_message import GetMessageStatus, TransferLimits, get_message
 from logquarry.read.messages import LazyMessage, read_message
@@ -101,6 +102,28 @@ def test_caps(tmp_path: Path) -> None:
     with MessageStore.open(tmp_path, config=caps) as store:
         # The first message always fits.
         assert len(store.get("orders", 0, 0, 1000).messages) == 1
+
+
+@pytest.mark.parametrize("sys_flag", [0, INNER_BATCH])
+def test_a_frame_with_several_entries_counts_for_each_entry(tmp_path: Path, sys_flag: int) -> None:
+    """As in ``DefaultMessageStore.getMessage``; the body of the frame is no inner batch."""
+    maker = StoreMaker()
+    for _ in range(4):
+        maker.put(body=b"", sys_flag=sys_flag)
+    maker.write(tmp_path)
+    first = maker.units["orders", 0][0]
+    for number in (1, 2):
+        rewrite_unit(tmp_path, number, first)
+    caps = StoreConfig(max_transfer_bytes_on_message_in_memory=2 * first.size)
+    with MessageStore.open(tmp_path, config=caps) as store:
+        queue = store.queue("orders", 0)
+        assert queue is not None
+        limits, read = TransferLimits.of(caps), store._getter._read
+        found = get_message(store._log, queue, 0, 32, tags=None, limits=limits, read=read)
+        by_kernel = store.get("orders", 0, 0)
+    for result in (found, by_kernel):
+        assert result.next_offset == len(result.messages) == 2
+        assert result.size == 2 * first.size
 
 
 def test_fewer_come_from_further_back_than_memory(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.batches import message_runs
 from logquarry.log.layout import StoreLayout
-from logquarry.read.log_end import LogFrontier, last_entries, log_bound, sound_bound
+from logquarry.read.log_end import (
+    DamageMap,
+    LogFrontier,
+    Noted,
+    last_entries,
+    log_bound,
+    sound_bound,
+)
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.selection import Selection, plan_read, read_in_order, read_part
 from tests.helpers.files import flip
@@ -136,3 +144,24 @@ def test_the_end_of_a_log_without_its_last_files_names_them(
         one.message for one in caplog.records if "bytes of the log are lost" in one.message
     ]
     assert f"logquarry verify {root}" in warning
+
+
+def test_two_threads_may_ask_for_damage_at_once() -> None:
+    spans = [Noted(100, 10), Noted(200, 10), Noted(300, 10)]
+
+    class Interrupted(Noted):
+        """A span whose offset another call reads, too, before this call has read it."""
+
+        @property
+        def offset(self) -> int:
+            if other := next(others, None):
+                assert 305 in other
+            return self[0]
+
+    spans[1] = Interrupted(200, 10)
+    damage = DamageMap(spans)
+    others: Iterator[DamageMap] = iter([damage])
+    assert 305 in damage and 205 in damage
+    assert not any(offset in damage for offset in (0, 110, 250, 310, 10_000))
+    spans.append(Noted(400, 1))
+    assert 400 in damage and 401 not in damage

@@ -11,11 +11,13 @@ import pytest
 
 import logquarry as lq
 from logquarry.read import log_queues
+from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import RetainedCounter, UnitCount, count_units
 from logquarry.read.queue import Units
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
 from logquarry.store.state import DelayLevel, GroupLag, TopicStats
+from logquarry.store.transaction.half import HALF_TOPIC, HalfCounter
 from tests.helpers.small_store import NOW, config
 
 FILE = 16_384
@@ -99,20 +101,22 @@ def test_only_what_is_new_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert 0 < sum(counted) < 200
 
 
-def test_a_topic_that_came_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [10, 30, 50])
+def test_a_topic_that_came_again(tmp_path: Path, again: int) -> None:
     counter = RetainedCounter()
     sizes = []
-    for count in (30, 10):
-        root = tmp_path / str(count)
+    for number, count in enumerate((30, again)):
+        root = tmp_path / str(number)
         with StoreWriter.start(root, config=config()) as store:
             for _ in range(count):
-                store.put(lq.Message("t", b"x" * 100))
+                store.put(lq.Message("t", b"x" * (100 + 1_000 * number)))
         with lq.MessageStore.open(root, config=config()) as opened:
             queue = opened.queue("t", 0)
             assert queue is not None
             (found,) = counter.count([queue], 0, opened.max_offset).values()
+            assert found.bytes == sum(message.size for message in opened.scan())
             sizes.append(found.messages)
-    assert sizes == [30, 10]
+    assert sizes == [30, again]
     assert counter.count([], 0, 0) == {}
 
 
@@ -193,3 +197,18 @@ def test_messages_by_their_sizes(tmp_path: Path) -> None:
     # The counts of the closed store remain.
     assert store.stats().put_messages == 11
     assert store.stats().state.retained == {}
+
+
+@pytest.mark.parametrize("again", [1, 2, 5])
+def test_half_messages_of_topics_that_came_again(tmp_path: Path, again: int) -> None:
+    counter = HalfCounter()
+    for name, count, size in (("t", 2, 50), ("u", again, 60)):
+        root = tmp_path / name
+        with StoreWriter.start(root, config=config()) as store:
+            for _ in range(count):
+                with store.transaction(lq.Message(name, bytes(size))) as transaction:
+                    transaction.leave_open()
+        with lq.MessageStore.open(root, config=config()) as opened:
+            queue, log = opened.queue(HALF_TOPIC, 0), CommitLog(opened.layout)
+            assert queue is not None
+            assert counter.count([queue], log.sound_frame_at, {}) == {name: count}

@@ -64,7 +64,7 @@ def read_note(note: Path) -> dict[str, Any]:
         found = json.loads(read_file(note) or b"{}")
     except FileNotFoundError:
         return {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{note}: not the note of a rebuild: {error}") from error
     folders = found.get("folders", {}) if isinstance(found, dict) else None
     if not isinstance(folders, dict) or found.get("written_by", _WRITTEN_BY) != _WRITTEN_BY:

@@ -97,7 +97,7 @@ def _settle(location: str, into: Path) -> bool:
         return False
     try:
         saved = str(json.loads(read_file(report))["store"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
     if absolute(saved) != location:
         raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")

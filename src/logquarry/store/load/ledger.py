@@ -177,7 +177,7 @@ def read_document(path: Path) -> dict[str, Any] | None:
         document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CorruptFile(str(path), 0, f"cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("written_by") != _WRITTEN_BY:
         raise CorruptFile(str(path), 0, "it was not written by a load")

@@ -58,6 +58,15 @@ logger = logging.getLogger(__name__)
 
 MARK_FILE: Final = "delay.json"
 UNKNOWN: Final = -1
+INVALID_JSON: Final = (
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+"""Errors of a document that is not JSON, is nested too deeply, or has other types or numbers."""
 _FAR: Final = 64 << 20
 """After this many new bytes of the log, the position is saved again even without deliveries."""
 
@@ -123,7 +132,7 @@ class DelayProgress:
             return _decode(read_file(self._mark_path))
         except FileNotFoundError:
             return []
-        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, *INVALID_JSON) as error:
             logger.warning("%s: ignored: %s", self._mark_path, error)
             return []
 

@@ -35,6 +35,7 @@ from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, Put
+from logquarry.store.schedule.progress import INVALID_JSON
 from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
 from logquarry.write.put_again import put_again
@@ -256,7 +257,7 @@ class TimerDelivery(Delivery):
             delivered = frozenset(map(int, saved["delivered"]))
         except FileNotFoundError:
             return known
-        except (OSError, LookupError, ValueError, TypeError) as error:
+        except (OSError, *INVALID_JSON) as error:
             logger.warning("%s: ignored: %s", self._progress_path, error)
             return known
         if position > self._log.end or enqueued > queue_end:

@@ -25,6 +25,7 @@ from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
 from logquarry.message import Message
 from logquarry.read.queue import Queue
@@ -222,12 +223,15 @@ class _Known:
     Attributes:
         halves: queue offset in the half topic up to which half messages were read.
         ops: queue offset in the op topic up to which op messages were read.
-        open: queue offset -> topic of the message, for each open half message.
-        ended: queue offsets in op messages, of half messages that were not read yet.
+        last_half, last_op: the entries before these queue offsets; None if there is none.
+        open: for the queue offset of each open half message, the topic of its message.
+        ended: queue offsets that op messages list, of half messages that were not read yet.
     """
 
     halves: int = 0
     ops: int = 0
+    last_half: QueueEntry | None = None
+    last_op: QueueEntry | None = None
     open: dict[int, str] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
@@ -251,8 +255,11 @@ class HalfCounter:
                     continue
                 ops = by_name.get((OP_TOPIC, queue_id))
                 known = self._queues.get(queue_id)
-                # If a topic was recreated, its queue is shorter than before.
-                if known is None or _is_shorter(queue, known.halves) or _is_shorter(ops, known.ops):
+                if (
+                    known is None
+                    or _is_another(queue, known.halves, known.last_half)
+                    or _is_another(ops, known.ops, known.last_op)
+                ):
                     known = self._queues[queue_id] = _Known()
                 _read(known, queue, ops, frame_at)
                 first = max(queue.min_offset, passed.get(queue_id, 0))
@@ -261,8 +268,12 @@ class HalfCounter:
         return total
 
 
-def _is_shorter(queue: Queue | None, end: int) -> bool:
-    return queue is not None and queue.max_offset < end
+def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
+    """Whether the topic of a queue that was read up to ``end`` was deleted and recreated."""
+    if queue is None:
+        return False
+    low, high = queue.bounds()
+    return high < end or (low < end and queue.entry_before(end) != last)
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
@@ -272,11 +283,11 @@ def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) ->
         half = None if entry.is_filler else frame_at(entry.physical_offset)
         if half is not None:
             known.open[at] = props.decode_bytes(half.properties).get(props.REAL_TOPIC, "")
-    known.halves = stop
+    known.halves, known.last_half = stop, halves.entry_before(stop)
     if ops is not None:
         end = ops.max_offset
         known.ended |= ended_by(ops, frame_at, known.ops)
-        known.ops = end
+        known.ops, known.last_op = end, ops.entry_before(end)
     for at in known.ended & known.open.keys():
         del known.open[at]
     known.ended = {at for at in known.ended if at >= stop}

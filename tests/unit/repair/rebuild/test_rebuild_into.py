@@ -111,7 +111,7 @@ def test_whose_they_are_is_told(tmp_path: Path, names: tuple[str, ...]) -> None:
     note.unlink()
     with pytest.raises(UsageError, match="the store that it belongs to is unknown"):
         finish_into(root, into, names, note=note)
-    for text in ("[]", "{", json.dumps({"written_by": "us", "folders": {}})):
+    for text in ("[]", "{", "[" * 100_000, json.dumps({"written_by": "us", "folders": {}})):
         note.write_text(text)
         with pytest.raises(UsageError, match="not the note of a rebuild"):
             finish_into(root, into, names, note=note)

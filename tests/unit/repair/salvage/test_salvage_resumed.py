@@ -145,7 +145,7 @@ def test_another_store_is_not_taken_for_this_one(store: Path, tmp_path: Path) ->
     salvage(StoreLayout.open(store), into)
     with pytest.raises(UsageError, match=f"{store} was saved there, not /rack2/store"):
         settle("/rack2/store", into)
-    for text in ("", "[]", "{}"):
+    for text in ("", "[]", "{}", "[" * 100_000):
         (into / ".logquarry/salvage.json").write_text(text)
         with pytest.raises(UsageError, match="not the report of a salvage"):
             settle(str(store), into)

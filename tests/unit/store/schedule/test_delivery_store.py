@@ -74,6 +74,8 @@ BAD_MARKS = (
     b'[{"position":1}]',
     b"{}",
     b"\xff",
+    b'[{"offsets":{},"position":Infinity}]',
+    b"[" * 100_000,
 )
 
 

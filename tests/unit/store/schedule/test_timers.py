@@ -195,6 +195,17 @@ def test_the_progress_of_an_older_state_of_the_log_does_not_count(tmp_path: Path
         assert store.deliver_due() == 1, "the log was cut before its delivery"
 
 
+@pytest.mark.parametrize("text", ["", "[]", "[" * 100_000, '{"position":Infinity,"first":0}'])
+def test_invalid_progress_does_not_count(tmp_path: Path, text: str) -> None:
+    clock = FakeClock(NOW)
+    with opened(tmp_path, clock) as store:
+        store.put(lq.Message("t", b"1", deliver_at=NOW + 2_000))
+    clock.now += 3_000
+    (tmp_path / ".logquarry" / "timers.json").write_text(text)
+    with opened(tmp_path, clock) as store:
+        assert store.deliver_due() == 1
+
+
 def test_a_thread_delivers(tmp_path: Path) -> None:
     clock = FakeClock(NOW)
     with opened(tmp_path, clock, deliver_delayed=True) as store:
