@@ -93,7 +93,7 @@ class Advance:
         self._decoder: BodyDecoder | None = None
         self.done = Done()
         state = target.table.look()
-        self._created = state is not None
+        self._table_id = None if state is None else state.id
         places = stores_by_name(target.read.paths, target.read.storage_options)
         self._committed: dict[str, int] = {}
         kept: dict[str, Any] | None = None
@@ -163,7 +163,7 @@ class Advance:
         tasks = self._planner.tasks(self._at, end)
         if not self._can_decode(tasks):
             return False
-        self._run.begin_commit(self._marks(end))
+        self._run.begin_commit(self._marks(end), self._table_id)
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
@@ -242,10 +242,9 @@ class Advance:
         """
         target = self._target
         if not self._run.name:
-            self._run.begin_commit(marks)
-        else:
-            self._run.tell(marks)
+            self._run.begin_commit(marks, self._table_id)
         self._create()
+        self._run.tell(marks, self._table_id)
         if dead:
             assert target.dead_letters is not None
             state = target.dead_letters.look()
@@ -263,7 +262,7 @@ class Advance:
         self.done.commits += 1
 
     def _create(self) -> None:
-        if self._created:
+        if self._table_id is not None:
             return
         target = self._target
         columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
@@ -273,7 +272,9 @@ class Advance:
         kept = {name: value for name, value in start.items() if name != "offsets"}
         letters = None if target.dead_letters is None else target.dead_letters.name
         target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
-        self._created = True
+        state = target.table.look()
+        assert state is not None
+        self._table_id = state.id
 
     # -------------------------------------------------------------------------------------- marks
     def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:

@@ -93,6 +93,9 @@ def _plain(value: Any) -> Any:
 PROPERTY: Final = "logquarry.export"
 """Name of the table's property that holds the document."""
 
+DEAD_LETTERS: Final = "_dead_letters"
+"""Suffix of the dead letters' default folder or table name."""
+
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
 
@@ -143,6 +146,12 @@ class Table(Protocol):
     def folder(self) -> OutputFolder:
         """Folder of the table's files."""
 
+    def is_called(self, name: str) -> bool:
+        """Return whether an export that recorded `name` as its table's name meant this table."""
+
+    def has_neighbours(self) -> bool:
+        """Return whether another table can have files in the same destination."""
+
     @property
     def partitions_in_files(self) -> bool:
         """Whether the files contain the columns that partition the table."""
@@ -173,9 +182,11 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    `marks` returns the existing marks among the given names.
+    `id` is the format's unique id of the table. `marks` returns the existing marks among the given
+    names.
     """
 
+    id: str
     document: str
     schema: pa.Schema
     marks: Callable[[Iterable[str]], dict[str, int]]
