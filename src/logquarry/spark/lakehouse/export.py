@@ -94,8 +94,10 @@ class TableExport:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
         check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
-        if table.look() is None:
+        state = table.look()
+        if state is None:
             _check_free(self.folder, table)
+        self.target.look_at_letters(None if state is None else state.id)
 
     def run(
         self,

@@ -82,6 +82,55 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
             )
 
 
+def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str:
+    """Return the text of the document of a table of dead letters.
+
+    Args:
+        table: the table of the messages.
+        table_id: its id.
+        own: the result of :func:`identity` for the table of the messages.
+    """
+    found = {"dead_letters_of": table.name, "table_id": table_id, "identity": dict(own)}
+    return document(found, {}, None)
+
+
+def check_letters(
+    letters: Table, text: str, table: Table, table_id: str | None, own: Mapping[str, Any]
+) -> None:
+    """Raise UsageError if `letters`, with the document `text`, does not belong to a table.
+
+    The marks of another table's dead letters would hide dead letters of this table.
+
+    Args:
+        table: the table of the messages.
+        table_id: its id; None if the table does not exist yet.
+        own: the identity of the export.
+    """
+    advice = "give another folder for the dead letters"
+    found = parsed(letters.name, text)
+    owner = found.get("dead_letters_of")
+    if owner is None:
+        raise UsageError(
+            f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
+            f"{table.name}: {advice}"
+        )
+    # A Delta table can be moved, with its dead letters: the ids then still agree.
+    if found.get("table_id") is not None and found["table_id"] == table_id:
+        return
+    if not table.is_called(str(owner)):
+        raise UsageError(
+            f"{letters.name}: holds the dead letters of {owner}, not of {table.name}: {advice}"
+        )
+    # The table was created again, or an earlier version wrote the document.
+    if isinstance(found.get("identity"), dict):
+        check_same(letters.name, own, found["identity"])
+    elif table_id is None:
+        raise UsageError(
+            f"{letters.name}: holds the dead letters of an earlier table {owner}, whose settings "
+            f"are unknown: remove it, or {advice}"
+        )
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(_plain(item) for item in value)
