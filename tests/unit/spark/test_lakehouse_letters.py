@@ -9,9 +9,13 @@ from typing import Any
 
 import pytest
 
-from logquarry.errors import UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.decode import parse_decode_options
+from logquarry.spark.lakehouse import export as export_module
 from logquarry.spark.lakehouse import table as table_module
+from logquarry.spark.lakehouse.delta import Delta
+from logquarry.spark.lakehouse.iceberg import Iceberg
+from logquarry.spark.lakehouse.write import Run
 from tests.helpers.lake import Lake, put
 
 pytest.importorskip("deltalake")
@@ -107,3 +111,57 @@ def test_a_table_that_was_created_again(
         # The dead letters are complete already.
         assert (done.messages, done.dead_messages) == (1, 0)
         assert len(lake.rows(dead=True)) == 1
+
+
+def test_dead_letters_overlap_with_no_table_and_no_store(lake: Lake, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    put(store, b"no JSON")
+    lake = Lake(lake.kind, tmp_path / "lakes" / "table")
+    own = lake.prepared(store).target.table.folder.location
+    (tmp_path / "link").symlink_to(tmp_path / "lakes")
+    linked = tmp_path / "link" / Path(own).relative_to(tmp_path / "lakes")
+    for place in (own, f"{own}/dead", Path(own).parent, linked / "dead"):
+        with pytest.raises(UsageError, match=f"^{place}: overlaps with the folder .*, {own}"):
+            lake.export(store, decode=NUMBER, dead_letters=place)
+    with pytest.raises(UsageError, match="overlaps with the store"):
+        lake.export(store, decode=NUMBER, dead_letters=store / "dead")
+    assert not lake.dest.exists()
+    assert not (store / "dead").exists()
+
+
+def no_checks(*_: Any) -> None:
+    """Check as little as an earlier version did."""
+
+
+@pytest.mark.parametrize("ends", ["it fails", "it crashes"])
+@pytest.mark.parametrize("below", ["dead", "a/dead"])
+def test_dead_letters_inside_an_existing_table_stay(
+    lake: Lake, ends: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = tmp_path / "store"
+    put(store, b'{"n": 1}', b"dead 1")
+    dead = Path(lake.prepared(store).target.table.folder.location) / below
+    kind: Any = Delta if lake.kind == "delta" else Iceberg
+    append = kind.append
+
+    def failing(self: Any, *arguments: Any) -> None:
+        if not self.folder.location.endswith("dead"):
+            raise StoreUnavailable("no table today")
+        append(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(export_module, "_check_letters_apart", no_checks)
+        lake.export(store, decode=NUMBER, dead_letters=dead)
+        put(store, b"dead 2", b'{"n": 2}')
+        patch.setattr(kind, "append", failing)
+        if ends == "it crashes":
+            patch.setattr(Run, "give_up", Run.leave)
+        with pytest.raises(StoreUnavailable, match="no table today"):
+            lake.export(store, decode=NUMBER, dead_letters=dead)
+    committed = set(dead.glob("*.parquet"))
+    assert len(committed) == 2
+    with pytest.raises(UsageError, match="overlaps"):
+        lake.export(store, decode=NUMBER, dead_letters=dead)
+    lake.export(store, decode=NUMBER, dead_letters=tmp_path / "other")
+    assert [value["n"] for (value,) in lake.rows("value")] == [1, 2]
+    assert set(dead.glob("*.parquet")) == committed

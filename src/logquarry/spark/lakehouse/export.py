@@ -93,7 +93,11 @@ class TableExport:
     def check(self) -> None:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
-        check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
+        locations = [location for location, _, _ in open_stores(read)]
+        check_apart(self.folder.location, locations)
+        if (letters := self.target.dead_letters) is not None:
+            check_apart(letters.folder.location, locations)
+            _check_letters_apart(table, letters)
         state = table.look()
         if state is None:
             _check_free(self.folder, table)
@@ -317,6 +321,22 @@ def _target(
         decode=decode,
         moved=chosen.moved,
     )
+
+
+def _check_letters_apart(table: Table, letters: Table) -> None:
+    """Raise UsageError if one table is in the folder of the other.
+
+    Each table's cleaning (Delta's ``vacuum``) would remove the other table's files.
+    """
+    places = [table.folder.location, letters.folder.location]
+    if table.folder.is_local and letters.folder.is_local:
+        places = [os.path.realpath(place) for place in places]
+    one, other = (f"{place}/" for place in places)
+    if one.startswith(other) or other.startswith(one):
+        raise UsageError(
+            f"{letters.folder.location}: overlaps with the folder of the table, "
+            f"{table.folder.location}: give a folder outside of it for the dead letters"
+        )
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:

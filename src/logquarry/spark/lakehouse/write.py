@@ -231,6 +231,18 @@ def _words(run: str, task: ReadTask) -> str:
     return f"part-{_plain(task.broker)}-{first.start:020d}-{run}-{uuid.uuid4().hex[:12]}"
 
 
+def _remove_run(folder: OutputFolder, run: str) -> None:
+    """Remove the files of a run, but not those of a table in a subfolder.
+
+    Earlier versions accepted dead letters there, and the run may have committed them.
+    """
+    paths = list(folder.files())
+    nested = tuple(table_folders(paths))
+    for path in paths:
+        if is_of_run(path, run) and not path.startswith(nested):
+            folder.remove(path)
+
+
 def noted_run(path: str) -> str | None:
     """Return the run that wrote the note at a path of the destination; None for other files."""
     place, _, name = path.rpartition("/")
@@ -408,8 +420,7 @@ class Run:
             may_come = may_be_on_its_way and document.get(_ON_ITS_WAY) is not False
             for table in self._tables:
                 if not _has(table, wanted, may_come=may_come):
-                    for path in [p for p in table.folder.files() if is_of_run(p, run)]:
-                        table.folder.remove(path)
+                    _remove_run(table.folder, run)
         self._folder.remove(self._note(run))
 
     @staticmethod
