@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -180,7 +181,7 @@ def _converter(kind: pa.DataType, path: str) -> Convert:
     elif types.is_integer(kind):
         make = partial(_integer, path, kind.bit_width)
     elif types.is_floating(kind):
-        make = partial(_floating, path)
+        make = partial(_floating, path, is_single=types.is_float32(kind))
     elif types.is_decimal(kind):
         make = partial(_decimal, path)
     elif types.is_timestamp(kind):
@@ -224,10 +225,16 @@ def _integer(path: str, bits: int, value: Any) -> int:
     return value
 
 
-def _floating(path: str, value: Any) -> float:
+def _floating(path: str, value: Any, *, is_single: bool) -> float:
     if type(value) is not int and not isinstance(value, float):
         raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
-    found = float(value)
+    try:
+        found = float(value)
+        if is_single:
+            # Arrow would turn a number that is too large for 32 bits into infinity.
+            struct.pack("<f", found)
+    except OverflowError:
+        found = math.inf
     if math.isinf(found):
         raise NotOfTheSchema(f"{path}: the number is too large")
     return found
