@@ -213,6 +213,55 @@ def test_json_schema() -> None:
             struct_of_schema(wrong)
 
 
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"properties": [1]}, r"value: properties takes an object, not \[1\]"),
+        ({"properties": None}, "properties takes an object, not null"),
+        ({"type": [{}]}, r"value: type takes the name of a type, or a list of names, not \[{}\]"),
+        ({"type": 3}, "type takes the name"),
+        ({"type": None}, "type takes the name"),
+        ({"properties": {"a": {"anyOf": 3}}}, r"value\.a: anyOf takes a list of schemas, not 3"),
+        ({"properties": {"a": {"oneOf": {}}}}, r"value\.a: oneOf takes a list"),
+        ({"properties": {"a": {"anyOf": [5]}}}, r"value\.a: a schema is an object"),
+        ({"properties": {"a": 3}}, r"value\.a: a schema is an object, true or false, not 3"),
+        ({"properties": {"a": {"type": "array", "items": 3}}}, r"value\.a\[\]: a schema is"),
+        ({"type": "object", "additionalProperties": "string"}, "a schema is an object"),
+        ({"properties": {"a": {"type": "string", "format": []}}}, "format takes a name"),
+        ({"properties": {"\ud800": True}}, "names of properties are valid text"),
+        ({"properties": {"a": {"$ref": 3}}}, "another document"),
+        ({"properties": {"a": {"$ref": "#/properties/a/b"}}}, "does not exist"),
+    ],
+)
+def test_json_schemas_that_are_invalid(schema: Any, word: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    with pytest.raises(UsageError, match=word):
+        parse_decode_options("json", str(file))
+
+
+def test_valid_json_schemas_of_other_forms() -> None:
+    document = {
+        "properties": {
+            "tuple": {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]},
+            "never": False,
+            "no_type": {},
+            "only_null": {"type": ["null"]},
+            "one": {"anyOf": [True]},
+        }
+    }
+    assert struct_of_schema(document) == spark_ddl.struct_of(
+        "tuple array<string>, never string, no_type string, only_null string, one string"
+    )
+
+
+def test_a_json_schema_that_is_nested_too_deep(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"properties": ' * 100_000)
+    with pytest.raises(UsageError, match="JSON Schema: "):
+        parse_decode_options("json", str(file))
+
+
 # ------------------------------------------------------------------------------------------- Avro
 AVRO = {
     "type": "record",
