@@ -343,6 +343,39 @@ def test_avro(tmp_path: Path) -> None:
     assert found["lines"][0]["t"].microsecond == 1000 and found["wide"] == 1 << 40
 
 
+def record(name: str, *fields: Any, **more: str) -> dict[str, Any]:
+    named = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(fields)]
+    return {"type": "record", "name": name, "fields": named, **more}
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["X"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (record("a.b.Outer", ENUM, "a.b.E"), {"f0": "X", "f1": "X"}),
+        (record("a.b.Outer", ENUM, "E"), {"f0": "X", "f1": "X"}),
+        (record("a.b.Outer", ENUM, "a.b.E", namespace="c"), {"f0": "X", "f1": "X"}),
+        (record("Outer", {**ENUM, "name": "x.E"}, "x.E", namespace="c"), {"f0": "X", "f1": "X"}),
+        # The record L has the namespace a, also where a record of the namespace c names it.
+        (
+            record(
+                "a.Outer",
+                ENUM,
+                record("L", "E"),
+                record("c.M", "a.L"),
+            ),
+            {"f0": "X", "f1": {"f0": "X"}, "f2": {"f0": {"f0": "X"}}},
+        ),
+    ],
+)
+def test_avro_names(tmp_path: Path, schema: Any, value: Any) -> None:
+    decoder = avro_decoder(tmp_path, schema)
+    values, failed = decoded(decoder, avro_bytes(schema, value))
+    assert (values, failed) == ([value], {})
+
+
 def test_avro_times_beyond_all_calendars(tmp_path: Path) -> None:
     schema = {
         "type": "record",
