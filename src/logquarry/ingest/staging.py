@@ -72,7 +72,8 @@ def place_rows(
         hashes = first_word_hashes(keys)
         # Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
-        turns = (turn + np.arange(count)) % every
+        # The first remainder keeps the sum in 64 bits.
+        turns = (turn % every + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
         numbers = np.where(given, numbers, chosen % brokers)
         queue_ids = np.where(given, queue_ids, chosen // brokers)

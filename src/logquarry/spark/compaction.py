@@ -87,10 +87,8 @@ def compact(
         from logquarry.spark.lakehouse.iceberg import Iceberg
 
         name = table or DEFAULT_TABLE
-        below = f"{folder.location}/{name.rpartition('.')[2]}"
-        own = OutputFolder(below, dest_storage_options)
         file = Path(folder.location) / CATALOG_FILE
-        return compact_iceberg(Iceberg(own, name, catalog, file), size, run)
+        return compact_iceberg(Iceberg(folder, name, catalog, file), size, run)
     if "_delta_log" in names:
         from logquarry.spark.lakehouse.delta import Delta
 

@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -186,6 +187,10 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    if issubclass(kind, errors.MessageRejected):
-        return errors.StoreError(text)
-    return kind(text)
+    # Some exceptions need more than their text: a caller then gets the nearest base class.
+    for base in kind.__mro__:
+        with suppress(TypeError):
+            found = base(text)
+            assert isinstance(found, LogquarryError)
+            return found
+    raise AssertionError(kind)

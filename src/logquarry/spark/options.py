@@ -84,7 +84,13 @@ def _words(text: str, separator: str = ",") -> list[str]:
         except ValueError:
             # The text is no JSON: perhaps a name that begins with a bracket.
             found = None
-        if isinstance(found, list) and all(isinstance(word, str | int) for word in found):
+        for word in found if isinstance(found, list) else ():
+            if type(word) not in (str, int):
+                raise UsageError(
+                    f"takes a list of texts or whole numbers, not {json.dumps(word)} in {text!r}: "
+                    "write each text in quotes"
+                )
+        if isinstance(found, list):
             return [str(word) for word in found]
     return [word.strip() for word in re.split(separator, text) if word.strip()]
 

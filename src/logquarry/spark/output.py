@@ -9,7 +9,7 @@
 No file of an earlier export changes before the intent exists. After a later crash, ``_SUCCESS`` is
 missing, and the next export replaces or removes each file of the intent. The intent of a compaction
 lists new files, removed files and the new manifest. After a crash, the next export or compaction
-completes the compaction.
+completes the compaction. The commits sync their steps, so the same holds after a power cut.
 
 An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
@@ -115,11 +115,12 @@ class OutputFolder:
         return self._fs.open_input_file(self._full(path))
 
     def sync(self, path: str) -> None:
-        """Sync a local file and its folder; an object store needs no sync."""
+        """Sync a local file and the folders that contain it; an object store needs no sync."""
         if not self.is_local or fcntl is None:  # Windows cannot open a folder to sync it
             return
-        for place in (self._full(path), os.path.dirname(self._full(path))):  # noqa: PTH120
-            descriptor = os.open(place, os.O_RDONLY)
+        words = path.split("/")
+        for count in range(len(words), -1, -1):
+            descriptor = os.open(self._full("/".join(words[:count])), os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
@@ -158,10 +159,16 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: write the file ``by_way_of``, then move the file."""
+        """Write a JSON document atomically: write the file ``by_way_of``, then move the file.
+
+        A power cut leaves the earlier document or the new one, and after the return the new one.
+        """
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
+        # Without the first sync, a power cut after the move could leave an empty document.
+        self.sync(by_way_of)
         self.move(by_way_of, path)
+        self.sync(path)
 
 
 # ------------------------------------------------------------------------------------------ export
@@ -256,10 +263,15 @@ class ExportCommit:
         draft = f"{self.staging}/{MANIFEST}"
         intent = {"written_by": WRITTEN_BY, "files": sorted({*self._earlier, *wanted})}
         folder.write_json(INTENT, intent, by_way_of=draft)
-        folder.remove(SUCCESS)
+        _remove_success(folder)
         for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
             folder.make(place)
-        _each(folder.move, *zip(*files, strict=True))
+
+        def put(staged: str, path: str) -> None:
+            folder.move(staged, path)
+            folder.sync(path)
+
+        _each(put, *zip(*files, strict=True))
         unwanted = self._earlier - set(wanted)
         _each(folder.remove, sorted(unwanted))
         _remove_empty(folder, unwanted)
@@ -301,6 +313,12 @@ def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
             pass
 
 
+def _remove_success(folder: OutputFolder) -> None:
+    """Remove _SUCCESS, so that it is gone after a power cut too. The caller has written INTENT."""
+    folder.remove(SUCCESS)
+    folder.sync(INTENT)
+
+
 def _complete(folder: OutputFolder, manifest: Mapping[str, Any], draft: str) -> None:
     folder.write_json(MANIFEST, manifest, by_way_of=draft)
     with folder.create(SUCCESS):
@@ -313,6 +331,8 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
             place = os.path.dirname(place)  # noqa: PTH120, PLW2901
+        # If a file came back after the commit, no later export would know it.
+        folder.sync(place)
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
@@ -364,7 +384,6 @@ class CompactionIntent:
             },
         }
         folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
-        folder.sync(INTENT)
         finish_compaction(folder)
 
 
@@ -388,7 +407,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
         if staged not in there and path not in there:
             reason = f"the file is missing, also at {staged}"
             raise CorruptFile(f"{folder.location}/{path}", 0, reason)
-    folder.remove(SUCCESS)
+    _remove_success(folder)
 
     def put(staged: str, path: str) -> None:
         if staged in there:
@@ -397,6 +416,8 @@ def finish_compaction(folder: OutputFolder) -> bool:
 
     _each(put, *zip(*moves, strict=True))
     _each(folder.remove, removed)
+    for place in {os.path.dirname(path) for path in removed}:  # noqa: PTH120
+        folder.sync(place)
     folder.make(staging)
     _complete(folder, manifest, f"{staging}/{MANIFEST}")
     folder.remove_folder(staging)

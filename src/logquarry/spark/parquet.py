@@ -132,6 +132,9 @@ def write_task(
         files.add(rows)
         del rows
     written = files.close()
+    for file in written:
+        # The commit syncs too, but one process would wait for the bytes of all tasks.
+        folder.sync(file.staged)
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)
 

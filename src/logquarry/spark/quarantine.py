@@ -70,6 +70,8 @@ class Quarantine:
             for piece in _pieces(layout, span):
                 sink.write(piece)
                 document["bytes"] += len(piece)
+        # A later read trusts the document, so its bytes must survive a power cut too.
+        self._folder.sync(passing)
         self._folder.move(passing, f"{name}.bin")
         self._folder.write_json(f"{name}.json", document, by_way_of=passing)
 

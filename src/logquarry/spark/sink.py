@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreError, UsageError
+from logquarry.format import java
 from logquarry.ingest.load import (
     Appending,
     LoadSummary,
@@ -79,7 +80,7 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     given = Given(options, {name.lower(): name for name in _OURS})
     given.refuse_unknown()
     app = given.parsed("txnAppId", _some)
-    version = given.parsed("txnVersion", lambda text: _number(text, 0))
+    version = given.parsed("txnVersion", lambda text: _number(text, 0, java.LONG_MAX))
     if not is_stream and (app is None) is not (version is None):
         raise UsageError("txnAppId: needs txnVersion too: give both or none")
     on_rejected = given.parsed("onRejected", _on_rejected) or "fail"
@@ -89,7 +90,8 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     plan = LoadPlan(
         path=_path(given.text("path") or ""),
         brokers=given.parsed("brokers", _brokers) or 1,
-        queues=given.parsed("queues", lambda text: _number(text, 1)) or DEFAULT_QUEUES,
+        queues=given.parsed("queues", lambda text: _number(text, 1, java.INT_MAX))
+        or DEFAULT_QUEUES,
         config=given.parsed("config", _config) or StoreConfig(),
         on_rejected=on_rejected,
         dead_letters=dead_letters if on_rejected == "deadLetter" else None,
@@ -117,17 +119,16 @@ def _some(text: str) -> str:
     return text
 
 
-def _number(text: str, least: int) -> int:
+def _number(text: str, least: int, most: int) -> int:
     if re.fullmatch(r"\d+", text, re.ASCII) is None or int(text) < least:
         raise UsageError(f"takes a whole number >= {least}, not {text!r}")
+    if int(text) > most:
+        raise UsageError(f"takes at most {most}, not {text}")
     return int(text)
 
 
 def _brokers(text: str) -> int:
-    number = _number(text, 1)
-    if number > _MOST_BROKERS:
-        raise UsageError(f"takes at most {_MOST_BROKERS}, not {number}")
-    return number
+    return _number(text, 1, _MOST_BROKERS)
 
 
 def _on_rejected(text: str) -> OnRejected:

@@ -17,6 +17,7 @@ import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import java
+from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
 from logquarry.ingest.load import append_to_store, commit_load, discard_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
@@ -286,6 +287,14 @@ def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------ the ledger
+def test_the_largest_version(tmp_path: Path) -> None:
+    plan = planned(tmp_path / "s")
+    load = LoadId("job", LONG_MAX)
+    assert commit_load(plan, load, staged(plan, [row()], [row()] * 3, load=load)).rows == 4
+    with pytest.raises(UsageError, match="invalid load"):
+        LoadId("job", LONG_MAX + 1)
+
+
 def test_versions_count_upwards(tmp_path: Path) -> None:
     plan = planned(tmp_path / "s")
     for version, was_there in ((3, False), (3, True), (2, True), (4, False)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -262,3 +263,79 @@ def test_behind_a_file_system_of_arrow(tmp_path: Path) -> None:
     export(folder, *NEW)
     assert contents(tmp_path) == {path: f"new {path}" for path in NEW}
     assert is_complete(tmp_path)
+
+
+class Disk:
+    """Knows which files and folders the process has synced since their last change."""
+
+    def __init__(self, dest: Path, patch: pytest.MonkeyPatch) -> None:
+        self._dest = dest
+        self._synced: set[int] = set()
+        self._removed = 0
+        self.checked: set[str] = set()
+        move, remove = OutputFolder.move, OutputFolder.remove
+
+        def synced(number: int) -> None:
+            self._synced.add(os.fstat(number).st_ino)
+
+        def moved(folder: OutputFolder, source: str, target: str) -> None:
+            if target.endswith(".parquet"):
+                self._check(INTENT)
+            move(folder, source, target)
+            self._changed(source, target)
+
+        def removed(folder: OutputFolder, path: str) -> None:
+            if path == INTENT:
+                self._check(MANIFEST, *contents(dest))
+            elif path.endswith(".parquet"):
+                # The new files are on the disk before the first old file goes.
+                self._check(*(() if self._removed else NEW))
+                self._removed += 1
+            remove(folder, path)
+            self._changed(path)
+
+        patch.setattr(os, "fsync", synced)
+        patch.setattr(OutputFolder, "move", moved)
+        patch.setattr(OutputFolder, "remove", removed)
+
+    def _check(self, *paths: str) -> None:
+        for path in paths:
+            place = self._dest / path
+            while place != self._dest.parent:
+                assert place.stat().st_ino in self._synced, place
+                self.checked.add(place.name)
+                place = place.parent
+
+    def _changed(self, *paths: str) -> None:
+        for path in paths:
+            if (place := (self._dest / path).parent).exists():
+                self._synced.discard(place.stat().st_ino)
+
+
+def test_a_power_cut_finds_each_step_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest = tmp_path / "dest"
+    export(OutputFolder(dest), *OLD)
+    disk = Disk(dest, monkeypatch)
+    export(OutputFolder(dest), *NEW)
+    assert disk.checked == {INTENT, MANIFEST, "a.parquet", "d.parquet", "topic=x", "dest"}
+    assert is_complete(dest)
+
+
+def test_a_document_is_on_the_disk_before_it_gets_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.append(os.fstat(number).st_ino))
+    move = OutputFolder.move
+
+    def moved(folder: OutputFolder, source: str, target: str) -> None:
+        assert (tmp_path / source).stat().st_ino in synced
+        move(folder, source, target)
+        synced.clear()
+
+    monkeypatch.setattr(OutputFolder, "move", moved)
+    OutputFolder(tmp_path).write_json("a.json", {"n": 1}, by_way_of="draft")
+    assert tmp_path.stat().st_ino in synced
+    assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}

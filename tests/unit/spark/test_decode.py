@@ -102,6 +102,13 @@ def test_ddl_that_is_none(text: str, word: str) -> None:
         ("int", '{"b": 1}', None),
         ("double", '{"a": 7}', 7.0),
         ("double", '{"a": 1e999}', "value.a: the number is too large"),
+        ("double", '{"a": 1' + "0" * 400 + "}", "value.a: the number is too large"),
+        ("double", '{"a": 1e300}', 1e300),
+        ("float", '{"a": 3.4e38}', 3.3999999521443642e38),
+        ("float", '{"a": 3.5e38}', "value.a: the number is too large"),
+        ("float", '{"a": -1e300}', "value.a: the number is too large"),
+        ("float", '{"a": 1' + "0" * 39 + "}", "value.a: the number is too large"),
+        ("array<float>", '{"a": [1e300]}', "value.a[]: the number is too large"),
         ("double", '{"a": NaN}', "ValueError: NaN is not valid JSON"),
         ("boolean", '{"a": 0}', "value.a: needs a boolean, not a number"),
         ("string", '{"a": "Zürich"}', "Zürich"),
@@ -206,6 +213,55 @@ def test_json_schema() -> None:
             struct_of_schema(wrong)
 
 
+@pytest.mark.parametrize(
+    ("schema", "word"),
+    [
+        ({"properties": [1]}, r"value: properties takes an object, not \[1\]"),
+        ({"properties": None}, "properties takes an object, not null"),
+        ({"type": [{}]}, r"value: type takes the name of a type, or a list of names, not \[{}\]"),
+        ({"type": 3}, "type takes the name"),
+        ({"type": None}, "type takes the name"),
+        ({"properties": {"a": {"anyOf": 3}}}, r"value\.a: anyOf takes a list of schemas, not 3"),
+        ({"properties": {"a": {"oneOf": {}}}}, r"value\.a: oneOf takes a list"),
+        ({"properties": {"a": {"anyOf": [5]}}}, r"value\.a: a schema is an object"),
+        ({"properties": {"a": 3}}, r"value\.a: a schema is an object, true or false, not 3"),
+        ({"properties": {"a": {"type": "array", "items": 3}}}, r"value\.a\[\]: a schema is"),
+        ({"type": "object", "additionalProperties": "string"}, "a schema is an object"),
+        ({"properties": {"a": {"type": "string", "format": []}}}, "format takes a name"),
+        ({"properties": {"\ud800": True}}, "names of properties are valid text"),
+        ({"properties": {"a": {"$ref": 3}}}, "another document"),
+        ({"properties": {"a": {"$ref": "#/properties/a/b"}}}, "does not exist"),
+    ],
+)
+def test_json_schemas_that_are_invalid(schema: Any, word: str, tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(json.dumps(schema))
+    with pytest.raises(UsageError, match=word):
+        parse_decode_options("json", str(file))
+
+
+def test_valid_json_schemas_of_other_forms() -> None:
+    document = {
+        "properties": {
+            "tuple": {"type": "array", "items": [{"type": "string"}, {"type": "integer"}]},
+            "never": False,
+            "no_type": {},
+            "only_null": {"type": ["null"]},
+            "one": {"anyOf": [True]},
+        }
+    }
+    assert struct_of_schema(document) == spark_ddl.struct_of(
+        "tuple array<string>, never string, no_type string, only_null string, one string"
+    )
+
+
+def test_a_json_schema_that_is_nested_too_deep(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text('{"properties": ' * 100_000)
+    with pytest.raises(UsageError, match="JSON Schema: "):
+        parse_decode_options("json", str(file))
+
+
 # ------------------------------------------------------------------------------------------- Avro
 AVRO = {
     "type": "record",
@@ -285,6 +341,39 @@ def test_avro(tmp_path: Path) -> None:
     assert found["us"].microsecond == 5 and found["day"] == date(2022, 1, 8)
     assert (found["price"], found["tags"], found["hash"]) == (Decimal("12.34"), [("x", 1)], b"hh")
     assert found["lines"][0]["t"].microsecond == 1000 and found["wide"] == 1 << 40
+
+
+def record(name: str, *fields: Any, **more: str) -> dict[str, Any]:
+    named = [{"name": f"f{number}", "type": kind} for number, kind in enumerate(fields)]
+    return {"type": "record", "name": name, "fields": named, **more}
+
+
+ENUM = {"type": "enum", "name": "E", "symbols": ["X"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        (record("a.b.Outer", ENUM, "a.b.E"), {"f0": "X", "f1": "X"}),
+        (record("a.b.Outer", ENUM, "E"), {"f0": "X", "f1": "X"}),
+        (record("a.b.Outer", ENUM, "a.b.E", namespace="c"), {"f0": "X", "f1": "X"}),
+        (record("Outer", {**ENUM, "name": "x.E"}, "x.E", namespace="c"), {"f0": "X", "f1": "X"}),
+        # The record L has the namespace a, also where a record of the namespace c names it.
+        (
+            record(
+                "a.Outer",
+                ENUM,
+                record("L", "E"),
+                record("c.M", "a.L"),
+            ),
+            {"f0": "X", "f1": {"f0": "X"}, "f2": {"f0": {"f0": "X"}}},
+        ),
+    ],
+)
+def test_avro_names(tmp_path: Path, schema: Any, value: Any) -> None:
+    decoder = avro_decoder(tmp_path, schema)
+    values, failed = decoded(decoder, avro_bytes(schema, value))
+    assert (values, failed) == ([value], {})
 
 
 def test_avro_times_beyond_all_calendars(tmp_path: Path) -> None:

@@ -70,6 +70,30 @@ def test_none_of_ours() -> None:
     assert type(explain(RuntimeError("logquarry.errors.CorruptFrame: what"))) is errors.StoreError
 
 
+def kinds(base: type[errors.LogquarryError]) -> list[type[errors.LogquarryError]]:
+    return [base, *(kind for own in base.__subclasses__() for kind in kinds(own))]
+
+
+@pytest.mark.parametrize("kind", kinds(errors.LogquarryError), ids=lambda kind: kind.__name__)
+def test_each_kind_becomes_itself_or_a_base(kind: type[errors.LogquarryError]) -> None:
+    found = explain(RuntimeError(f"logquarry.errors.{kind.__name__}: /s: text"))
+    assert issubclass(kind, type(found))
+    assert str(found) == "/s: text"
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("UnsupportedStore", errors.StoreUnavailable),
+        ("BadFilter", errors.UsageError),
+        ("BadRow", errors.LogquarryError),
+        ("LogsDiverged", errors.ReplicationError),
+    ],
+)
+def test_exceptions_that_need_more_than_a_text(name: str, kind: type[Exception]) -> None:
+    assert type(explain(RuntimeError(f"logquarry.errors.{name}: /s: text"))) is kind
+
+
 JOB_ABORTED = """An error occurred while calling z:org.apache.spark.api.python.PythonRDD.collect.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 1 in stage 0.0 failed 1 \
 times, most recent failure: Lost task 1.0 in stage 0.0 (TID 1) (127.0.0.1 executor driver): \

@@ -65,6 +65,17 @@ def test_lists() -> None:
     assert parse(columns="topic, body").columns == ("topic", "body")
 
 
+@pytest.mark.parametrize("word", ["1.5", "true", "null", '["b"]', '{"b": 1}'])
+@pytest.mark.parametrize("name", ["topics", "tags", "keys", "queueIds", "columns", "paths"])
+def test_lists_with_other_values(name: str, word: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(**{name: f'["a", {word}]'})
+    assert str(caught.value).startswith(
+        f"{name}: takes a list of texts or whole numbers, not {word} in "
+    )
+    assert wanted(keys=json.dumps(["[true]"])).keys == frozenset({"[true]"})
+
+
 def test_tags() -> None:
     assert wanted(tags="paid || sent").tags == frozenset({"paid", "sent"})
     assert wanted(tags="paid,sent").tags == frozenset({"paid", "sent"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import zlib
 from pathlib import Path
@@ -64,6 +65,25 @@ def test_what_golden_stores_lost_is_there(golden: Path, tmp_path: Path) -> None:
             assert document["broker"] == "store"
             assert document["kind"] and document["reason"]
     assert met > 10
+
+
+def test_copies_are_on_the_disk_before_they_get_their_names(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    moved: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda number: synced.add(os.fstat(number).st_ino))
+    move = OutputFolder.move
+
+    def moving(folder: OutputFolder, source: str, target: str) -> None:
+        assert (tmp_path / "aside" / source).stat().st_ino in synced
+        moved.append(Path(target).suffix)
+        move(folder, source, target)
+
+    monkeypatch.setattr(OutputFolder, "move", moving)
+    read(harmed_stores(golden)["crc-third-last-file"], tmp_path / "aside")
+    assert moved == [".bin", ".json"]
+    assert (tmp_path / "aside" / "store").stat().st_ino in synced
 
 
 def test_again_and_in_other_parts_changes_nothing(golden: Path, tmp_path: Path) -> None:

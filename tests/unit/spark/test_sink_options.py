@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import UsageError
+from logquarry.format.java import INT_MAX, LONG_MAX
 from logquarry.spark.sink import parse_write_options
 
 
@@ -52,6 +53,9 @@ def test_defaults() -> None:
         ({"txnVersion": "1"}, "txnAppId: needs txnVersion"),
         ({"txnAppId": " ", "txnVersion": "1"}, "txnAppId: is empty"),
         ({"txnAppId": "a", "txnVersion": "-1"}, "txnVersion: takes a whole number >= 0"),
+        ({"txnAppId": "a", "txnVersion": str(1 << 63)}, f"txnVersion: takes at most {LONG_MAX}"),
+        ({"txnAppId": "a", "txnVersion": "9" * 5000}, "txnVersion: "),
+        ({"queues": str(1 << 31)}, f"queues: takes at most {INT_MAX}"),
         ({"onRejected": "drop"}, "onRejected: takes fail or deadLetter, not 'drop'"),
         ({"onRejected": "deadLetter"}, "onRejected: deadLetter needs a folder"),
         ({"deadLetterPath": "s3://b/d"}, "deadLetterPath: s3://b/d: dead letters need a folder"),

@@ -163,7 +163,7 @@ def _json_type(text: str) -> pa.DataType:
         return struct_of(text)
     try:
         document = parse_json(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"JSON Schema: {error}") from None
     return struct_of_schema(document)
 

@@ -108,7 +108,8 @@ class _Types:
     """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
-        self._named: dict[str, Any] = {}
+        # By full name: the schema, and the namespace around it.
+        self._named: dict[str, tuple[Any, str]] = {}
         self._open: list[str] = []
 
     def of(self, schema: Any, path: str, space: str = "") -> tuple[pa.DataType, Convert | None]:
@@ -121,15 +122,21 @@ class _Types:
             own = self._named.get(name, self._named.get(schema))
             if own is None:
                 raise UsageError(f"Avro schema: {path}: there is no type {schema!r}")
-            return self.of(own, path, space)
+            # Names in the schema are relative to the place of its definition.
+            return self.of(own[0], path, own[1])
         kind = schema["type"]
         if isinstance(kind, dict | list):
             return self.of(kind, path, space)
         if kind in ("record", "error", "enum", "fixed"):
-            space = schema.get("namespace", space)
-            name = schema["name"] if "." in schema["name"] or not space else ""
-            name = name or f"{space}.{schema['name']}"
-            self._named[name] = schema
+            around, word = space, schema["name"]
+            if "." in word:
+                # A full name has its own namespace; Avro then ignores the attribute.
+                space = word.rpartition(".")[0]
+                name = word
+            else:
+                space = schema.get("namespace", space)
+                name = f"{space}.{word}" if space else word
+            self._named[name] = schema, around
             if kind == "enum":
                 return pa.string(), None
             if kind != "fixed":

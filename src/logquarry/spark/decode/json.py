@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -44,17 +45,26 @@ def struct_of_schema(document: Mapping[str, Any]) -> pa.StructType:
 def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.DataType:
     if depth > _DEEPEST:
         raise UsageError(f"JSON Schema: {path[:80]} contains itself: not supported")
-    if not isinstance(schema, Mapping):
+    if isinstance(schema, bool):
         # The schema `true` allows any value, so the column gets the JSON text.
         return pa.string()
+    if not isinstance(schema, Mapping):
+        raise _invalid(path, "a schema is an object, true or false", schema)
     if "$ref" in schema:
         return _type(_resolved(schema["$ref"], root), root, path, depth + 1)
     for word in ("anyOf", "oneOf"):
         if word in schema:
+            if not isinstance(schema[word], list):
+                raise _invalid(path, f"{word} takes a list of schemas", schema[word])
             some = [s for s in schema[word] if not _is_null(s)]
             return _type(some[0], root, path, depth + 1) if len(some) == 1 else pa.string()
-    kinds = schema.get("type", "object" if "properties" in schema else None)
-    kinds = [kinds] if isinstance(kinds, str) else [k for k in kinds or () if k != "null"]
+    kinds = schema.get("type", "object" if "properties" in schema else [])
+    if isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds):
+        kinds = [kind for kind in kinds if kind != "null"]
+    elif isinstance(kinds, str):
+        kinds = [kinds]
+    else:
+        raise _invalid(path, "type takes the name of a type, or a list of names", kinds)
     if set(kinds) == {"integer", "number"}:
         kinds = ["number"]
     if len(kinds) != 1:
@@ -64,9 +74,15 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if kind == "object":
         return _object(schema, root, path, depth)
     if kind == "array":
-        return pa.list_(_type(schema.get("items", True), root, f"{path}[]", depth + 1))
+        items = schema.get("items", True)
+        # A list has a schema for each position, so the elements have several types.
+        items = True if isinstance(items, list) else items
+        return pa.list_(_type(items, root, f"{path}[]", depth + 1))
     if kind == "string":
-        return _FORMATS.get(schema.get("format", ""), pa.string())
+        form = schema.get("format", "")
+        if not isinstance(form, str):
+            raise _invalid(path, "format takes a name", form)
+        return _FORMATS.get(form, pa.string())
     if kind == "null":
         return pa.string()
     if kind not in _SIMPLE:
@@ -75,13 +91,23 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
 
 
 def _object(schema: Mapping[str, Any], root: Mapping[str, Any], path: str, depth: int) -> Any:
-    properties = schema.get("properties")
+    properties = schema.get("properties", {})
+    if not isinstance(properties, Mapping):
+        raise _invalid(path, "properties takes an object", properties)
     if not properties:
         items = schema.get("additionalProperties", True)
         return pa.map_(pa.string(), _type(items, root, path, depth + 1))
-    return pa.struct(
-        [(name, _type(own, root, f"{path}.{name}", depth + 1)) for name, own in properties.items()]
-    )
+    fields = [
+        (name, _type(own, root, f"{path}.{name}", depth + 1)) for name, own in properties.items()
+    ]
+    try:
+        return pa.struct(fields)
+    except UnicodeEncodeError:
+        raise _invalid(path, "names of properties are valid text", list(properties)) from None
+
+
+def _invalid(path: str, text: str, value: Any) -> UsageError:
+    return UsageError(f"JSON Schema: {path[:80]}: {text}, not {json.dumps(value)[:80]}")
 
 
 def _resolved(reference: Any, root: Mapping[str, Any]) -> Any:
@@ -180,7 +206,7 @@ def _converter(kind: pa.DataType, path: str) -> Convert:
     elif types.is_integer(kind):
         make = partial(_integer, path, kind.bit_width)
     elif types.is_floating(kind):
-        make = partial(_floating, path)
+        make = partial(_floating, path, is_single=types.is_float32(kind))
     elif types.is_decimal(kind):
         make = partial(_decimal, path)
     elif types.is_timestamp(kind):
@@ -224,10 +250,16 @@ def _integer(path: str, bits: int, value: Any) -> int:
     return value
 
 
-def _floating(path: str, value: Any) -> float:
+def _floating(path: str, value: Any, *, is_single: bool) -> float:
     if type(value) is not int and not isinstance(value, float):
         raise NotOfTheSchema(f"{path}: needs a number, not {_kind(value)}")
-    found = float(value)
+    try:
+        found = float(value)
+        if is_single:
+            # Arrow would turn a number that is too large for 32 bits into infinity.
+            struct.pack("<f", found)
+    except OverflowError:
+        found = math.inf
     if math.isinf(found):
         raise NotOfTheSchema(f"{path}: the number is too large")
     return found

@@ -19,9 +19,12 @@ from logquarry.spark.lakehouse.table import (
     Marks,
     Table,
     TableFile,
+    TableState,
+    check_letters,
     check_same,
     document,
     identity,
+    letters_document,
     parsed,
 )
 from logquarry.spark.lakehouse.write import (
@@ -65,6 +68,28 @@ class Target:
     decode: DecodeOptions | None
     moved: bool = False
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The options that must be the same in all exports into the table."""
+        decode = None if self.decode is None else self.decode.as_json()
+        return identity(self.read, self.partition_by, decode)
+
+    def look_at_letters(self, table_id: str | None) -> TableState | None:
+        """Return the state of the dead letters; None if they have no table yet.
+
+        Args:
+            table_id: id of the table of the messages; None if the table does not exist yet.
+
+        Raises:
+            UsageError: if the dead letters belong to another table.
+        """
+        state = None if self.dead_letters is None else self.dead_letters.look()
+        if state is not None:
+            assert self.dead_letters is not None
+            own = self.identity
+            check_letters(self.dead_letters, state.document, self.table, table_id, own)
+        return state
+
 
 @dataclass(slots=True)
 class Done:
@@ -85,15 +110,11 @@ class Advance:
         self._target = target
         self._run = run
         self._run_tasks = run_tasks
-        self._identity = identity(
-            target.read,
-            target.partition_by,
-            None if target.decode is None else target.decode.as_json(),
-        )
+        self._identity = target.identity
         self._decoder: BodyDecoder | None = None
         self.done = Done()
         state = target.table.look()
-        self._created = state is not None
+        self._table_id = None if state is None else state.id
         places = stores_by_name(target.read.paths, target.read.storage_options)
         self._committed: dict[str, int] = {}
         kept: dict[str, Any] | None = None
@@ -163,7 +184,7 @@ class Advance:
         tasks = self._planner.tasks(self._at, end)
         if not self._can_decode(tasks):
             return False
-        self._run.begin_commit(self._marks(end))
+        self._run.begin_commit(self._marks(end), self._table_id)
         try:
             results = self._write(tasks)
             stops = _first_damage(tasks, results) if read.on_damage == "stop" else {}
@@ -218,7 +239,7 @@ class Advance:
     def _write(self, tasks: Sequence[ReadTask]) -> list[TableResult]:
         target = self._target
         dead_from: dict[str, int] = {}
-        if target.dead_letters is not None and (state := target.dead_letters.look()) is not None:
+        if (state := target.look_at_letters(self._table_id)) is not None:
             names = {_broker(task.broker): task.broker for task in tasks}
             dead_from = {names[name]: value for name, value in state.marks(names).items()}
         writer = TableWriter(
@@ -242,17 +263,17 @@ class Advance:
         """
         target = self._target
         if not self._run.name:
-            self._run.begin_commit(marks)
-        else:
-            self._run.tell(marks)
+            self._run.begin_commit(marks, self._table_id)
         self._create()
+        self._run.tell(marks, self._table_id)
         if dead:
             assert target.dead_letters is not None
-            state = target.dead_letters.look()
+            assert self._table_id is not None
+            state = target.look_at_letters(self._table_id)
             if state is None:
-                kept = document({"dead_letters_of": target.table.name}, {}, None)
+                kept = letters_document(target.table, self._table_id, self._identity)
                 target.dead_letters.create(dead_letter_schema(), (), kept)
-                state = target.dead_letters.look()
+                state = target.look_at_letters(self._table_id)
                 assert state is not None
             before = state.marks(marks)
             target.dead_letters.append(dead, _forward(marks, before), before)
@@ -263,7 +284,7 @@ class Advance:
         self.done.commits += 1
 
     def _create(self) -> None:
-        if self._created:
+        if self._table_id is not None:
             return
         target = self._target
         columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
@@ -273,7 +294,9 @@ class Advance:
         kept = {name: value for name, value in start.items() if name != "offsets"}
         letters = None if target.dead_letters is None else target.dead_letters.name
         target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
-        self._created = True
+        state = target.table.look()
+        assert state is not None
+        self._table_id = state.id
 
     # -------------------------------------------------------------------------------------- marks
     def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:

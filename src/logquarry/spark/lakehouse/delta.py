@@ -58,6 +58,14 @@ class Delta:
         """The table's location."""
         return self.folder.location
 
+    def is_called(self, name: str) -> bool:
+        """See :meth:`Table.is_called`."""
+        return name == self.name
+
+    def has_neighbours(self) -> bool:
+        """See :meth:`Table.has_neighbours`; the destination is the table's own folder."""
+        return False
+
     def _open(self) -> DeltaTable | None:
         from deltalake import DeltaTable
 
@@ -89,10 +97,12 @@ class Delta:
         table = self._open()
         if table is None:
             return None
-        document = table.metadata().configuration.get(PROPERTY)
+        metadata = table.metadata()
+        document = metadata.configuration.get(PROPERTY)
         if document is None:
             raise UsageError(f"{self.name}: no export created this Delta table: give another one")
-        return TableState(document, pa.schema(table.schema().to_arrow()), partial(_marks, table))
+        schema = pa.schema(table.schema().to_arrow())
+        return TableState(str(metadata.id), document, schema, partial(_marks, table))
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """See :meth:`Table.create`."""

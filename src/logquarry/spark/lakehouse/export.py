@@ -16,8 +16,15 @@ from logquarry.spark.decode import DecodeOptions, parse_decode_options
 from logquarry.spark.export import check_apart, read_options
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.lakehouse.advance import Advance, Done, RunTasks, Target, Work
-from logquarry.spark.lakehouse.table import Table
-from logquarry.spark.lakehouse.write import CONTROL, Run, TableResult
+from logquarry.spark.lakehouse.table import DEAD_LETTERS, Table
+from logquarry.spark.lakehouse.write import (
+    CONTROL,
+    Run,
+    TableResult,
+    is_of_run,
+    noted_run,
+    table_folders,
+)
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import check_partition_columns
@@ -28,8 +35,6 @@ from logquarry.units import Progress
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEAD_LETTERS: Final = "_dead_letters"
-"""Suffix of the dead letters' default folder: the destination's path with this suffix."""
 DEFAULT_TABLE: Final = "logquarry.messages"
 DEFAULT_INTERVAL: Final = 10.0
 """Seconds between two steps of an export that follows the stores."""
@@ -88,9 +93,15 @@ class TableExport:
     def check(self) -> None:
         """Check stores and destination without changing a file."""
         read, table = self.target.read, self.target.table
-        check_apart(self.folder.location, [location for location, _, _ in open_stores(read)])
-        if table.look() is None:
+        locations = [location for location, _, _ in open_stores(read)]
+        check_apart(self.folder.location, locations)
+        if (letters := self.target.dead_letters) is not None:
+            check_apart(letters.folder.location, locations)
+            _check_letters_apart(table, letters)
+        state = table.look()
+        if state is None:
             _check_free(self.folder, table)
+        self.target.look_at_letters(None if state is None else state.id)
 
     def run(
         self,
@@ -225,7 +236,8 @@ def export_iceberg(
     """Add the messages of stores to an Iceberg table, each exactly once; as :func:`export_delta`.
 
     Args:
-        dest: folder that contains the folder of the table, and the catalog.
+        dest: folder that contains the folder of the table, and the catalog. Several tables can
+            share it.
         table: ``NAMESPACE.TABLE``; the table of dead letters is ``NAMESPACE.TABLE_dead_letters``.
         catalog: properties of a catalog, as for `pyiceberg`; None for SQLite in
             ``dest/catalog.db``.
@@ -253,17 +265,15 @@ def iceberg_export(
             f"{folder.location}: the default catalog (SQLite) needs a local folder: give catalog"
         )
     file = Path(folder.location) / CATALOG_FILE
-    place = f"{folder.location}/{table.rpartition('.')[2]}"
-    own = OutputFolder(place, chosen.dest_storage_options)
-    letters = OutputFolder(
-        chosen.dead_letters or f"{place}{DEAD_LETTERS}", chosen.dest_storage_options
-    )
+    letters = None
+    if chosen.dead_letters is not None:
+        letters = OutputFolder(chosen.dead_letters, chosen.dest_storage_options)
     target = _target(
         stores,
         options,
         chosen,
-        Iceberg(own, table, catalog, file),
-        Iceberg(letters, f"{table}{DEAD_LETTERS}", catalog, file),
+        Iceberg(folder, table, catalog, file),
+        Iceberg(folder, f"{table}{DEAD_LETTERS}", catalog, file, letters),
     )
     return TableExport(target=target, folder=folder, options=chosen)
 
@@ -313,14 +323,39 @@ def _target(
     )
 
 
+def _check_letters_apart(table: Table, letters: Table) -> None:
+    """Raise UsageError if one table is in the folder of the other.
+
+    Each table's cleaning (Delta's ``vacuum``) would remove the other table's files.
+    """
+    places = [table.folder.location, letters.folder.location]
+    if table.folder.is_local and letters.folder.is_local:
+        places = [os.path.realpath(place) for place in places]
+    one, other = (f"{place}/" for place in places)
+    if one.startswith(other) or other.startswith(one):
+        raise UsageError(
+            f"{letters.folder.location}: overlaps with the folder of the table, "
+            f"{table.folder.location}: give a folder outside of it for the dead letters"
+        )
+
+
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """Raise UsageError if a destination without a table holds files that no export wrote."""
+    """Raise UsageError if a destination without this table holds files that no export wrote.
+
+    A destination of Iceberg tables can hold other Iceberg tables.
+    """
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
-    ours = (CONTROL, f"{below}/", f"{below}{DEAD_LETTERS}/") if below else (CONTROL,)
-    for path in folder.files():
+    ours: tuple[str, ...] = (CONTROL,)
+    paths = list(folder.files())
+    runs = [run for path in paths if (run := noted_run(path)) is not None]
+    if below:
+        ours += (f"{below}/", f"{below}{DEAD_LETTERS}/", *table_folders(paths))
+    for path in paths:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
-        if not (path.startswith(ours) or path == "catalog.db" or (is_part and not below)):
+        # A crashed export of another table can have left files before it created its table.
+        is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
+        if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(
                 f"{folder.location}: holds other files ({path}): give another folder for the export"
             )

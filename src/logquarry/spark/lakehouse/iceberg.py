@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.lakehouse.table import (
+    DEAD_LETTERS,
     PROPERTY,
     CommitUnknown,
     Marks,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 MARKS: Final = "logquarry.offsets"
 """Name of the property for the marks, in a snapshot and in the table."""
 CATALOG_FILE: Final = "catalog.db"
+DEFAULT_NAMESPACE: Final = "logquarry"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
@@ -55,38 +57,90 @@ class Iceberg:
     """An Iceberg table; implements :class:`~logquarry.spark.lakehouse.table.Table`.
 
     Args:
+        dest: folder that contains the folders of tables.
         identifier: ``NAMESPACE.TABLE``.
         catalog: properties of the catalog, with `pyiceberg`'s names; None for SQLite in
             `catalog_file`. The configuration file of `pyiceberg` adds missing properties; ``name``
             selects the catalog in that file.
+        folder: folder of the table's files; None for the table's own folder in `dest`.
     """
 
     partitions_in_files = True
 
     def __init__(
         self,
-        folder: OutputFolder,
+        dest: OutputFolder,
         identifier: str,
         catalog: Mapping[str, str] | None,
         catalog_file: Path,
+        folder: OutputFolder | None = None,
     ) -> None:
         try:
             import pyiceberg.catalog  # noqa: F401
         except ModuleNotFoundError:
             raise missing_extra("pyiceberg") from None
-        check_location(folder, "pyiceberg", "?#")
-        self.folder = folder
+        self._dest = dest
+        self._folder = folder
+        # Without a given folder, only the catalog knows the folder, and it may not answer.
+        self._place = (folder or dest).location
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
             raise UsageError(f"table {identifier!r}: give NAMESPACE.TABLE")
+        check_location(folder or self._below(self._identifier[-1]), "pyiceberg", "?#")
         self._file = catalog_file if catalog is None else None
         sqlite = {"type": "sql", "uri": f"sqlite:///{catalog_file}"}
         self._properties = dict(sqlite if catalog is None else catalog)
 
     @property
     def name(self) -> str:
-        """The table's identifier and location."""
-        return f"{'.'.join(self._identifier)} ({self.folder.location})"
+        """The table's identifier and destination."""
+        return f"{'.'.join(self._identifier)} ({self._place})"
+
+    @property
+    def folder(self) -> OutputFolder:
+        """Folder of the table's files.
+
+        Tables of other namespaces than DEFAULT_NAMESPACE have a folder with their full name. Tables
+        of earlier versions, all of which have a folder with the last part of the name, keep it.
+        """
+        if self._folder is None:
+            name = self._identifier[-1]
+            if self._identifier[:-1] != (DEFAULT_NAMESPACE,):
+                whole = ".".join(self._identifier)
+                location = self._location()
+                if location is None or location.rstrip("/").rpartition("/")[2] == whole:
+                    name = whole
+            folder = self._below(name)
+            check_location(folder, "pyiceberg", "?#")
+            self._folder = folder
+        return self._folder
+
+    def _below(self, name: str) -> OutputFolder:
+        return OutputFolder(f"{self._dest.location}/{name}", self._dest.storage_options)
+
+    def _location(self) -> str | None:
+        if self._has_no_catalog():
+            return None
+        with self._catalog() as catalog:
+            table = self._load(catalog)
+            return None if table is None else table.location()
+
+    def _has_no_catalog(self) -> bool:
+        # Opening the catalog would create the file.
+        return self._file is not None and not self._file.exists()
+
+    def is_called(self, name: str) -> bool:
+        """See :meth:`Table.is_called`."""
+        return name.partition(" (")[0] == ".".join(self._identifier)
+
+    def has_neighbours(self) -> bool:
+        """See :meth:`Table.has_neighbours`."""
+        if self._has_no_catalog():
+            return False
+        *namespace, last = self._identifier
+        own = self._identifier, (*namespace, f"{last}{DEAD_LETTERS}")
+        with self._catalog() as catalog:
+            return any(tuple(found) not in own for found in _tables(catalog))
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
@@ -115,8 +169,7 @@ class Iceberg:
 
     def look(self) -> TableState | None:
         """See :meth:`Table.look`."""
-        if self._file is not None and not self._file.exists():
-            # Opening the catalog would create the file.
+        if self._has_no_catalog():
             return None
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -129,7 +182,8 @@ class Iceberg:
                 )
             self._check_parts(table, document)
             marks = partial(_some, _marks(table))
-            return TableState(document, table.schema().as_arrow(), marks)
+            identity = str(table.metadata.table_uuid)
+            return TableState(identity, document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
         """Raise if the partitioning has changed: it determines which rows share a file."""
@@ -276,6 +330,15 @@ class TableDataFile:
     bytes: int
     values: Mapping[str, Any]
     file: DataFile
+
+
+def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the identifiers of all tables of a catalog."""
+    for namespace in catalog.list_namespaces(below):
+        # Catalogs without nested namespaces may list the top ones again.
+        if len(namespace) == len(below) + 1:
+            yield from catalog.list_tables(namespace)
+            yield from _tables(catalog, namespace)
 
 
 def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:

@@ -82,6 +82,55 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
             )
 
 
+def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str:
+    """Return the text of the document of a table of dead letters.
+
+    Args:
+        table: the table of the messages.
+        table_id: its id.
+        own: the result of :func:`identity` for the table of the messages.
+    """
+    found = {"dead_letters_of": table.name, "table_id": table_id, "identity": dict(own)}
+    return document(found, {}, None)
+
+
+def check_letters(
+    letters: Table, text: str, table: Table, table_id: str | None, own: Mapping[str, Any]
+) -> None:
+    """Raise UsageError if `letters`, with the document `text`, does not belong to a table.
+
+    The marks of another table's dead letters would hide dead letters of this table.
+
+    Args:
+        table: the table of the messages.
+        table_id: its id; None if the table does not exist yet.
+        own: the identity of the export.
+    """
+    advice = "give another folder for the dead letters"
+    found = parsed(letters.name, text)
+    owner = found.get("dead_letters_of")
+    if owner is None:
+        raise UsageError(
+            f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
+            f"{table.name}: {advice}"
+        )
+    # A Delta table can be moved, with its dead letters: the ids then still agree.
+    if found.get("table_id") is not None and found["table_id"] == table_id:
+        return
+    if not table.is_called(str(owner)):
+        raise UsageError(
+            f"{letters.name}: holds the dead letters of {owner}, not of {table.name}: {advice}"
+        )
+    # The table was created again, or an earlier version wrote the document.
+    if isinstance(found.get("identity"), dict):
+        check_same(letters.name, own, found["identity"])
+    elif table_id is None:
+        raise UsageError(
+            f"{letters.name}: holds the dead letters of an earlier table {owner}, whose settings "
+            f"are unknown: remove it, or {advice}"
+        )
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, frozenset | set):
         return sorted(_plain(item) for item in value)
@@ -92,6 +141,9 @@ def _plain(value: Any) -> Any:
 
 PROPERTY: Final = "logquarry.export"
 """Name of the table's property that holds the document."""
+
+DEAD_LETTERS: Final = "_dead_letters"
+"""Suffix of the dead letters' default folder or table name."""
 
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
@@ -143,6 +195,12 @@ class Table(Protocol):
     def folder(self) -> OutputFolder:
         """Folder of the table's files."""
 
+    def is_called(self, name: str) -> bool:
+        """Return whether an export that recorded `name` as its table's name meant this table."""
+
+    def has_neighbours(self) -> bool:
+        """Return whether another table can have files in the same destination."""
+
     @property
     def partitions_in_files(self) -> bool:
         """Whether the files contain the columns that partition the table."""
@@ -173,9 +231,11 @@ class Table(Protocol):
 class TableState:
     """State of a table at the time of :meth:`Table.look`.
 
-    `marks` returns the existing marks among the given names.
+    `id` is the format's unique id of the table. `marks` returns the existing marks among the given
+    names.
     """
 
+    id: str
     document: str
     schema: pa.Schema
     marks: Callable[[Iterable[str]], dict[str, int]]

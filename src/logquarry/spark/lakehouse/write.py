@@ -3,13 +3,14 @@
 The task writes directly into the table's folder. A file name contains the run (one call of an
 export) and the task's attempt. During a commit, the run has a note::
 
-    DEST/_logquarry/RUN.json     the marks of the table after the run's commit
+    DEST/_logquarry/RUN.json     the table, and its marks after the run's commit
 
 A run writes the note before the first file of a commit, and removes the note after the commit. If a
 run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
 has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
 the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
-first makes an empty commit, after which the catalog rejects the earlier commit.
+first makes an empty commit, after which the catalog rejects the earlier commit. Several Iceberg
+tables can share a destination, so a run cleans up only after runs of its own table.
 
 An object store has no locks, so a crashed run's files stay (see ``vacuum``,
 ``remove_orphan_files``).
@@ -20,7 +21,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
@@ -230,6 +231,39 @@ def _words(run: str, task: ReadTask) -> str:
     return f"part-{_plain(task.broker)}-{first.start:020d}-{run}-{uuid.uuid4().hex[:12]}"
 
 
+def _remove_run(folder: OutputFolder, run: str) -> None:
+    """Remove the files of a run, but not those of a table in a subfolder.
+
+    Earlier versions accepted dead letters there, and the run may have committed them.
+    """
+    paths = list(folder.files())
+    nested = tuple(table_folders(paths))
+    for path in paths:
+        if is_of_run(path, run) and not path.startswith(nested):
+            folder.remove(path)
+
+
+def noted_run(path: str) -> str | None:
+    """Return the run that wrote the note at a path of the destination; None for other files."""
+    place, _, name = path.rpartition("/")
+    return name.removesuffix(_NOTE) if place == CONTROL and name.endswith(_NOTE) else None
+
+
+def table_folders(paths: Iterable[str]) -> set[str]:
+    """Return the subfolders, with a final slash, that are Delta or Iceberg tables.
+
+    `paths` are all files of a folder.
+    """
+    found: set[str] = set()
+    for path in paths:
+        place, is_delta, _ = path.partition("/_delta_log/")
+        if not is_delta and path.endswith(".metadata.json"):
+            place, is_delta, _ = path.rpartition("/metadata/")
+        if is_delta:
+            found.add(f"{place}/")
+    return found
+
+
 def is_of_run(path: str, run: str) -> bool:
     """Return whether a run wrote the file."""
     name = path.rpartition("/")[2]
@@ -284,7 +318,10 @@ _ON_ITS_WAY: Final = "on_its_way"
 
 
 class Run:
-    """A running export, which locks its destination on a local disk."""
+    """A running export, which locks its destination on a local disk.
+
+    The first of the tables is the table of the messages.
+    """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
         self._folder = folder
@@ -308,16 +345,24 @@ class Run:
             os.close(self._lock)
             self._lock = None
 
-    def begin_commit(self, marks: Marks) -> None:
-        """Write the note of the next commit; call before the first file is written."""
+    def begin_commit(self, marks: Marks, table_id: str | None) -> None:
+        """Write the note of the next commit; call before the first file is written.
+
+        `table_id` is the id of the table; None if the table does not exist yet.
+        """
         self.name = uuid.uuid4().hex[:12]
         self._folder.make(CONTROL)
-        self.tell(marks, is_on_its_way=False)
+        self.tell(marks, table_id, is_on_its_way=False)
 
-    def tell(self, marks: Marks, *, is_on_its_way: bool = True) -> None:
+    def tell(self, marks: Marks, table_id: str | None, *, is_on_its_way: bool = True) -> None:
         """Update the note with the final marks; call just before the commit."""
         path = self._note(self.name)
-        document = {"marks": dict(marks), _ON_ITS_WAY: is_on_its_way}
+        document = {
+            "table": self._tables[0].name,
+            "id": table_id,
+            "marks": dict(marks),
+            _ON_ITS_WAY: is_on_its_way,
+        }
         self._folder.write_json(path, document, by_way_of=f"{path}.tmp")
 
     def commit_done(self) -> None:
@@ -328,7 +373,7 @@ class Run:
     def give_up(self) -> None:
         """Remove the files of a commit that was not made and cannot be made later."""
         if self.name:
-            self._clear_run(self.name, may_be_on_its_way=False)
+            self._clear_run(self.name, self._read(self.name), may_be_on_its_way=False)
             self.name = ""
 
     def leave(self) -> None:
@@ -341,22 +386,41 @@ class Run:
         for path in sorted(self._folder.files(CONTROL)):
             if path.endswith(".tmp"):
                 self._folder.remove(path)
-            elif path.endswith(_NOTE):
-                self._clear_run(path.rpartition("/")[2].removesuffix(_NOTE))
+            elif (run := noted_run(path)) is not None:
+                document = self._read(run)
+                if not document or self._is_ours(document):
+                    self._clear_run(run, document)
 
-    def _clear_run(self, run: str, *, may_be_on_its_way: bool = True) -> None:
+    def _read(self, run: str) -> dict[str, Any]:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
             # A power cut can leave an empty note. The crashed run's files then stay.
             document = None
-        wanted = document.get("marks") if isinstance(document, dict) else None
+        return document if isinstance(document, dict) else {}
+
+    def _is_ours(self, document: Mapping[str, Any]) -> bool:
+        """Return whether a note is of a run of this table: otherwise its files are not ours."""
+        table = self._tables[0]
+        name, table_id = document.get("table"), document.get("id")
+        if name is None:
+            # An earlier version wrote the note, without a name.
+            return not table.has_neighbours()
+        if table_id is not None and (state := table.look()) is not None and state.id == table_id:
+            return True
+        # Before the commit no table has the files. During the commit, only the id is certain:
+        # another catalog can have a table of the same name.
+        return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
+
+    def _clear_run(
+        self, run: str, document: Mapping[str, Any], *, may_be_on_its_way: bool = True
+    ) -> None:
+        wanted = document.get("marks")
         if run.isalnum() and isinstance(wanted, dict):
             may_come = may_be_on_its_way and document.get(_ON_ITS_WAY) is not False
             for table in self._tables:
                 if not _has(table, wanted, may_come=may_come):
-                    for path in [p for p in table.folder.files() if is_of_run(p, run)]:
-                        table.folder.remove(path)
+                    _remove_run(table.folder, run)
         self._folder.remove(self._note(run))
 
     @staticmethod

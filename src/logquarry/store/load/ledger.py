@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import CorruptFile, UsageError
+from logquarry.format.java import LONG_MAX
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.repair.recover.apply import disk_json
 from logquarry.store.load.segment import Segment
@@ -39,14 +40,20 @@ _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class LoadId:
-    """Identifies a load. A load that is not named is recorded only while the load runs."""
+    """Identifies a load.
+
+    Attributes:
+        version: number of the load, 0 to 2**63 - 1; later loads have larger numbers.
+        is_named: whether the application may repeat the load later. A load without a name is
+            recorded only while it runs.
+    """
 
     app: str
     version: int
     is_named: bool = True
 
     def __post_init__(self) -> None:
-        if not self.app or self.version < 0:
+        if not self.app or not 0 <= self.version <= LONG_MAX:
             raise UsageError(f"invalid load: application {self.app!r}, version {self.version}")
         if not self.is_named and _RUN.fullmatch(self.app) is None:
             raise UsageError(f"invalid name of a load: {self.app!r}")

@@ -1,0 +1,141 @@
+"""Iceberg tables that share a destination: no export removes files of another table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logquarry.spark.compaction import compact
+from logquarry.spark.lakehouse.export import iceberg_export
+from logquarry.spark.lakehouse.iceberg import Iceberg
+from logquarry.spark.lakehouse.write import CONTROL, Run
+from tests.helpers.lake import Lake, numbers, put, run_here
+
+pytest.importorskip("pyiceberg")
+
+NAMES = ("sales.messages", "audit.messages", "sales.orders", "logquarry.messages")
+
+
+class Power(BaseException):
+    """The process is gone: no cleanup runs."""
+
+
+def export(dest: Path, store: Path, name: str, **more: Any) -> int:
+    done = iceberg_export([store], dest, None, table=name, **more).run_with(run_here)
+    return done.messages
+
+
+def crashed(
+    patch: pytest.MonkeyPatch, step: tuple[Any, str], dest: Path, store: Path, name: str
+) -> None:
+    """Export, and lose the process at a step."""
+
+    def power(*_: Any, **__: Any) -> None:
+        raise Power
+
+    with patch.context() as at:
+        at.setattr(*step, power)
+        at.setattr(Run, "give_up", Run.leave)
+        with pytest.raises(Power):
+            export(dest, store, name)
+
+
+def bodies(dest: Path, name: str) -> list[bytes]:
+    with Lake("iceberg", dest).catalog() as catalog:
+        rows = catalog.load_table(name).scan().to_arrow().sort_by("physical_offset")
+    return list(rows.column("body").to_pylist())
+
+
+def parquet_files(dest: Path) -> int:
+    return len(list(dest.rglob("*.parquet")))
+
+
+def old_notes(dest: Path) -> None:
+    """Remove what an earlier version did not write into its notes."""
+    for note in (dest / CONTROL).iterdir():
+        document = json.loads(note.read_text())
+        del document["table"], document["id"]
+        note.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("other", NAMES[1:])
+def test_a_crash_after_the_commit(
+    other: str, is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, *numbers(0, 5))
+    crashed(monkeypatch, (Run, "commit_done"), dest, store, "sales.messages")
+    if is_old:
+        old_notes(dest)
+    assert export(dest, store, other) == 5
+    assert bodies(dest, "sales.messages") == bodies(dest, other) == numbers(0, 5)
+    put(store, *numbers(5, 7))
+    for name in ("sales.messages", other):
+        assert export(dest, store, name) == 2
+        assert bodies(dest, name) == numbers(0, 7)
+    assert is_old or not list((dest / CONTROL).iterdir())
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_crash_before_the_commit_is_cleaned_up_by_the_tables_next_export(
+    is_begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    for name in NAMES[1:] if is_begun else ():
+        export(dest, store, name)
+    if is_begun:
+        export(dest, store, "sales.messages")
+        put(store, b"b")
+    before = parquet_files(dest)
+    crashed(monkeypatch, (Iceberg, "append"), dest, store, "sales.messages")
+    for name in NAMES[1:]:
+        export(dest, store, name)
+    assert parquet_files(dest) == before + 4
+    export(dest, store, "sales.messages")
+    assert parquet_files(dest) == before + 4
+    assert not list((dest / CONTROL).iterdir())
+
+
+def test_a_table_of_the_same_name_in_another_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    other = {"name": "other", "type": "sql", "uri": f"sqlite:///{tmp_path}/other.db"}
+    put(store, *numbers(0, 5))
+    crashed(monkeypatch, (Run, "commit_done"), dest, store, "sales.messages")
+    assert export(dest, store, "sales.messages", catalog=other) == 5
+    assert bodies(dest, "sales.messages") == numbers(0, 5)
+
+
+def test_each_table_has_a_folder(tmp_path: Path) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    for name in NAMES:
+        export(dest, store, name)
+        put(store, b"b")
+        export(dest, store, name)
+        assert compact(dest, table=name).files_after == 1
+    folders = {path.name for path in dest.iterdir() if path.is_dir()}
+    assert folders == {CONTROL, "messages", "sales.messages", "audit.messages", "sales.orders"}
+
+
+def test_a_table_of_an_earlier_version_keeps_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Iceberg, "folder", property(lambda self: self._below("messages")))
+        export(dest, store, "sales.messages")
+    put(store, b"b")
+    export(dest, store, "sales.messages")
+    export(dest, store, "audit.messages")
+    assert bodies(dest, "sales.messages") == bodies(dest, "audit.messages") == [b"a", b"b"]
+    assert compact(dest, table="sales.messages").files_before == 2
+    assert len(list((dest / "messages").glob("*.parquet"))) == 3
+    assert not (dest / "sales.messages").exists()
