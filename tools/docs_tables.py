@@ -37,9 +37,16 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "",
         (frame.TAIL,),
-        "These parts follow: the body; TOPICLEN (signed; 1 byte, or 2 bytes with magic daa320ab); "
-        "the topic; PROPERTIESLEN (signed, 2 bytes); the properties. With two IPv4 hosts and a "
-        "TOPICLEN of 1 byte, a frame has 91 bytes besides body, topic and properties.",
+        "These parts follow:\n\n"
+        "| part | bytes |\n"
+        "|---|---|\n"
+        "| body | BODYLEN |\n"
+        "| TOPICLEN, signed | 1; 2 with magic daa320ab |\n"
+        "| topic | TOPICLEN |\n"
+        "| PROPERTIESLEN, signed | 2 |\n"
+        "| properties | PROPERTIESLEN |\n\n"
+        "Besides body, topic and properties, a frame with two IPv4 hosts and a TOPICLEN of 1 byte "
+        "has 91 bytes.",
     ),
     (
         "Blank",
@@ -50,26 +57,26 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Batch queue entry (5.x)",
         (batch.ENTRY,),
-        "The queue offset of an entry cannot be computed from its position in the file, because "
-        "entries have different numbers of messages. So readers search for an entry by `base`.",
+        "Entries have different numbers of messages, so readers search for an entry by `base`.",
     ),
     (
         "Consume queues in RocksDB (5.x)",
         (rocksdb_queue.ENTRY, rocksdb_queue.BOUND, rocksdb_queue.DISPATCHED_END),
-        "The tables show the values. The key of an entry consists of these parts: the length of "
-        "the topic (4 bytes), the topic, the queue id (4 bytes) and the queue offset (8 bytes). A "
-        "byte 01 separates two parts. Bounds are in the column family `offset`. The key of a bound "
-        "consists of the length of the topic, the topic, `min` or `max`, and the queue id, again "
-        "with a byte 01 between two parts. The dispatched end is stored as the bound `max` of "
-        "queue 0 of the topic CHECKPOINT_TOPIC.",
+        "These tables show the values. The parts of the keys, with a byte 01 between two parts:\n\n"
+        "| value | key |\n"
+        "|---|---|\n"
+        "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "
+        "queue offset (8 bytes) |\n"
+        "| bound (column family `offset`) | length of the topic (4 bytes), topic, `min` or `max`, "
+        "queue id (4 bytes) |\n"
+        "| dispatched end | as the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC |",
     ),
     (
         "State table entry (3.x)",
         (state_table.LAYOUT,),
-        "The entries of the redo log of 3.x have the format of consume queue entries. In the entry "
-        "of a PREPARED message, the tags code is -1. In the entry of a COMMIT or ROLLBACK message, "
-        "it is the physical offset of the PREPARED frame "
-        "([dialect-3.1.md](dialect-3.1.md)).",
+        "The redo log of 3.x has consume queue entries ([dialect-3.1.md](dialect-3.1.md)). The "
+        "tags code is -1 for a PREPARED message. For a COMMIT or ROLLBACK message, the tags code "
+        "is the physical offset of the PREPARED frame.",
     ),
     (
         "Index file",
@@ -80,15 +87,14 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "Timer wheel (5.x)",
         (timer.SLOT, timer.ENTRY, timer.BLANK, timer.CHECK),
         "`timerwheel` has 1,209,600 slots. A file of `timerlog/` has entries, then a blank if the "
-        "next entry does not fit. `config/timercheck` has 4,096 bytes: after these 56 bytes, it "
-        "has only zeros.",
+        "next entry does not fit. After these 56 bytes, `config/timercheck` has zeros up to 4,096 "
+        "bytes.",
     ),
     (
         "Checkpoint",
         (checkpoint.LAYOUT, checkpoint.OFFSETS),
-        "The three times are at the start of the file, and the offsets follow. The file has 4,096 "
-        "bytes: after these 48 bytes, it has only zeros. In a file of RocketMQ 4.9, the offsets "
-        "are 0.",
+        "The offsets follow the three times. After these 48 bytes, the file has zeros up to 4,096 "
+        "bytes. In a file of RocketMQ 4.9, the offsets are 0.",
     ),
     (
         "Batch wire form, each message",
@@ -100,7 +106,11 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
 
 def formats() -> str:
     """Return the text of docs/formats.md."""
-    parts = ["# File formats", "All numbers are big-endian."]
+    parts = [
+        "# File formats",
+        "On this page you look up the fields of a store's files, and the columns of DataFrames. "
+        "All numbers are big-endian.",
+    ]
     for title, layouts, text in FORMATS:
         if title:
             parts.append(f"## {title}")

@@ -27,7 +27,7 @@ class Action(Enum):
     NOTHING = "nothing"
 
 
-_LOG_DAMAGE: Final = "`recover`; if a recovery has already recorded the damage: `salvage`"
+_LOG_DAMAGE: Final = "`recover`; after a recovery: `salvage`"
 
 Severity = Literal["damage", "note"]
 
@@ -81,8 +81,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     MISSING_FILE: _damage(
         Action.RECOVER,
         "a file of the log is missing",
-        "put the file back from a backup, else `recover`; if a recovery has already recorded the "
-        "damage: `salvage`",
+        "put the file back from a backup, else `recover`; after a recovery: `salvage`",
     ),
     TORN_TAIL: _damage(
         Action.RECOVER, "bytes after the log's last frame that are neither a frame nor zeros"
