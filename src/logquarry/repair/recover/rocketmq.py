@@ -26,7 +26,11 @@ from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.folder_check import refuse_wrong_names
+from logquarry.repair.recover.folder_check import (
+    check_entries,
+    refuse_wrong_names,
+    status_of,
+)
 from logquarry.repair.recover.java_dispatch import JavaDispatch, JavaRules, rules_for
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -77,7 +81,8 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
 
     Raises:
-        StoreUnavailable: if a file of the log has a wrong name.
+        StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
+            the place of a file.
         UsageError: if the shape of the index is neither given nor can be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
@@ -165,6 +170,7 @@ class _Recovery:
         clock: Clock | None = None,
         is_clean: bool | None = None,
     ) -> None:
+        check_entries(root, config)
         layout = StoreLayout.open(root, config)
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
@@ -331,13 +337,15 @@ class _Recovery:
         """Return the files of a queue or of the log (``MappedFileQueue.load``)."""
         try:
             with os.scandir(self.root / folder) as entries:
-                found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
+                listed = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise StoreUnavailable(
                 f"{self.root / folder}: cannot be read: {error.strerror}"
             ) from error
+        # The handler of a missing folder must not see a broken link: Java refuses the link.
+        found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]
         files = []
         for name, length, entry in found:
             path = f"{folder}/{name}"

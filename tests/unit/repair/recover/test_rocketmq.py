@@ -92,6 +92,39 @@ def test_a_folder_in_the_log(tmp_path: Path) -> None:
     refused(tmp_path, "commitlog/old: not a file")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commitlog/backup",
+        f"commitlog/{999_424:020d}",
+        "consumequeue/orders/0/x",
+        f"consumequeue/orders/0/{4_000:020d}",
+        "consumequeue/other",
+        "consumequeue/orders/7",
+        "index/20260101000000000",
+    ],
+)
+@pytest.mark.parametrize("target", ["/nowhere/file", "itself"])
+def test_a_link_that_leads_to_no_file(tmp_path: Path, name: str, target: str) -> None:
+    """A folder with such a link counted as empty: a put then got queue offset 0 a second time."""
+    made(tmp_path)
+    link = tmp_path / name
+    link.symlink_to(link.name if target == "itself" else target)
+    before = bytes_of(tmp_path)
+    for call in (
+        lambda: lq.recover(tmp_path, mode="rocketmq", config=CONFIG),
+        lambda: lq.recover(
+            tmp_path, mode="rocketmq", config=CONFIG, apply=True, accept_loss=1 << 40
+        ),
+        lambda: lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG, accept_loss=1 << 40),
+    ):
+        with pytest.raises(StoreUnavailable, match=f"{name}: it is a link to .*Nothing was chang"):
+            call()
+        after = bytes_of(tmp_path)
+        assert {**after, "lock": b""} == {**before, "lock": b""}
+        assert link.is_symlink()
+
+
 def test_a_size_that_is_more_than_memory(tmp_path: Path) -> None:
     maker = made(tmp_path)
     patch(tmp_path, maker, 95, 0, struct.pack(">i", 0x7FFFFFFF))
