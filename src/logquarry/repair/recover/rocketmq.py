@@ -22,6 +22,7 @@ from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import none_lost, rereads
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
@@ -42,6 +43,7 @@ from logquarry.repair.recover.java_queues import (
     Noted,
     Target,
     WrittenFiles,
+    refuse_unreadable,
 )
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
@@ -77,6 +79,7 @@ class RocketmqResult:
     dispatched_timestamp: int
 
 
+@rereads
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
 
@@ -144,7 +147,8 @@ def recover_as_rocketmq(
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
     try:
-        plan = recovery.plan()
+        with none_lost(str(root)):
+            plan = recovery.plan()
     finally:
         last_index = recovery.last_index_path
         recovery.close()
@@ -384,7 +388,9 @@ class _Recovery:
             path = f"{store_files.INDEX}/{entry.name}"
             if int(entry.name) > java.LONG_MAX:
                 continue
-            data = bytes(self._layout.open_file(path).head(index.HEADER.size))
+            view = self._layout.open_file(path)
+            data = bytes(view.head(index.HEADER.size))
+            refuse_unreadable(view, index.HEADER.size)
             header = index.decode_header(data.ljust(index.HEADER.size, b"\0"))
             if not is_clean and header.end_timestamp > limit:
                 reason = (

@@ -15,8 +15,10 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
+from logquarry.log.readable import probed_by
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
+from logquarry.testing.disk_state import BadBlocks
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.helpers.files import bytes_of, overwrite
 from tests.helpers.store_maker import StoreMaker
@@ -123,6 +125,30 @@ def test_a_link_that_leads_to_no_file(tmp_path: Path, name: str, target: str) ->
         after = bytes_of(tmp_path)
         assert {**after, "lock": b""} == {**before, "lock": b""}
         assert link.is_symlink()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (f"commitlog/{4096:020d}", "keeps the messages after it"),
+        (f"consumequeue/orders/1/{800:020d}", "makes the file again"),
+        ("index", "makes the file again"),
+    ],
+)
+def test_an_unreadable_block(tmp_path: Path, name: str, remedy: str, is_clean: bool) -> None:
+    """The log ended at the block, and the recovery dropped the messages after it."""
+    made(tmp_path)
+    if not is_clean:
+        (tmp_path / "abort").touch()
+    if name == "index":
+        name = f"index/{min(path.name for path in (tmp_path / name).iterdir())}"
+    with probed_by(BadBlocks([(name, 0)])):
+        refused(tmp_path, f"{name}: ")
+        assert str(plan_rocketmq(tmp_path, CONFIG).refused).endswith(
+            f"RocketMQ would end here; a recovery with `--mode safe` {remedy}"
+        )
+        assert lq.recover(tmp_path, config=CONFIG).log_end == 11_612
 
 
 def test_a_size_that_is_more_than_memory(tmp_path: Path) -> None:
