@@ -105,6 +105,19 @@ def check_queue_folder(folder: Path) -> None:
         _check(path, is_folder=True)
 
 
+def status_of(path: Path) -> os.stat_result:
+    """Return the status of an existing path.
+
+    Raises:
+        WrongEntry: if the path is a broken link.
+        StoreUnavailable: if the path cannot be read.
+    """
+    try:
+        return _found(path) or path.stat()
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+
+
 def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
     if store_files.is_offset_name(path.name):
         _check_once(path, _check(path), places)

@@ -14,16 +14,14 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import IndexKeys
-from logquarry.errors import StoreUnavailable
 from logquarry.format import frame
 from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.java_frame import JavaMemoryError, JavaRequest, JavaVerdict, check_message
 from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
-from logquarry.log.filesystem import whole_file
 from logquarry.log.follow import Followed, Follower
 from logquarry.repair.recover.java_dispatch import V4_9, JavaDispatch, JavaRules
-from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal
+from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal, mapped
 
 _MOST_BYTES: Final = 8 << 20
 _GRACE_MS: Final = 3_000
@@ -63,12 +61,8 @@ class JavaLog:
 
     def _view(self, file: JavaFile) -> memoryview:
         if self._open[0] != file.path:
-            path = self.root / file.path
-            try:
-                view = whole_file(path)
-            except OSError as error:
-                raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
-            self._open = file.path, view.window(0, view.size)
+            # Without this check, the fill bytes of an unreadable block would end the log.
+            self._open = file.path, mapped(self.root / file.path, "keeps the messages after it")
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:

@@ -24,8 +24,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
-from logquarry.log.filesystem import whole_file
-from logquarry.log.readable import first_unreadable
+from logquarry.log.filesystem import FileView, whole_file
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Units
@@ -42,12 +41,12 @@ class Noted:
     def view(self, path: str) -> memoryview:
         """Return the bytes of a file."""
         changed = self._changed.get(path)
-        return _mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
+        return mapped(self._root / path) if changed is None else memoryview(changed).toreadonly()
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """Write into a file."""
         if path not in self._changed:
-            there = _mapped(self._root / path)
+            there = mapped(self._root / path)
             self._changed[path] = mmap.mmap(-1, len(there))
             self._changed[path][:] = bytes(there)
         self._changed[path][position : position + len(data)] = bytes(data)
@@ -79,7 +78,7 @@ class Applied:
         file = self._open.get(path)
         if file is not None:
             return file.buffer.toreadonly()
-        return _mapped(self._root / path)
+        return mapped(self._root / path)
 
     def write(self, path: str, position: int, data: memoryview | bytes) -> None:
         """See :meth:`Noted.write`."""
@@ -176,19 +175,28 @@ class WrittenFiles:
             self._disk.close(descriptor)
 
 
-def _mapped(path: Path) -> memoryview:
+def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:
+    """Return all bytes of a file. JavaRefusal is raised if the disk cannot read one of them.
+
+    ``remedy`` describes what a safe recovery does instead.
+    """
     try:
         view = whole_file(path)
         data = view.window(0, view.size)
     except OSError as error:
         raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
-    fault = first_unreadable(view.unreadable, 0, view.size)
+    refuse_unreadable(view, view.size, remedy)
+    return data
+
+
+def refuse_unreadable(view: FileView, length: int, remedy: str = "makes the file again") -> None:
+    """Raise JavaRefusal if the disk cannot read some of the first ``length`` bytes of a file."""
+    fault = view.fault(0, length)
     if fault is not None:
         raise JavaRefusal(
-            f"{path}: {fault.words}: RocketMQ would end here; a recovery with `--mode safe` makes "
-            "the file again"
+            f"{view.path}: {fault.words}: RocketMQ would end here; a recovery with `--mode safe` "
+            f"{remedy}"
         )
-    return data
 
 
 RECOVERED_FILES: Final = 3

@@ -22,11 +22,16 @@ from logquarry.format.checkpoint import Checkpoint, Offsets
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import store_files
 from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import none_lost, rereads
 from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.folder_check import refuse_wrong_names
+from logquarry.repair.recover.folder_check import (
+    check_entries,
+    refuse_wrong_names,
+    status_of,
+)
 from logquarry.repair.recover.java_dispatch import JavaDispatch, JavaRules, rules_for
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -38,6 +43,7 @@ from logquarry.repair.recover.java_queues import (
     Noted,
     Target,
     WrittenFiles,
+    refuse_unreadable,
 )
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
@@ -73,11 +79,13 @@ class RocketmqResult:
     dispatched_timestamp: int
 
 
+@rereads
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
 
     Raises:
-        StoreUnavailable: if a file of the log has a wrong name.
+        StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
+            the place of a file.
         UsageError: if the shape of the index is neither given nor can be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
@@ -139,7 +147,8 @@ def recover_as_rocketmq(
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
     try:
-        plan = recovery.plan()
+        with none_lost(str(root)):
+            plan = recovery.plan()
     finally:
         last_index = recovery.last_index_path
         recovery.close()
@@ -165,6 +174,7 @@ class _Recovery:
         clock: Clock | None = None,
         is_clean: bool | None = None,
     ) -> None:
+        check_entries(root, config)
         layout = StoreLayout.open(root, config)
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
@@ -331,13 +341,15 @@ class _Recovery:
         """Return the files of a queue or of the log (``MappedFileQueue.load``)."""
         try:
             with os.scandir(self.root / folder) as entries:
-                found = sorted((entry.name, entry.stat().st_size, entry) for entry in entries)
+                listed = sorted(entries, key=lambda entry: entry.name)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise StoreUnavailable(
                 f"{self.root / folder}: cannot be read: {error.strerror}"
             ) from error
+        # The handler of a missing folder must not see a broken link: Java refuses the link.
+        found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]
         files = []
         for name, length, entry in found:
             path = f"{folder}/{name}"
@@ -376,7 +388,9 @@ class _Recovery:
             path = f"{store_files.INDEX}/{entry.name}"
             if int(entry.name) > java.LONG_MAX:
                 continue
-            data = bytes(self._layout.open_file(path).head(index.HEADER.size))
+            view = self._layout.open_file(path)
+            data = bytes(view.head(index.HEADER.size))
+            refuse_unreadable(view, index.HEADER.size)
             header = index.decode_header(data.ljust(index.HEADER.size, b"\0"))
             if not is_clean and header.end_timestamp > limit:
                 reason = (

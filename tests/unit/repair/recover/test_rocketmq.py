@@ -15,8 +15,10 @@ import logquarry as lq
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
+from logquarry.log.readable import probed_by
 from logquarry.repair.recover.rocketmq import apply_rocketmq, plan_rocketmq, recover_as_rocketmq
 from logquarry.store.message_store import StoreWriter
+from logquarry.testing.disk_state import BadBlocks
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.helpers.files import bytes_of, overwrite
 from tests.helpers.store_maker import StoreMaker
@@ -90,6 +92,63 @@ def test_a_folder_in_the_log(tmp_path: Path) -> None:
     made(tmp_path)
     (tmp_path / "commitlog" / "old").mkdir()
     refused(tmp_path, "commitlog/old: not a file")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "commitlog/backup",
+        f"commitlog/{999_424:020d}",
+        "consumequeue/orders/0/x",
+        f"consumequeue/orders/0/{4_000:020d}",
+        "consumequeue/other",
+        "consumequeue/orders/7",
+        "index/20260101000000000",
+    ],
+)
+@pytest.mark.parametrize("target", ["/nowhere/file", "itself"])
+def test_a_link_that_leads_to_no_file(tmp_path: Path, name: str, target: str) -> None:
+    """A folder with such a link counted as empty: a put then got queue offset 0 a second time."""
+    made(tmp_path)
+    link = tmp_path / name
+    link.symlink_to(link.name if target == "itself" else target)
+    before = bytes_of(tmp_path)
+    for call in (
+        lambda: lq.recover(tmp_path, mode="rocketmq", config=CONFIG),
+        lambda: lq.recover(
+            tmp_path, mode="rocketmq", config=CONFIG, apply=True, accept_loss=1 << 40
+        ),
+        lambda: lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG, accept_loss=1 << 40),
+    ):
+        with pytest.raises(StoreUnavailable, match=f"{name}: it is a link to .*Nothing was chang"):
+            call()
+        after = bytes_of(tmp_path)
+        assert {**after, "lock": b""} == {**before, "lock": b""}
+        assert link.is_symlink()
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (f"commitlog/{4096:020d}", "keeps the messages after it"),
+        (f"consumequeue/orders/1/{800:020d}", "makes the file again"),
+        ("index", "makes the file again"),
+    ],
+)
+def test_an_unreadable_block(tmp_path: Path, name: str, remedy: str, is_clean: bool) -> None:
+    """The log ended at the block, and the recovery dropped the messages after it."""
+    made(tmp_path)
+    if not is_clean:
+        (tmp_path / "abort").touch()
+    if name == "index":
+        name = f"index/{min(path.name for path in (tmp_path / name).iterdir())}"
+    with probed_by(BadBlocks([(name, 0)])):
+        refused(tmp_path, f"{name}: ")
+        assert str(plan_rocketmq(tmp_path, CONFIG).refused).endswith(
+            f"RocketMQ would end here; a recovery with `--mode safe` {remedy}"
+        )
+        assert lq.recover(tmp_path, config=CONFIG).log_end == 11_612
 
 
 def test_a_size_that_is_more_than_memory(tmp_path: Path) -> None:
