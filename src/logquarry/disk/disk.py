@@ -205,7 +205,9 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. Sync and close the file at the end."""
+        """Open a file, or create one of ``new_size`` bytes. When the block ends, sync and close the
+        file.
+        """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
             try:
@@ -346,8 +348,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file without all its blocks, because the store cannot be opened with such a
-        file.
+        """Delete a file that lacks some of its blocks, because the store cannot be opened with such
+        a file.
 
         If the deletion fails, the store is poisoned, and the next opening recovers the store.
         """

@@ -1,9 +1,9 @@
 """Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
-The first write to a page costs a page fault: about half of the time of a put in a batch.
-:class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``, Linux 5.14;
-no effect elsewhere). A flush also writes loaded pages that no put has used. So few pages are loaded
-if puts are rare, and none if each put waits for a flush.
+The first write to a page causes a page fault, which takes about half of the time of a put in a
+batch. :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``,
+Linux 5.14; no effect elsewhere). A flush also writes loaded pages that no put has used. So
+:class:`PagesAhead` loads few pages if puts are rare, and none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class AllocateMappedFileService(Service):
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
         self._requests: dict[Path, _Request] = {}
-        # The last taken file. The next call of take replaces this request.
+        # The request whose file the last call of take returned.
         self._handed: _Request | None = None
         self._logged: str | None = None
 

@@ -112,7 +112,8 @@ class MappedFileQueue(LastFile):
         a file gets back a name that it lost in a crash.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
-        RocketMQ refuses a short last file too, even an empty file of a crash.
+        Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash
+        left.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -206,7 +207,8 @@ class MappedFileQueue(LastFile):
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # check() restores a name that was lost after guard(), but not an earlier loss.
+                # check() restores a name that was lost after guard(), but not a name that was lost
+                # earlier.
                 self._guard.check()
         return file.is_named()
 
@@ -268,16 +270,18 @@ class MappedFileQueue(LastFile):
     def select(
         self, offset: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """Return ``size`` bytes from an offset, or the rest of the file, at most ``most`` bytes.
+        """Return ``size`` bytes from an offset; without ``size``, the rest of the file, at most
+        ``most`` bytes.
 
-        The bytes must be in one file, as each message is. None if the bytes are not readable.
-        Raises StoreUnavailable if the store was closed, or in a forked child.
+        The bytes must be in one file (a message never continues in the next file). None if the
+        bytes are not readable. Raises StoreUnavailable if the store was closed, or in a forked
+        child.
         """
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append raw bytes, which may fill several files, at an offset: the end of the queue.
+        """Append raw bytes, which may fill several files; ``offset`` must be the end of the queue.
 
         An empty queue accepts the offset of a file's first byte. Returns False, without a change,
         for any other offset. After a failure (StoreUnavailable), bytes before :attr:`wrote_offset`
@@ -317,9 +321,9 @@ class MappedFileQueue(LastFile):
         """Sync the committed bytes, and return the flushed offset.
 
         Syncs each full file, and the last file if ``least_pages`` pages are due. A thorough flush
-        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if a sync
-        failed, now or before. The flushed offset then stays before the bytes that may not be on the
-        disk.
+        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if this sync or
+        an earlier sync failed. The flushed offset then stays before the bytes that may not be on
+        the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -349,12 +353,12 @@ class MappedFileQueue(LastFile):
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
         """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
 
-        Later bytes of the file become zeros, and are synced. (Java only moves positions, so old
-        bytes reappear when the log has grown over them.) Later files with data are moved to the
+        Later bytes of the file become zeros, and are synced. (Java keeps the old bytes, which
+        reappear when the log has grown over them.) Later files with data are moved to the
         quarantine folder ``aside``, on the same disk; files of zeros are deleted.
 
-        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
-        Nothing is changed then.
+        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None. In
+        both cases no file changes.
         """
         self._health.require_writable()
         if self._allocator is not None:
@@ -393,7 +397,7 @@ class MappedFileQueue(LastFile):
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ."""
+        """Truncate the queue in its last file, but, like RocketMQ, keep the bytes after the end."""
         with self._flushing, self._change:
             last = self.last
             if last is None:
@@ -414,7 +418,9 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove and delete the first file. Raises UsageError if it is the last or not flushed."""
+        """Remove and delete the first file. Raises UsageError if this file is the last file or is
+        not flushed.
+        """
         with self._flushing, self._change:
             if len(self._files) < 2:
                 raise UsageError("the last file of a queue is not deleted")

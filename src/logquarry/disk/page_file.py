@@ -21,9 +21,9 @@ from logquarry.log.store_files import quarantine
 class PageFile:
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
-    If the disk does not deliver the page, a new file replaces the old file, which is moved to
-    quarantine: a write to a part of the old page would fail too. A failed :meth:`sync` or
-    :meth:`write_durably` poisons the store, and raises StoreUnavailable.
+    If the disk does not deliver the page, the old file is moved to quarantine, and a new file
+    replaces the old file. (A write to a part of the old page would fail too.) A failed :meth:`sync`
+    or :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:

@@ -142,7 +142,7 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared; a bare lock, as :class:`Flag`."""
+    """A flag that is set once and never cleared. Like :class:`Flag`, it is a bare lock."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -180,7 +180,8 @@ class Service(ABC):
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
-        is_timed: whether :meth:`wakeup` has no effect.
+        is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
+            effect.
     """
 
     def __init__(

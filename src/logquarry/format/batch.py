@@ -13,7 +13,8 @@ form of several messages. Message i has the queue offset QUEUEOFFSET + i. The pr
 the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
 An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
-offsets of its messages: ``[base, base + count)``. Readers search for the entry of a queue offset.
+offsets of its messages: ``[base, base + count)``. To find a queue offset, a reader searches the
+entries of the batch queue.
 """
 
 from __future__ import annotations

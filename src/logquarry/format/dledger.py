@@ -42,7 +42,7 @@ def has_head_reference(data: memoryview, position: int, *, base: int, left: int)
 
 
 def starts_blank(data: memoryview, position: int) -> bool:
-    """Whether the magic of the unused rest of a file is at a position."""
+    """Whether the magic that marks the unused rest of a file is at a position."""
     return int.from_bytes(data[position : position + 4], "big", signed=True) == MAGIC_BLANK
 
 

@@ -114,13 +114,13 @@ class DamageKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The kind as in findings and reports."""
+        """The kind's name in findings and reports."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message as in the log; see the tables above for the fields."""
+    """One message as it is in the log; the tables above explain the fields."""
 
     topic: bytes
     body: bytes = b""
@@ -147,7 +147,9 @@ class Frame:
         )
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch puts this frame, of another topic, into a queue of ``topic``."""
+        """Whether multi-dispatch also puts this frame into a queue of ``topic``, which is not its
+        topic.
+        """
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
         found = props.decode_bytes(self.properties)

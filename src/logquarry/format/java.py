@@ -26,7 +26,9 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses very long numbers."""
+    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses to parse very long
+    numbers.
+    """
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
 

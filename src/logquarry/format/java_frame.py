@@ -2,8 +2,8 @@
 
 Recovery mode ``rocketmq`` uses these rules. Unlike :mod:`logquarry.format.frame`, Java does not
 compare PHYSICALOFFSET with the frame's offset, and accepts a blank of any size. Java rejects a
-frame if its DELAY is not a number, or if its lengths reach past the buffer. 4.9.3 accepts every
-other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
+frame if its DELAY is not a number, or if its lengths reach past the buffer. RocketMQ 4.9.3 accepts
+every other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
 frames.
 """
 
@@ -42,7 +42,8 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """Java's verdict on the bytes at a position; ``end`` is the position of its buffer afterwards.
+    """Java's verdict on the bytes at a position; ``end`` is the position of Java's buffer
+    afterwards.
 
     ``size`` is 0 for a blank, and -1 for other bytes without a message. If ``is_success``, a
     recovery continues after these bytes.

@@ -79,7 +79,9 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does; ``is_closed``: with a final separator, as in 3.x."""
+    """Encode properties as RocketMQ does. If ``is_closed``, a separator ends the string, as 3.x
+    writes it.
+    """
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
     )

@@ -306,7 +306,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # Of a magic in the last bytes of the window, only the first byte can be compared.
+        # If the end of the window cuts a magic, the search can compare only the magic's first byte.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:

@@ -60,7 +60,9 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable ranges so far, in order. Windows have FILL bytes in their place."""
+        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in their
+        place.
+        """
         return ()
 
     @abstractmethod
@@ -81,7 +83,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the lowest start of a window with ``position`` that needs no new probe."""
+        """Return the lowest position from which a window up to ``position`` needs no new probe."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -408,7 +410,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder. ``wrong``: why this is no file and no readable folder."""
+    """One name below a folder. ``wrong``: why the name cannot be read as a file or a folder."""
 
     path: str
     is_dir: bool

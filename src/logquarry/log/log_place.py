@@ -314,8 +314,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Called only if there is no checkpoint: if a recovery in mode ``rocketmq`` accepts the loss of
-    # a log, the index stays.
+    # Call this only if there is no checkpoint: with a checkpoint, an index may remain from a log
+    # whose loss a recovery in mode ``rocketmq`` accepted.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):

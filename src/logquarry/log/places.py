@@ -41,7 +41,8 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order, and replace runs by guesses that begin at the walk's position.
+    """Walk the whole log in order, and take a guess instead of walking if it begins at the
+    position.
 
     ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer has the store
     open.
@@ -97,7 +98,7 @@ def runs_at(
 ) -> Iterator[Run | DamagedSpan]:
     """Read the frames at ascending physical offsets. A missing frame gives a :class:`DamagedSpan`.
 
-    A frame must have its size in ``sizes``, unless that is 0 or ``any_size`` is set.
+    A frame must have its size in ``sizes``, unless this size is 0 or ``any_size`` is set.
     """
     files = layout.commit_log
     start = 0

@@ -104,7 +104,8 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # At damage, the iterator ends as after the last key. Only the status shows the damage.
+            # If the iterator meets damage, it ends like an iterator after the last key. Only its
+            # status shows the damage.
             found.status()
         except Exception as error:
             raise self._failed(error) from error

@@ -89,7 +89,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Return the end of the frame at ``offset``; ``offset`` if the chain of frames ends before."""
+    """Return the end of the frame that contains ``offset``; ``offset`` if the chain ends first."""
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:

@@ -172,10 +172,11 @@ def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
 
 
 def size_of(files: tuple[StoreFile, ...]) -> int:
-    """Infer the bytes in the range of each file."""
+    """Infer the size of the range of each file."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two neighbours show the exact size. A gap between files shows only a multiple.
+    # Two files without a gap between them show the exact size. Two files with a gap show only a
+    # multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 

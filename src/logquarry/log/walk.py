@@ -208,7 +208,7 @@ class LogReader:
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # Later files may have more such bytes, but no frame.
+                    # Later files may have more damaged bytes, but no frame.
                     torn = event.offset
         yield from self._behind(position)
 

@@ -126,7 +126,9 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """Return start, end and bytes of a view with ``offset``, which may have fewer bytes."""
+        """Return start, end and bytes of a view at ``offset``, possibly with fewer than ``size``
+        bytes.
+        """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
         if not is_hot or not self.reaches(offset + size):

@@ -96,7 +96,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store: from ``at_least``, and before ``before``."""
+    """The version of the broker that wrote a store: at least ``at_least``, and below ``before``."""
 
     at_least: str | None = None
     before: str | None = None
@@ -345,7 +345,9 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """Yield (None, the log's first frame), then (topic, frame of the last entry) of queues."""
+        """Yield (None, the log's first frame), then for each queue (topic, frame of the last
+        entry).
+        """
         if self._other_log is not None or not self._layout.commit_log.files:
             return
         files = OpenFiles(self._layout)
@@ -422,8 +424,9 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # 5.x would have written "attributes" for each topic, and by default a timer wheel. If
-            # the store has our folder, topics.json proves nothing: logquarry writes the file too.
+            # RocketMQ 5.x would have written "attributes" for each topic, and by default a timer
+            # wheel. If the store has a ``.logquarry`` folder, topics.json proves nothing, because
+            # logquarry writes this file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

@@ -89,7 +89,9 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """The only number of slots for which the file's last entry contains a given word."""
+        """Return the only number of slots with which the last entry contains the word at this
+        index.
+        """
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 

@@ -80,7 +80,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
-    """Return the last entry of each queue (default: all queues), sorted by falling end offset.
+    """Return the last entry of each queue (default: all queues), sorted by descending end offset.
 
     If the index has a later message than all queues, an entry for that message comes first: the
     queues may be lost too. Of RocksDB's queues, only the furthest 64 count. If an entry's message
@@ -155,7 +155,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
 
-    Reads the last file and checks CRCs, unless no break can end the log.
+    If a break can end the log, this reads the last file and checks CRCs.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -236,7 +236,7 @@ class LogFrontier:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
         Each call reads only new bytes. ``layout`` must be a new listing; ``known`` is an offset up
-        to which any reader followed the log before.
+        to which a reader has already followed the log.
         """
         log = layout.commit_log
         if not log.files:

@@ -85,7 +85,7 @@ class _Counted:
 
 
 class RetainedCounter:
-    """Counts the messages in the log, by queue. Any thread may use it.
+    """Counts the messages in the log, by queue. Any thread may use the object.
 
     Each call reads the entries that are new since the last call. After the log's start has moved, a
     call also reads the queue files that lost messages.
@@ -169,7 +169,7 @@ QueueKey = tuple[str, int]
 
 
 class LogQueue(Queue):
-    """A queue made from the log. If the log is damaged, its ascending ``offsets`` have gaps."""
+    """A queue made from the log. ``offsets`` ascend; if the log is damaged, they have gaps."""
 
     def __init__(
         self, topic: str, queue_id: int, offsets: Int64, units: Units, units_per_file: int
@@ -278,7 +278,9 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
-        """Add messages to the further queues in their properties (``multiDispatchLmqQueue``)."""
+        """Add messages to the further queues that their properties name
+        (``multiDispatchLmqQueue``).
+        """
         from logquarry.log import columns
 
         numbered = columns.rows_with_property(run.window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)

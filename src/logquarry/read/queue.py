@@ -139,8 +139,8 @@ class Queue(ABC):
     ) -> int:
         """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
 
-        As in Java (``getOffsetInQueueByTime``), the nearer neighbour in the file counts, or the
-        earlier message on a tie.
+        If no message has this time, the method chooses the nearer neighbour in the file, or on a
+        tie the earlier one (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -413,7 +413,8 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # Without any entry, the end is the third-last file, where ConsumeQueue.recover() begins.
+        # If no file has an entry, the queue ends at the start of the third-last file, where
+        # ConsumeQueue.recover() begins.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:

@@ -206,7 +206,7 @@ class RocksQueue(Queue):
 
     @cached_property
     def _low(self) -> int:
-        """Searched as ``getMinCqOffset`` does."""
+        """Search like ``getMinCqOffset``."""
         low = 0
         if self._first is not None:
             low, place = self._first

@@ -370,7 +370,8 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # A frame starts where an entry's message ends; a wanted offset may be inside one.
+                # A frame starts where an entry's message ends, but a wanted offset may be inside a
+                # frame.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps

@@ -203,7 +203,8 @@ class Known(NamedTuple):
     ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
     message's slot is before the check's read time, the message was delivered. ``delivered`` has
     further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
-    before the physical offset ``since`` are known; before ``wheel_since``, all from the wheel.
+    before the physical offset ``since`` are known. All deliveries from the wheel before
+    ``wheel_since`` are known too.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -385,7 +386,8 @@ def used_slots(layout: StoreLayout) -> Records:
     """Return the slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker also writes the wheel to files
-    ``timerwheel.POSITION``. Of two versions of a slot, the slot with the later entry is used.
+    ``timerwheel.POSITION``. If a slot has two versions, the function uses the version with the
+    later entry.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {

@@ -1,7 +1,7 @@
 """The writer of the commit log: puts messages and batches (``CommitLog.asyncPutMessage(s)``).
 
-If a put raises, its message is not in the log. The rules of dialect 3.1 follow ``doAppend`` of
-RocketMQ 3.1.3.
+If a put raises an error, its message is not in the log. The rules of dialect 3.1 follow
+``doAppend`` of RocketMQ 3.1.3.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class MessageArrival(NamedTuple):
     """New messages of a queue; ``next_offset`` is the queue offset after the last message.
 
-    ``store_timestamp`` is the last message's, in milliseconds. ``tags_codes`` is None in a batch
-    queue, and if there are more than 1,024 messages.
+    ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
+    None in a batch queue, and if there are more than 1,024 messages.
     """
 
     topic: str
@@ -194,7 +194,8 @@ class Dispatcher:
         put_keys: puts index keys; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
         arrived: called with each run, after queues and index; then ``grown`` is called.
-        follow: called with each run between queues and index (for the state table of 3.1).
+        follow: called with each run after the queues and before the index (for the state table of
+            3.1).
 
     Attributes:
         offset: queues and index have the entries of all messages before this physical offset.

@@ -152,7 +152,9 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """When a service flushes. A thorough run flushes all pages."""
+    """The intervals of a service's flushes, and the pages that must be due. A thorough run flushes
+    all pages.
+    """
 
     interval_ms: int
     least_pages: int
@@ -276,13 +278,14 @@ class FlushConsumeQueueService(_TimedFlush):
     def flush(self, least_pages: int = 0) -> None:
         """Flush the queues with at least ``least_pages`` changed pages; with 0, run thoroughly.
 
-        Any thread may call. A lock orders the flushes, because each full index file is synced and
-        closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
+        Any thread may call this method. A lock orders the flushes, because each full index file is
+        synced and closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
         """
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            # Read the time before the flush, which does not cover later dispatched messages.
+            # Read the time first: the flush does not cover messages that are dispatched after its
+            # start.
             timestamp = self._dispatched_timestamp()
             if least_pages == 0:
                 self._log.flush(0)

@@ -354,7 +354,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Files that may change or may not be on the disk. A removed name never returns."""
+        """Names of files that can change or are not synced. A removed name never returns."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:

@@ -297,7 +297,7 @@ class LogAppender(FrameAppend):
 
 
 class PropertyCrcRules(AppendRules):
-    """Appends frames with a property CRC, as RocketMQ 5 with ``enabledAppendPropCRC``."""
+    """Appends frames with a property CRC, like RocketMQ 5 with ``enabledAppendPropCRC``."""
 
     has_property_crc = True
 

@@ -123,7 +123,7 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return the properties of a message; possibly none if the store acts on no property."""
+    """Return a message's properties; the result may be empty if the store acts on no property."""
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
         if string is None or not acts_on(string):

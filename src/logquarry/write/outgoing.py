@@ -294,7 +294,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """Return the distinct values by first appearance, and the index of each value there."""
+    """Return the distinct values by first appearance, and for each value its index among them."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)

@@ -75,7 +75,9 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Compiled: put a common batch. Return None, with nothing changed, if it is not common."""
+        """Compiled: put a common batch. Return None, with nothing changed, if the batch is not
+        common.
+        """
         if wire is None:
             if messages is None or message is not None:
                 return None

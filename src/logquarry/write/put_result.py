@@ -120,7 +120,9 @@ class PutResult(NamedTuple):
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """Return the result with the replica wait's status; if PUT_OK, with the flush wait's."""
+        """Return the result with the status of the replica wait, or if this is PUT_OK, of the flush
+        wait.
+        """
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 

@@ -191,11 +191,11 @@ class ConsumeQueueWriter:
         """
         if not len(units):
             return 0
-        # The log's order: if the first entry is new, all entries are new.
+        # The entries are in the log's order: if the first entry is new, all entries are new.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # A cut is a gap, or the topic was recreated.
+        # At a cut, the queue has a gap, or the topic was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -206,7 +206,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # Damage: no CRC covers a queue offset.
+            # Damage made the queue offset negative, because no CRC covers it.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -271,7 +271,7 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """The knowledge of a recovery about a queue that the recovery writes.
+    """Facts that a recovery has found out about a queue before it writes the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.

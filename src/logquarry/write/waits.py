@@ -40,13 +40,15 @@ class Waiter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the wait has neither been resolved nor failed."""
+        """Whether the wait has not ended yet."""
 
     def resolve(self, in_time: bool) -> None:
-        """End the wait: the log has reached the offset, or the deadline has passed."""
+        """End the wait because the log has reached the offset (``in_time``) or the deadline has
+        passed.
+        """
 
     def fail(self, error: StoreUnavailable) -> None:
-        """End the wait: the sync failed; the message may or may not be on the disk."""
+        """End the wait because the sync failed; the message may or may not be on the disk."""
 
 
 class ThreadWait:

@@ -70,7 +70,8 @@ def _load_i16(address: int) -> int:
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """Return the number of messages in a wire form, and the bytes of their bodies and properties.
+    """Return the number of messages in a wire form, the size of their bodies, and that of their
+    properties.
 
     The number is -1 if the wire form is damaged.
     """
@@ -327,7 +328,7 @@ def host_texts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Copy frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
+# Copy parts of frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
 
 
 @kernel
@@ -426,9 +427,9 @@ def intern_topics(
 ) -> int:
     """Number the distinct topics in order of first appearance, and return their count.
 
-    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) gets
-    start and length of each topic, ``ids`` the number of each frame's topic. If there are more than
-    n topics, the result is -1.
+    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) holds
+    start and length of each topic; ``ids`` holds the number of each frame's topic. If there are
+    more than n topics, the result is -1.
     """
     mask = table.shape[0] - 1
     known = 0

@@ -1,7 +1,7 @@
 """The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
 
-For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. At
-anything else, the kernel returns a code, and the reference answers.
+For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. For any
+other bytes, the kernel returns a code, and the reference answers the get.
 """
 
 from __future__ import annotations

@@ -117,8 +117,8 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    ``shifts`` has, for each byte, the bytes to move on if this byte ends the compared place: its
-    distance from the end of the name.
+    If the compared bytes end with the byte b, the search moves on by ``shifts[b]``: the distance
+    from the last b in the name to the name's end.
     """
     size = name.shape[0]
     for i in range(count):
@@ -155,8 +155,8 @@ def parse_properties(
     ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
     (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
     key and value, each key once with its last value. ``pair_offsets`` gets where each frame's pairs
-    begin. ``table`` and ``stamps`` are int32 scratch, a power of two of at least twice the pairs of
-    a frame; ``stamps`` must be filled with 0.
+    begin. ``table`` and ``stamps`` are int32 scratch arrays. Their length is a power of two, and at
+    least twice the number of a frame's pairs. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -227,8 +227,9 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    If a DELAY is not one to nine ASCII digits, the frame is left to the reference: its number is
-    written to ``odd``. Returns how many these are. Times are in milliseconds.
+    If a DELAY is not one to nine ASCII digits, the kernel leaves the frame to the reference, and
+    writes the frame's number to ``odd``. Returns the number of such frames. Times are in
+    milliseconds.
     """
     left_over = 0
     for i in range(count):

@@ -102,7 +102,8 @@ class AuditedQueue:
         end: queue offset after the last message; None if the log has no message of the queue.
         kept_until: without a difference, each entry before this queue offset is right: its message
             is in the log, or was lost or deleted.
-        moved: right queue offset of each message with a harmed one, by physical offset.
+        moved: the right queue offset of each message whose queue offset is harmed, by physical
+            offset.
     """
 
     key: QueueKey

@@ -64,7 +64,8 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit: the next message shows the right offset.
+        # The last message, kept only if its offset does not fit; the next message shows the right
+        # offset.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0

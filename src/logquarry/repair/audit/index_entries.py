@@ -39,8 +39,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys with an entry, of messages between two physical offsets (both
-            exclusive), without COMMIT messages.
+        keys: number of distinct keys that have an entry; counts only messages between two physical
+            offsets (both exclusive), without COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 

@@ -179,7 +179,8 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer's files of a store have faults, write new ones; return whether it did.
+    """If the timer's files of a store have faults, write new files; return whether files were
+    written.
 
     The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """

@@ -131,7 +131,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that equal file starts give aligned words.
+            # End chunks at multiples of _STEP, so that words are aligned if both files start at one
+            # offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size

@@ -221,7 +221,8 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a file has a message after that size, or where another file begins.
+        StoreUnavailable: if a message lies after that size in a file, or begins a file that the
+            previous file would overlap with that size.
         UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)

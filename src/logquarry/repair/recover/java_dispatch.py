@@ -209,7 +209,7 @@ class JavaDispatch:
 
 
 def _split(text: str) -> list[str]:
-    """Split as Java's ``String.split``: without the empty words at the end."""
+    """Split like Java's ``String.split``, which omits empty words at the end."""
     words = text.split(MULTI_SEPARATOR)
     while len(words) > 1 and not words[-1]:
         words.pop()

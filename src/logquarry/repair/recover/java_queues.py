@@ -261,7 +261,7 @@ class JavaQueue:
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
         """Count entries with positive size and a physical offset from 0 to below ``limit``.
 
-        Counting begins at number ``start``. The last such entry is returned too.
+        Counting begins at number ``start``. Also return the last such entry.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
@@ -335,7 +335,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # An offset of 0 is a separate part.
+        # An entry of queue offset 0 is a separate part.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)

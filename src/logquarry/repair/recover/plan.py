@@ -174,7 +174,8 @@ class QueuePlan:
         had_until: old end of the queue.
         end: new end of the queue.
         resume_at: physical offset of the first message that the queue lacks, or None.
-        moved: right queue offset of each message with a harmed one, by physical offset.
+        moved: the right queue offset of each message whose queue offset is harmed, by physical
+            offset.
     """
 
     key: QueueKey
@@ -202,7 +203,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would treat the first entry of that file as a message.
+                # RocketMQ would treat the first entry of the empty last file as a message.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason)
         keep = end

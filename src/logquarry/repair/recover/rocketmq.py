@@ -134,7 +134,8 @@ def recover_as_rocketmq(
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Changes to queues and index stay; the log is unchanged.
+        StoreUnavailable: if the disk fails. Queues and index may then be changed; the log is
+            unchanged.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -206,7 +207,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # The queues have already changed if the plan was applied, so find no loss.
+            # If the plan was applied, the queues have already changed and no longer show a loss.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,
