@@ -67,8 +67,8 @@ class PreparedTransactions:
 
     Args:
         read: reads the frame at a physical offset; None if there is no frame.
-        wait_dispatched: waits until the table covers the log.
-        stored: makes the message for users from a frame.
+        wait_dispatched: waits until the state table has the entries of the whole log.
+        stored: turns a frame into the message that users get.
         clock: returns the store's time in milliseconds.
         least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
     """

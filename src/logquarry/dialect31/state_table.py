@@ -72,7 +72,8 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Users read while the dispatcher's thread writes, and other threads flush.
+        # The lock is necessary: users read and other threads flush while the dispatcher's thread
+        # writes.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
         # A flush holds this lock while it syncs changed files, so that retention does not delete

@@ -64,7 +64,7 @@ class Disk:
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
-        """Map the first ``size`` bytes, shared and writable, but not in forked children."""
+        """Map the first ``size`` bytes, shared and writable; forked children do not get the map."""
         # From Python 3.13 on, this option saves a second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
@@ -151,7 +151,9 @@ class Disk:
         return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
-        """Free the blocks of a range that was never written. The file's size and bytes stay."""
+        """Free the blocks of a range that was never written. The file's size and bytes do not
+        change.
+        """
         if sys.platform == "linux":
             call = ctypes.CDLL(None, use_errno=True).fallocate
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

@@ -71,7 +71,9 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request for a file. When ``done`` is set, ``file`` or ``error`` is set."""
+    """A request to create a file ahead of its use. When ``done`` is set, ``file`` or ``error`` is
+    set.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path

@@ -98,7 +98,8 @@ class MappedFileQueue(LastFile):
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether any file is written through a buffer. Then committed_offset is the readable end.
+        # Whether any file is written through a buffer. If so, committed_offset is the end of the
+        # readable bytes.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()

@@ -109,8 +109,8 @@ class PageFile:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes (48 in a 5.x store) are overwritten in place, as in RocketMQ. They lie in one sector,
-# so a power cut leaves either the old or the new times.
+# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. They lie in one
+# sector, so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:

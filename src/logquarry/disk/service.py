@@ -118,9 +118,9 @@ class Health(HealthReason):
 class Flag:
     """A flag that several threads set. The waiting thread clears the flag.
 
-    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C in an Event can leave
-    its lock taken, and then the other thread waits for ever. A put calls ``is_unset`` first,
-    because this call is cheaper than :meth:`set`.
+    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C inside a method of an
+    Event can leave the Event's lock taken, and then another thread waits for ever. A put calls
+    ``is_unset`` first, because this call is cheaper than :meth:`set`.
     """
 
     def __init__(self) -> None:
@@ -264,7 +264,9 @@ class Abandonable(Protocol):
     """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Release the parent's resources in the child. Must neither take locks nor raise."""
+        """Release the parent's resources in the child. This method must not take locks, and must
+        not raise an error.
+        """
 
 
 class Closable(Protocol):
@@ -281,7 +283,7 @@ _OPEN: Final[dict[int, Closable]] = {}
 def abandon_in_children(thing: Abandonable) -> None:
     """Abandon ``thing`` in each child that this process forks. Keeps a weak reference.
 
-    A child has neither the store's maps (``MADV_DONTFORK``) nor its threads. So in a child every
+    A child lacks the store's maps (``MADV_DONTFORK``) and the store's threads. So in a child every
     call raises StoreUnavailable, and the descriptors are closed. An open descriptor of the lock
     would keep the lock as long as the child lives.
     """

@@ -95,7 +95,7 @@ def encode(value: Any) -> str:
 
 
 class ObjectKeys(list[tuple[Any, Any]]):
-    """A map whose keys are objects, as (key, value) pairs: fastjson writes ``{{"a":1}:2}``."""
+    """The (key, value) pairs of a map whose keys are objects; fastjson writes ``{{"a":1}:2}``."""
 
 
 def compact(value: Any, *, quote_keys: bool = False) -> str:

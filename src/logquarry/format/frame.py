@@ -170,7 +170,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are neither a frame nor a blank."""
+    """Bytes that do not form a frame or a blank."""
 
     kind: DamageKind
     reason: str

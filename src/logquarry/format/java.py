@@ -34,13 +34,13 @@ def digits(text: str) -> int:
 
 
 def to_int(value: int) -> int:
-    """Wrap to a signed 32-bit integer, as Java's ``(int)``."""
+    """Wrap to a signed 32-bit integer, like Java's ``(int)``."""
     value &= 0xFFFFFFFF
     return value - 0x100000000 if value & 0x80000000 else value
 
 
 def to_long(value: int) -> int:
-    """Wrap to a signed 64-bit integer, as Java's arithmetic on ``long`` does."""
+    """Wrap to a signed 64-bit integer, like Java's arithmetic on ``long``."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - 0x10000000000000000 if value >> 63 else value
 

@@ -71,8 +71,8 @@ def check_message(
     Args:
         levels_ms: delay of each level; empty during a recovery, because Java reads the levels
             later.
-        read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
-            accepts a BODYLEN that is larger than the frame.
+        read_body: whether Java reads the body, which it does in a recovery. Dispatching skips the
+            body, and accepts a BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
             that reaches past the buffer is rejected.
     """

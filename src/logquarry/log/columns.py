@@ -133,7 +133,7 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # The product wraps as in the kernels, so that every timestamp can be converted.
+        # Let the product wrap, like the kernels do, so that every timestamp can be converted.
         return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):

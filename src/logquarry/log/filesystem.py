@@ -386,7 +386,7 @@ def open_filesystem(
     """Open the folder at a path or URL.
 
     pyarrow.fs opens an ``s3:`` URL that has only options of ``pyarrow.fs.S3FileSystem``. With other
-    options, fsspec opens the folder. Without options, pyarrow.fs is tried before fsspec.
+    options, fsspec opens the folder. Without options, the function tries pyarrow.fs before fsspec.
 
     Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
     """

@@ -291,7 +291,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # This user may not read a folder of the file system, such as lost+found.
+        # The user has no permission to read a folder of the file system, such as lost+found.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 

@@ -68,7 +68,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk from the end of the event would report the same as the current walk."""
+    """Whether a new walk from the event's end would report the same events as the current walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)

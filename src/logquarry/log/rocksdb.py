@@ -161,8 +161,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
     ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
-    file is older or an export. Raises FileNotFoundError if there is neither, or the errors of
-    :class:`RocksDb`.
+    file is older or an export. Raises FileNotFoundError if the document exists in no form, and the
+    errors of :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:

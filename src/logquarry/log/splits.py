@@ -1,8 +1,8 @@
 """Splits of the log: ranges that threads or machines read independently.
 
 A split [start, stop) owns the frames that start in the range, and the damage after these frames. If
-a split starts inside a file, resync finds its first frame. So planning needs neither a scan nor an
-index, and the splits cover the log without gaps or overlaps.
+a split starts inside a file, resync finds its first frame. So planning needs no scan and no index.
+The splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ class StretchReader:
     ) -> Iterator[tuple[Stretch, E]]:
         """Follow all frames between two positions of one file, in stretches of ``size`` bytes.
 
-        ``start`` may lie inside a frame. ``make`` makes the receiver of a stretch's frames.
+        ``start`` may lie inside a frame. ``make`` makes the object that receives the frames of a
+        stretch.
         """
         at, resync = start, True
         while at < stop:

@@ -158,7 +158,7 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files of this size are possible, even if some files were damaged later."""
+    """Whether the files can have been made with this size, even if some were damaged later."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
     # If the names show no size, each file's size is possible, and so is a larger size.

@@ -213,7 +213,7 @@ class LogReader:
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """Yield frames and blanks from ``start`` up to the first position with neither."""
+        """Yield frames and blanks from ``start`` up to the first position with any other bytes."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -231,7 +231,7 @@ class LogReader:
 
     @property
     def forgets_damage(self) -> bool:
-        """Whether a new walk that starts after damage would report the same as this walk."""
+        """Whether a new walk that starts after damage would report the same events as this walk."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:

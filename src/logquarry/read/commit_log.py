@@ -47,7 +47,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the last read's view, which the next read often needs too.
+        # (offset, end, bytes) of the view that the last read used; the next read often needs this
+        # view.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 

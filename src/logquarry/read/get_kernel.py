@@ -303,14 +303,14 @@ class KernelGet:
         return found
 
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
-        """The bytes of the log around ``count`` messages from a queue offset on.
+        """The bytes of the log that contain ``count`` messages from a queue offset on.
 
-        If the messages take more than _LONGEST bytes, the result covers only the first ones.
+        If they take more than _LONGEST bytes, the result contains only the first messages.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
         if count > 1:
-            # The log has messages of other queues between those of one queue.
+            # Between the messages of one queue, the log has messages of other queues.
             last, last_size, _ = units.units[min(at + count, len(units.units)) - 1].item()
             size = max(size, min(last + last_size - place, _LONGEST))
         start, end, data = self._log.window_at(place, size)

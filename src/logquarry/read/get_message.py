@@ -60,7 +60,7 @@ class GetResult(NamedTuple):
 
     @property
     def frames(self) -> bytes:
-        """The bytes of all messages' frames, as a broker sends them to a consumer."""
+        """The frames of all messages, in the form that a broker sends to a consumer."""
         return frames_of(self.messages)
 
     @property

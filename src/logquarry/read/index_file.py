@@ -85,7 +85,8 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     # In this field RocketMQ 3.x counts the keys, not the slots.
     used = header.slots_used if header.slots_used < last else 1
     least = max(1, min(used, most))
-    # A file has only slots and whole entries: its size fixes the number of slots modulo five.
+    # A file has only slots and whole entries after the header, so its size determines the number of
+    # slots modulo five.
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
@@ -292,7 +293,8 @@ class IndexFile:
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
     """The hashes that an entry of a key can have; the first hash determines the slot."""
-    # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
+    # RocketMQ 3.x stored the hash with its sign, but used the same slot. In 4.9.3 a hash is never
+    # negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 

@@ -326,7 +326,7 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message has the properties of multi-dispatch only as a copy of another message.
+    """Whether a message only copied its properties of multi-dispatch from another message.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
     message keeps its original's properties (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9

@@ -1,9 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
 A read of some topics reads the frames that entries of their queues point to. It walks only the
-parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks.
-The result is the same as of a walk over the whole log. A read by key uses the index in the same
-way. If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
+parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks. A
+walk over the whole log would give the same result. A read by key uses the index in the same way. If
+the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ class Timer(NamedTuple):
         queue_offset: queue offset in ``rmq_sys_wheel_timer``.
         topic, queue_id: the queue to which the message will be delivered.
         rolled: how often the message was put back into its queue.
-        deletes: TIMER_DEL_UNIQKEY, the key of another message; neither message is delivered.
+        deletes: TIMER_DEL_UNIQKEY, the key of another message; the broker then delivers neither of
+            the two messages.
     """
 
     slot_time: int
@@ -156,7 +157,7 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """Yield the queue offsets of the messages in the same slot that a message deletes."""
+        """Yield the queue offsets of the messages that a message deletes; they are in its slot."""
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
             for offset in self._by_key.get(key, ()):

@@ -63,8 +63,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    ``odd`` has the odd messages by message number; the order of ``topics`` and ``hosts`` gives
-    their numbers.
+    ``odd`` has the odd messages by message number; the number of a topic or host is its position in
+    ``topics`` or ``hosts``.
     """
 
     _data: Any

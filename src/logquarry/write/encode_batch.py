@@ -59,8 +59,8 @@ def encode_batch(
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the shared fields. Its properties are added to the properties of each message.
-        is_producer: whether to treat the batch as if it had a UNIQ_KEY, as from a producer of
-            RocketMQ 5.
+        is_producer: whether to treat the batch as if it had a UNIQ_KEY, like the batches of
+            RocketMQ 5's producers.
 
     Raises:
         MessageRejected: if the store refuses the batch.

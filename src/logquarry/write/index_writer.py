@@ -260,7 +260,7 @@ class IndexWriter:
         """Create a file with an unused name.
 
         A RocketMQ broker that is started on this store creates index files before it fails to take
-        the lock. Such a file can have the name of the same millisecond.
+        the lock. The name of such a file can come from the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())

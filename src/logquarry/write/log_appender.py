@@ -58,7 +58,7 @@ class AppendRules:
         """Record a frame in the log. After Ctrl-C, the appender may record a frame twice."""
 
     def adopted(self) -> None:
-        """Prepare for puts after bytes of another store's log; all of the bytes are dispatched."""
+        """Prepare for puts, after bytes of another store's log were appended and dispatched."""
 
 
 class LogAppender(FrameAppend):

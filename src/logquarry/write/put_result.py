@@ -71,7 +71,7 @@ class PutResult(NamedTuple):
     Attributes:
         status: PUT_OK, or why the flush wait or the replica wait ended early.
         append_status: always PUT_OK. If the append fails, the put raises an error.
-        store_host: the broker's address, as in the frame.
+        store_host: the broker's address in the frame.
         physical_offset: physical offset of the (first) frame.
         queue_offset: queue offset of the (first) message.
         size: number of bytes in the log.

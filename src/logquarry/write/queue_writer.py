@@ -43,7 +43,8 @@ class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
     ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
-    entry, for an inner batch of its first message. Batch queues have units of :data:`BATCH_DTYPE`.
+    entry; for an inner batch, that of its first message. Batch queues have units of
+    :data:`BATCH_DTYPE`.
     """
 
     rows: Int64

@@ -99,9 +99,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    Returns the numbers of inner batches, of frames after the split, and of their bytes. The first
-    number is -1 if an inner batch is compressed: only the reference reads such a batch. If there is
-    no inner batch, ``numbers`` is not changed.
+    Returns the number of inner batches, the number of frames after the split, and the bytes of
+    these frames. The first number is -1 if an inner batch is compressed: only the reference reads
+    such a batch. If there is no inner batch, ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -177,7 +177,8 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # In the log, too, the properties follow their length, so one copy suffices.
+            # The wire form and the frame both have the properties after their length, so one copy
+            # suffices.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -222,7 +223,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log, so the host is usually the same as in the frame before.
+            # One broker writes a log, so a frame usually has the same host as the previous frame.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store

@@ -192,8 +192,8 @@ def put_index_keys(
 ) -> int:
     """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
 
-    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, which
-    has ``number``. Entries count seconds from the time ``begin``, in ms.
+    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, whose
+    number is ``number``. Entries count seconds from the time ``begin``, in ms.
     """
     begun = 0
     count = hashes.shape[0]

@@ -347,7 +347,8 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value; the property keeps its place.
+            # The value in a column KEYS or TAGS replaces the property's value; the property keeps
+            # its place.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1

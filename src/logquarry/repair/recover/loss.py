@@ -295,7 +295,7 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery cut the log there; the entries after it are stale.
+            # An earlier recovery cut the log there, so the entries after this offset are stale.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)

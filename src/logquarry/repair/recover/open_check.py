@@ -75,7 +75,7 @@ class StoreFound:
         log_end: physical offset of the log's end.
         pieces: the undamaged stretches of the log that are not dispatched yet.
         queue_ends: end of each queue, counted in entries.
-        recovered: result of RocketMQ's recovery, in that mode.
+        recovered: result of a recovery in mode ``rocketmq``, or None.
         transactions: state table and redo log, in dialect 3.1.
     """
 

@@ -48,7 +48,7 @@ from logquarry.write.index_writer import IndexKeeper, IndexWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocketmqPlan(RecoveryPlan):
-    """The plan of a recovery as RocketMQ does it.
+    """The plan of a recovery by RocketMQ's rules.
 
     Attributes:
         queue_ends: one past the last queue offset of each queue, as Java counts them.
@@ -78,7 +78,8 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
     Raises:
         StoreUnavailable: if a file of the log has a wrong name.
-        UsageError: if the shape of the index is neither given nor can be inferred.
+        UsageError: if the settings do not give the shape of the index, and the files do not show
+            it.
     """
     return _Recovery(root, config, Noted(root)).plan()
 
@@ -110,7 +111,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # An empty log gets no times: with times, readers would report missing files.
+            # For an empty log, write no times: with times, readers would report missing files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:

@@ -181,7 +181,7 @@ class LostSpan:
     """A part of the log that is not saved.
 
     Attributes:
-        kind: kind of the damage, as in verify.
+        kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
         offset: physical offset of the first byte.
         messages: the known queue offsets of messages in this part.
