@@ -131,7 +131,7 @@ class TransactionFrame(NamedTuple):
     Attributes:
         kind: the transaction type in SYSFLAG.
         number: the message's QUEUEOFFSET.
-        prepared_offset: physical offset of the PREPARED message, in a COMMIT or ROLLBACK.
+        prepared_offset: for a COMMIT or ROLLBACK, physical offset of the PREPARED message.
         store_timestamp: in milliseconds.
         group_hash: hash of the producer group; 0 without a group.
     """
@@ -226,7 +226,8 @@ class OpenTransaction(NamedTuple):
 class Change(NamedTuple):
     """The change to the state table that a transaction frame causes.
 
-    Missing entries before ``number`` become fillers. ``unit`` is None if only the state changes.
+    Missing entries before ``number`` become fillers. ``unit`` is None if the frame changes only the
+    state of an entry.
     """
 
     number: int

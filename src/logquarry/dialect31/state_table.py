@@ -1,9 +1,9 @@
 """Writes the state table and redo log of RocketMQ 3.x for dispatched transactions.
 
-If the table or the redo log differs from the log, recovery moves it to quarantine and rebuilds it.
-In the new table, each entry keeps the number from its PREPARED message, because producers end the
-transaction by this number. The new table includes ended transactions, so that no number is used
-twice.
+If the table or the redo log differs from the log, recovery moves its files to quarantine and builds
+new files. In the new table, each entry keeps the number from its PREPARED message, because
+producers end the transaction by this number. The new table includes ended transactions, so that no
+number is used twice.
 """
 
 from __future__ import annotations

@@ -285,7 +285,7 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading the offsets of any store, even of one that has no writer
+# Reading the offsets of any store, even if no writer has the store open
 
 
 def consumer_offsets(

@@ -104,7 +104,7 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; replaces an existing file."""
+        """Rename a file; replace an existing file with the new name."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:

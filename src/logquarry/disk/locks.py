@@ -163,8 +163,8 @@ class StoreLock:
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If the file exists at an opening, the store was not shut down cleanly. So a writer creates the
-    file before any change, and deletes the file after the last flush, both durably.
+    If the file exists at an opening, the store was not shut down cleanly. So a writer durably
+    creates the file before any change, and durably deletes the file after the last flush.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:

@@ -225,7 +225,7 @@ class AllocateMappedFileService(Service):
                 continue
             if request.file.is_named():
                 with contextlib.suppress(StoreUnavailable):
-                    # In a poisoned store, the empty file stays.
+                    # If the store is poisoned, keep the empty file.
                     request.file.delete()
             else:
                 request.file.close()

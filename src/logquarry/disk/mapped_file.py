@@ -318,7 +318,8 @@ class MappedFile(FilePlace):
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # The value of ``committed``, without a call: every read of a message runs this line.
+        # This is the value of ``committed``, without a call: every read of a message runs this
+        # line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size

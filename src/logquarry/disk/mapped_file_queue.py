@@ -150,10 +150,10 @@ class MappedFileQueue(LastFile):
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        With ``create``, the next file is created if the last file is full or missing. Then None
-        means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If the
-        creation fails (StoreUnavailable), a later call tries again. The first file of an empty
-        queue contains ``start_offset``.
+        With ``create``, the next file is created if the last file is full or missing. With
+        ``create``, None means that the file was not created in time (put status
+        CREATE_MAPEDFILE_FAILED). If the creation fails (StoreUnavailable), a later call tries
+        again. The first file of an empty queue contains ``start_offset``.
         """
         last = self.last
         if not create:
@@ -285,13 +285,13 @@ class MappedFileQueue(LastFile):
         """Append raw bytes, which may fill several files; ``offset`` must be the end of the queue.
 
         An empty queue accepts the offset of a file's first byte. Returns False, without a change,
-        for any other offset. After a failure (StoreUnavailable), bytes before :attr:`wrote_offset`
-        stay.
+        for any other offset. After a failure (StoreUnavailable), the bytes before
+        :attr:`wrote_offset` remain in the queue.
         """
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
             return False
-        # len() of a view counts items, which may be larger than bytes.
+        # len() of a memoryview counts items, and an item may have several bytes.
         rest = memoryview(data).cast("B")
         while rest:
             file = self.last_file(create=True, start_offset=offset)
@@ -369,7 +369,7 @@ class MappedFileQueue(LastFile):
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")
-            # An offset at the end of a file belongs to that file. The first file always stays,
+            # An offset at the end of a file belongs to that file. Keep the first file in any case,
             # because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]

@@ -109,7 +109,7 @@ class PageFile:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. They lie in one
+# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. The bytes lie in one
 # sector, so a power cut leaves either the old or the new times.
 
 

@@ -94,7 +94,7 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, then remove all second names. If the check fails, all names stay."""
+        """Check the names, then remove all second names. If the check fails, remove no name."""
         with contextlib.suppress(StoreUnavailable):
             self.check()
             for path in self._paths:
@@ -163,8 +163,8 @@ class QueueFolders:
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
         # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
-        # paths. So one more path changes the folder of later files. Existing files are always
-        # found.
+        # paths. So if the configuration adds a path, later files get other folders. Existing files
+        # are always found.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

@@ -80,7 +80,7 @@ class Health(HealthReason):
         self.is_forked = False
 
     def poison(self, reason: str) -> StoreUnavailable:
-        """End all writes, and return the error to raise. The first reason stays."""
+        """End all writes, and return the error to raise. Later calls do not change the reason."""
         if self.reason is None:
             self.reason = reason
             logger.error("the store takes no more writes: %s", reason)

@@ -70,8 +70,8 @@ class Window:
         base: physical offset of the first byte.
         end: index of the file's end; larger than ``len(data)`` if the file continues.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames come from inner batches. Their place in the log is then
-            PHYSICALOFFSET, not ``base`` plus the position.
+        is_unwrapped: whether the frames come from inner batches. If so, a frame's place in the log
+            is its PHYSICALOFFSET, not ``base`` plus the position.
     """
 
     data: Bytes

@@ -1,4 +1,4 @@
-"""Maps files so that unreadable pages end no process.
+"""Maps files so that an unreadable page does not end the process.
 
 A read of a mapped page raises SIGBUS if the disk does not deliver the page, or if another program
 truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window.

@@ -323,7 +323,8 @@ class LogReader:
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # In a DLedger log, an entry begins before its frame, so the limit may lie between them.
+            # In a DLedger log, an entry begins before its frame, so the limit may lie between the
+            # two starts.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)

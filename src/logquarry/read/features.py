@@ -160,7 +160,8 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
     """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
 
-    Reads only names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
+    Reads only names and ``config/topics.json``. The function does not find topics that are only in
+    RocksDB.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()

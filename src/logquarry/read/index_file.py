@@ -155,7 +155,9 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """The slot must point to the entry or a newer entry, and the entry to an older entry."""
+    """The slot must point to the entry or a newer entry, and the entry must point to an older
+    entry.
+    """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
     sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
@@ -327,7 +329,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user may not read the index: a reader of the log does not need it.
+        # The user has no permission to read the index, but a reader of the log does not need it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None

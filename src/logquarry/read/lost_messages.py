@@ -44,7 +44,7 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
     process may have the store open.
     """
     covered = max(checkpoint_times(layout))
-    # The durable offset shows where the log ends; a recovery writes it.
+    # The durable offset, which a recovery writes, shows where the log ends.
     is_known = layout.durable_end is not None or not layout.commit_log.files
     if is_known or covered <= max(0, last_time):
         return None

@@ -239,7 +239,8 @@ class FileQueue(Queue):
     Args:
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         with_stale: whether a consume queue includes entries that point after the log's end. Such
-            entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
+            entries remain in the files if the last recovery cut the log
+            (:attr:`StoreLayout.cut_end`).
     """
 
     entry_size: int

@@ -109,8 +109,8 @@ def plan_read(
     Args:
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
-        skip_damage: whether reading continues after damage. Then the plan reads the last file to
-            find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
+        skip_damage: whether reading continues after damage. If so, the planner reads the last file
+            to find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)

@@ -121,7 +121,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _has_index(layout: StoreLayout) -> bool:
-    """If messageIndexEnable is false, RocketMQ makes no folder."""
+    """If messageIndexEnable is false, RocketMQ makes no folder for the index."""
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 

@@ -78,7 +78,7 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer; the rest of the buffer stays."""
+        """Copy bytes to the start of the buffer; the rest of the buffer does not change."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 

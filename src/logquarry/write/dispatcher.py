@@ -177,7 +177,8 @@ class QueueWriters:
 def load_kernels() -> None:
     """Load the kernels for dispatching before the first put.
 
-    During puts, the load takes half a second: its imports and the puts wait for each other.
+    A load during puts would take half a second, because its imports and the puts wait for each
+    other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)

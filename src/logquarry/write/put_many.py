@@ -141,8 +141,9 @@ class ManyWriter:
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: None for the present time as store time. To keep store times, pass the store
-                time of the log's last message, in milliseconds: store times never fall.
+            least_time: None to give all messages the present time as store time. To keep store
+                times, pass the store time of the log's last message, in milliseconds: store times
+                never fall.
         """
         began = time.monotonic()
         self._writer.check_status()

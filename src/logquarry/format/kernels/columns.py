@@ -70,7 +70,7 @@ def _load_i16(address: int) -> int:
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """Return the number of messages in a wire form, the size of their bodies, and that of their
+    """Return the number of messages in a wire form, and the bytes of all bodies and of all
     properties.
 
     The number is -1 if the wire form is damaged.

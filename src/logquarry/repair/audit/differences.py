@@ -295,7 +295,7 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message in the log may stay in a queue.
 
-    Fillers and entries of lost messages stay. A removal would move later entries to other queue
+    Fillers and entries of lost messages may stay. A removal would move later entries to other queue
     offsets.
     """
     return entry.is_filler or names_damage(entry, damage)

@@ -1,6 +1,6 @@
 """Runs (sound frames without a gap between them), with the facts that an audit needs.
 
-An audit uses a run of a thread or task only if the run begins where the audit is
+An audit uses a run of a thread or task only if the run begins at the audit's position
 (:func:`logquarry.log.places.guided`).
 """
 

@@ -316,7 +316,7 @@ class _Store:
         }
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # While a writer has the store open, a new log file may exist since the listing.
+        # If a writer has the store open, it may have made a new log file after the listing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()

@@ -1,7 +1,7 @@
 """Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A folder or a link at the path of a file would stop a recovery half way. If a file had two names, a
-recovery could overwrite bytes through one name, and need them through the other.
+A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
+names, a recovery could overwrite bytes through one name, and need them through the other.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class _Runs:
     """Reads the runs of frames of a log; a thread reads the next run during a dispatch."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
-        # Two followers, so that one result stays valid during the next read.
+        # Use two followers, so that one result remains valid during the next read.
         self._followers = [
             Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
         ]

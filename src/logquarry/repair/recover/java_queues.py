@@ -1,7 +1,7 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
-:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Bytes after a
-queue's end stay in the files, and gaps stay in a queue, as in Java.
+:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Like Java,
+the recovery leaves bytes after a queue's end in the files, and accepts gaps in a queue.
 """
 
 from __future__ import annotations

@@ -360,7 +360,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # RocketMQ leaves no trace of the deletion if no put followed.
+                    # If no put followed, RocketMQ leaves no trace of the deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

@@ -90,7 +90,7 @@ class RecoveryPlan:
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
         dispatch_from: physical offset of the first message to dispatch again.
-        damage: damage within the log, which stays.
+        damage: damage within the log, which the recovery does not remove.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
         applied: whether the steps were done.
@@ -258,8 +258,8 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, only files that the checkpoint covers stay. RocketMQ destroys the other files
-    too, but indexes only some of their messages again (#8007).
+    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ destroys the other
+    files too, but indexes only some of their messages again (#8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

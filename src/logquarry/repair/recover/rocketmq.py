@@ -66,7 +66,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The applied plan, and the files of queues and index without a sync (``written``)."""
+    """The applied plan, and the files of queues and index that are not synced yet (``written``)."""
 
     plan: RocketmqPlan
     written: WrittenFiles

@@ -287,7 +287,8 @@ def convert(
     """Make a plain store from a DLedger log, or from a log in several folders.
 
     A broker of RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new
-    physical offsets, because the heads of the entries are not copied. The queue offsets stay.
+    physical offsets, because the heads of the entries are not copied. The queue offsets do not
+    change.
 
     Args:
         into: the folder of the new store, empty or missing; None to write nothing.
