@@ -104,7 +104,7 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; replace an existing file with the new name."""
+        """Rename a file; this replaces an existing file at the new path."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:

@@ -150,10 +150,10 @@ class MappedFileQueue(LastFile):
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        With ``create``, the next file is created if the last file is full or missing. With
-        ``create``, None means that the file was not created in time (put status
-        CREATE_MAPEDFILE_FAILED). If the creation fails (StoreUnavailable), a later call tries
-        again. The first file of an empty queue contains ``start_offset``.
+        With ``create``, the method creates the next file if the last file is full or missing; None
+        then means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If
+        the creation fails (StoreUnavailable), a later call tries again. The first file of an empty
+        queue contains ``start_offset``.
         """
         last = self.last
         if not create:

@@ -147,9 +147,7 @@ class Frame:
         )
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch also puts this frame into a queue of ``topic``, which is not its
-        topic.
-        """
+        """Whether multi-dispatch also puts this frame into a queue of ``topic``, another topic."""
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
         found = props.decode_bytes(self.properties)

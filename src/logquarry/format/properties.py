@@ -62,8 +62,8 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 def decode(text: str) -> dict[str, str]:
     """Decode the properties, in the order in which their keys first appear.
 
-    Skips segments that are not ``key \\x01 value`` with both sides non-empty. If a key is repeated,
-    its last value wins.
+    Skips segments that are not ``key \\x01 value``, or that have an empty key or value. If a key is
+    repeated, its last value wins.
     """
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):

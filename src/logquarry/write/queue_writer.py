@@ -207,7 +207,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # Damage made the queue offset negative, because no CRC covers it.
+            # The queue offset is damaged; no CRC covers it.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0

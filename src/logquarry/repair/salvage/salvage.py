@@ -76,7 +76,7 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the new store has all messages of the log and all other files."""
+        """Whether no message of the log and no other file is lost."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
