@@ -39,7 +39,7 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The entries in the files of a state table or redo log, before the first invalid entry.
+    """The entries of a state table or redo log, up to the first invalid entry.
 
     Attributes:
         first: number of the first entry.

@@ -322,7 +322,8 @@ class TransactionCheck:
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
         """Yield each difference between table and log, and whether RocketMQ itself causes it.
 
-        RocketMQ omits ended transactions from a new table, so their absence is no difference.
+        RocketMQ omits ended transactions from a new table, so the method does not report their
+        absence.
         """
         table = read_table(layout)
         if table.fault is not None:

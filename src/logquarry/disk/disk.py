@@ -65,7 +65,7 @@ class Disk:
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable; forked children do not get the map."""
-        # From Python 3.13 on, this option saves a second descriptor.
+        # With this option (Python 3.13 and later), the map needs no second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
@@ -267,7 +267,9 @@ class Disk:
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name, because the process that created the folder may have crashed."""
+        """Sync a folder's name, because the process that created the folder may have crashed before
+        its sync.
+        """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 

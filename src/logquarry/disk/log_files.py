@@ -155,7 +155,7 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # A single statement, so that Ctrl-C cannot leave half a request.
+        # Use a single statement, so that Ctrl-C cannot leave half a request.
         request = self._requests[path] = _Request(path, size)
         return request
 
@@ -270,7 +270,7 @@ class PagesAhead(Service):
         self._seen, self._refill = wrote, ahead // 2
         start = max(self._loaded, wrote) // PAGESIZE * PAGESIZE
         stop = min(file.size, wrote + ahead)
-        # While this view exists, a close in another thread keeps the pages mapped.
+        # While this view exists, the pages remain mapped, even if another thread closes the file.
         pages = file.buffer[start:stop]
         if pages:
             # If the disk is full or fails, loading fails. The next put reports the reason.

@@ -341,7 +341,7 @@ class MappedFile(FilePlace):
         return found
 
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
-        """Return readable bytes around a range: position in the file, and bytes.
+        """Return the position and the bytes of a readable part of the file that contains a range.
 
         For a file that this process made, the result has all readable bytes. Otherwise the result
         ends with the probed bytes. If the result is a copy, it has at least CHUNK bytes.

@@ -55,7 +55,8 @@ class MappedFileQueue(LastFile):
         read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.queue_folders`). Set for the log, which has no other copy.
+            (:mod:`logquarry.disk.queue_folders`). The log sets this, because the log has no other
+            copy.
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
@@ -347,7 +348,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is a path was flushed before load() found the file.
+        # If an element is a path, its file was flushed before load() found it.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

@@ -94,7 +94,7 @@ def decode(data: bytes) -> Checkpoint:
 
 
 class DurableMark(NamedTuple):
-    """The durable offset and the checkpoints that it is valid for."""
+    """The durable offset, and the checkpoints for which it is valid."""
 
     offset: int
     before: Checkpoint

@@ -261,8 +261,8 @@ def decode_at(
     Args:
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
-        check_crc: whether to compare the body with BODYCRC. As in Java, an empty body is never
-            compared.
+        check_crc: whether to compare the body with BODYCRC. Like Java, the function never compares
+            an empty body.
     """
     view = memoryview(data)
     if end is None:

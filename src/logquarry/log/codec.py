@@ -218,7 +218,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    # A sound head shows the size of the whole frame. For any other head, only the head is needed.
+    # A sound head shows the size of the whole frame. If the head is not sound, the check needs only
+    # the head.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):

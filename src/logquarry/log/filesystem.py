@@ -149,7 +149,9 @@ class FileSystem(ABC):
         return path
 
     def read(self, path: str) -> bytes:
-        """Read a small file. Raises UnreadableFile for unreadable bytes, or if it exceeds 1 GiB."""
+        """Read a small file. Raises UnreadableFile for unreadable bytes, or if the file exceeds 1
+        GiB.
+        """
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
             # A sparse file can be larger than the memory.
@@ -221,7 +223,7 @@ class LocalFileSystem(FileSystem):
     """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # An absolute path, because the process may change its working folder.
+        # Use an absolute path, because the process may change its working folder.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}

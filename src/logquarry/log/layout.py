@@ -214,7 +214,7 @@ class StoreLayout:
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the path below the root of the log file that has, or would have, an offset."""
+        """Return the log file's path, below the root, for an offset; the file may not exist."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:

@@ -8,8 +8,8 @@ A file's name is the physical offset of its first byte. Each frame has its physi
   no harm. Stale frames vote for the same offset.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files show the same offset, the file without that name is a copy.
-- A file of another store is found with the queues: if all sampled messages of the file have other
-  offsets in the queues, recover does not rename the file, and refuses the store.
+- The queues reveal a file of another store: if all sampled messages of the file have other offsets
+  in the queues, recover does not rename the file, and refuses the store.
 """
 
 from __future__ import annotations

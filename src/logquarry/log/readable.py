@@ -173,7 +173,7 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise UnreadableFile for ``place`` after a block that lost pages and so may be wrong."""
+    """After the block, raise UnreadableFile for ``place`` if pages were lost in the block."""
     before = lost()
     yield
     if lost() != before:

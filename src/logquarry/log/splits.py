@@ -66,7 +66,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
-    queued message. The log has a frame there, or ends there.
+    queued message. At this offset, the log has a frame or ends.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
@@ -255,7 +255,7 @@ def stretches_ahead(
 ) -> Generator[tuple[Stretch, E]]:
     """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
 
-    A log with a single stretch yields nothing, because threads would not pay off. If the caller
+    A log with a single stretch yields nothing, because threads would save no time. If the caller
     stops early, the caller must close the generator.
     """
     log = layout.commit_log

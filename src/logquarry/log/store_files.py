@@ -88,7 +88,7 @@ class QueueForm:
     file_size: int
 
     def file_at(self, folder: Path, position: int) -> Path:
-        """Return the file in a queue's folder that has, or would have, a position."""
+        """Return the path of a queue's file for a position; the file may not exist."""
         return folder / f"{position - position % self.file_size:0{NAME_DIGITS}d}"
 
 
@@ -243,8 +243,8 @@ class StoreFolders:
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")
         if files and folder == COMMIT_LOG:
-            # A folder, or a link to an unmounted disk, with the name of a log file: its messages
-            # are lost, not expired.
+            # A folder, or a link to an unmounted disk, has the name of a log file: its messages are
+            # lost, not expired.
             hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
             names = [name for name in hidden if int(name) <= LARGEST_BASE]
             files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]

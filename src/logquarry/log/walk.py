@@ -179,7 +179,7 @@ class LogReader:
         of two neighbouring ranges reports the damage between them.
 
         A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
-        file, and skips the bytes before without an event.
+        file, and skips the bytes before it without an event.
         """
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
@@ -374,7 +374,7 @@ class LogReader:
         # A later read may find the bytes in the page cache, but the disk still fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
-            # After the first read, the writer has completed the frame and written more.
+            # After the first read, the writer has completed the frame and written more frames.
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
@@ -451,7 +451,9 @@ class LogReader:
         return False
 
     def _next_sound(self, start: int) -> int | None:
-        """Return the offset of the first sound frame, or file that begins with a blank."""
+        """Return the offset of the first sound frame, or of the first file that begins with a
+        blank.
+        """
         if self._searched is not None:
             begun, found = self._searched
             if begun <= start and (found is None or start <= found):

@@ -118,8 +118,8 @@ class CommitLog:
     def frame_at(self, offset: int, size: int) -> memoryview | None:
         """The ``size`` bytes from an offset; None if one file does not have all of them.
 
-        QUIRK: if file 0 was deleted, ``getMessage`` answers for offset 0 with the first file's
-        start. In this method, a deleted file has no bytes.
+        QUIRK: if file 0 was deleted, ``getMessage`` answers a request for offset 0 with the first
+        file's start. In this method, a deleted file has no bytes.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:

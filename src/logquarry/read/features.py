@@ -234,7 +234,7 @@ class _Finder:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild stopped between two renames, only its folder has the queues.
+        # If a rebuild stopped between two renames, only the rebuild's folder has the queues.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -271,7 +271,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. If unused, it has no table and an empty log.
+        # Every store of RocketMQ 5.4 has this folder. If the broker has not used the folder, it has
+        # no table and an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name

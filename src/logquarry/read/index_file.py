@@ -45,7 +45,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
     The file's size does not determine both numbers. But the last nonzero byte belongs to the last
     entry, whose number is in the header. And every entry must be in the chain of its slot, whose
-    place depends on the number of slots. A file without entries has no determined shape.
+    place depends on the number of slots. The shape of a file without entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -131,7 +131,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """Share of the entries that are valid if the file has this number of slots, from 0 to 1."""
+    """Share (0 to 1) of the entries that are valid if the file has this number of slots."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)

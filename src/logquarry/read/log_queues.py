@@ -329,8 +329,9 @@ def _only_carries(message: StoredMessage) -> bool:
     """Whether a message only copied its properties of multi-dispatch from another message.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
-    message keeps its original's properties (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9
-    gives such a message new offsets. Property strings of 5.x end with the separator.
+    message keeps the properties of the original message
+    (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9 gives such a message new offsets.
+    Property strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

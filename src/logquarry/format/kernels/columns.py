@@ -265,7 +265,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write hosts as ``message_id.host_text`` does, and return the number of bytes written.
+    """Write hosts in the form of ``message_id.host_text``, and return the number of bytes written.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
@@ -373,7 +373,7 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """Write where a part of each frame starts in the window, and the length of the part."""
+    """For each frame, write the start of one part of the frame in the window, and its length."""
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -381,7 +381,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Write where each topic starts in the window, and its length; return whether all are ASCII."""
+    """Write start and length of each topic in the window; return whether all topics are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]

@@ -1,4 +1,5 @@
-"""The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
+"""The kernels of a ``get``: one kernel checks and copies the frames of queue entries, the other
+kernel finds the frames' fields.
 
 For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. For any
 other bytes, the kernel returns a code, and the reference answers the get.

@@ -1,4 +1,6 @@
-"""Kernels for property strings: they split and make them, check UTF-8, and compute tags codes."""
+"""Kernels for property strings: they split and make the strings, check UTF-8, and compute tags
+codes.
+"""
 
 from __future__ import annotations
 
@@ -321,8 +323,8 @@ def property_strings(
         pair_spans: int64 (4, pairs); address and length of name and value.
         keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
         out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
-        odd: set to 1 for messages that the reference must encode: they have DELAY or the like, a
-            repeated name, or a name without a value.
+        odd: set to 1 for messages that the reference must encode: they have DELAY or a similar
+            property, a repeated name, or a name without a value.
     """
     for i in range(count):
         start = out

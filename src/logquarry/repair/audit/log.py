@@ -75,7 +75,7 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds; ``ignores_cut``: count also messages that a recovery cut off."""
+    """Return the known bounds; ``ignores_cut`` also counts messages that a recovery cut off."""
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 writes the time when it syncs the queues, and not at the shutdown.
     may_lag = ROCKSDB_STORE in layout.folders

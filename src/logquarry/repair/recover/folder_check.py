@@ -42,7 +42,9 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """The path of a store file has a folder, a pipe, a broken link, or a second name of a file."""
+    """At the path of a store file is a folder, a pipe, a broken link, or another file's second
+    name.
+    """
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")

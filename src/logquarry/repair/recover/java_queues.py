@@ -58,7 +58,7 @@ class Noted:
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size; no effect on a plan."""
+        """Append zeros to a file, up to a size; this has no effect on a plan."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
