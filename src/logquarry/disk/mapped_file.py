@@ -437,7 +437,7 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """Leave the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
+        """Drop the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
         open_files.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

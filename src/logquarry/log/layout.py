@@ -228,7 +228,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file with an offset, or else of the log's folder."""
+        """Return the full path of the log file with an offset, or the path of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 

@@ -215,7 +215,7 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """Return the configured folders (None for one without log files), and the read-only ones."""
+    """Return the configured folders (None: no log files), and the read-only folders."""
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)

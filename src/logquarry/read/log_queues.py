@@ -305,7 +305,7 @@ def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> 
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the further queues of a message by multi-dispatch, and its offset in each queue."""
+    """Yield the queues to which multi-dispatch copies a message, and its offset in each queue."""
     if _only_carries(message):
         return iter(())
     return named_copies(message.properties, message.queue_id, config)

@@ -330,7 +330,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten entry; ``start`` are known."""
+        """Number of entries before a file's first unwritten entry; at least ``start``."""
 
     def _room_of(self, index: int) -> int:
         room = self.sequence.file_size

@@ -377,7 +377,9 @@ class _QueuePlanner:
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """Yield the wanted entries of a queue in slices; messages of a slice have limited bytes."""
+        """Yield the wanted entries of a queue in slices; the bytes of a slice's messages are
+        limited.
+        """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)

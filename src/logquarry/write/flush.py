@@ -24,7 +24,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    Puts that arrive during a sync wait for the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
+    If a put arrives during a sync, the put waits for the next sync. ``timeout_ms`` is
+    ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Create a wait of the caller's thread until the log is on the disk up to an offset.
+        """Create a wait for the caller's thread; it ends when the log is on the disk up to an
+        offset.
 
         After the timeout, the wait's result is False (FLUSH_DISK_TIMEOUT); a later sync covers the
         message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
@@ -139,7 +141,8 @@ class GroupCommitService(Service):
 
 # --------------------------------------------------------------------------------------------------
 # The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
-# writes, and the service ends. RocketMQ logs the failure, and continues as after a successful sync.
+# writes, and the service ends. RocketMQ logs the failure, and continues as if the sync had
+# succeeded.
 
 SLOW_FLUSH_MS: Final = 500
 

@@ -307,9 +307,10 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before, the
-# broker deletes index files that are newer than the checkpoint. So each of these files has a second
-# name, a hard link from which logquarry restores the file (:mod:`logquarry.disk.queue_folders`).
+# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before that,
+# the broker deletes index files that are newer than the checkpoint. So each of these files has a
+# second name, a hard link from which logquarry restores the file
+# (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:

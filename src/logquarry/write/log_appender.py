@@ -3,7 +3,7 @@
 Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
 are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
-append raises, none of its frames is in the log, but the file may end with a new blank.
+append raises an error, none of its frames is in the log, but the file may end with a new blank.
 """
 
 from __future__ import annotations

@@ -316,7 +316,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file; return the number of the first message without room."""
+        """Append frames to the last file; return the number of the first that does not fit."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()

@@ -401,7 +401,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
         expected = offset if self._next is None else self._next
         if offset < expected:
             if self._mending is None:
-                # As in queues of 20-byte entries, skip entries that the queue already has.
+                # Like a queue of 20-byte entries, skip entries that the queue already has.
                 return 0
             if self.files.bases:
                 # The topic was deleted and recreated: the old entries no longer count.

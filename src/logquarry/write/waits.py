@@ -219,7 +219,7 @@ class ReplicaWait:
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:
-        """Create a wait of the caller's thread for a slave."""
+        """Create a wait for the caller's thread; it ends when a slave has the log to ``offset``."""
         waiter = ThreadWait(offset)
         self.add(waiter)
         return waiter

@@ -145,7 +145,7 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write the frames that :func:`measure_inner` counted to ``out`` (uint8), and their rows."""
+    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted; make rows."""
     target = out.ctypes.data
     to = np.int64(0)
     made = 0

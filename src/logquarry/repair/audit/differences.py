@@ -156,7 +156,9 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """Return a wrong size for verify; ``offset`` is 0 for a file outside of the log."""
+        """Return verify's difference for a wrong size; ``offset`` is 0 for a file outside of the
+        log.
+        """
         # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
@@ -187,7 +189,7 @@ def file_differences(
 
 
 def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
-    """Yield a difference for each missing file, and each file of a wrong size, of a queue."""
+    """Yield a difference for each file of a queue that is missing or has a wrong size."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"

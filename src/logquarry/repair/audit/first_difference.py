@@ -39,7 +39,7 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
 class QueueAudit:
-    """Compares one queue with the log; ``mends``: correct harmed queue offsets.
+    """Compares one queue with the log; if ``mends``, corrects harmed queue offsets.
 
     ``disk`` is None if the queue has no usable files. Memory does not grow with the log.
     """

@@ -279,7 +279,7 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """Counts of wrong entries and slots of an index file, and the first one of each.
+    """Counts of wrong entries and slots of an index file, and the first wrong entry and slot.
 
     The entry at position ``first`` should lead to the entry with number ``expected``.
     """

@@ -322,7 +322,7 @@ class _Store:
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset up to which to compare: after the last frame.
+        """Return the physical offset after the last frame; the comparison ends there.
 
         Frames after the log's end are stale, or follow damage in the last file.
         """

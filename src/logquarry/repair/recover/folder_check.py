@@ -261,7 +261,7 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Refuse the settings of another store: a file has a message after the file size."""
+    """Refuse settings of another store: a file has messages after the configured size."""
     size = layout.commit_log.file_size
     if file.size <= size:
         return

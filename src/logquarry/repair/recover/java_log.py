@@ -88,7 +88,7 @@ class JavaLog:
     def recent(
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
-        """Return an abnormal recovery's first file by number (``isMappedFileMatchedRecover``)."""
+        """Return the number of an abnormal recovery's first file."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         index_limit = checkpoint.index_timestamp if index_safe else None

@@ -1,8 +1,8 @@
 """Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
 
 The recovery follows the version that wrote the store, bugs included, or 4.9.3 if the files do not
-show the version. As in Java, the log's end changes only in memory. Files that Java destroys are
-moved to quarantine. If Java fails on a store, the recovery refuses the store.
+show the version. Like Java, the recovery changes the log's end only in memory. Files that Java
+destroys are moved to quarantine. If Java fails on a store, the recovery refuses the store.
 """
 
 from __future__ import annotations

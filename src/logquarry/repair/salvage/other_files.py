@@ -111,7 +111,7 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes; salvage skips them or copies only the other bytes."""
+    """Yield the files with unreadable bytes; salvage skips them, or copies their readable bytes."""
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
