@@ -2,8 +2,8 @@
 
 - If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
   the state table. Producers send this number when they end the transaction.
-- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. It ends the transaction if the
-  two messages have the same producer group.
+- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. It ends that message's
+  transaction if both messages have the same producer group.
 - RocketMQ finds an entry only by its number. If RocketMQ has renumbered the entry, it ignores the
   COMMIT or ROLLBACK.
 """
@@ -39,7 +39,7 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The entries in the files of a state table or redo log, before the first invalid entry.
+    """The entries of a state table or redo log, up to the first invalid entry.
 
     Attributes:
         first: number of the first entry.
@@ -131,7 +131,7 @@ class TransactionFrame(NamedTuple):
     Attributes:
         kind: the transaction type in SYSFLAG.
         number: the message's QUEUEOFFSET.
-        prepared_offset: physical offset of the PREPARED message, in a COMMIT or ROLLBACK.
+        prepared_offset: for a COMMIT or ROLLBACK, physical offset of the PREPARED message.
         store_timestamp: in milliseconds.
         group_hash: hash of the producer group; 0 without a group.
     """
@@ -151,7 +151,7 @@ class TransactionFrame(NamedTuple):
 
     def unit(self) -> StateUnit:
         """Return the entry of a PREPARED message in the state table."""
-        # As in Java, seconds after 2038 overflow. (No CRC covers the time.)
+        # Java stores the seconds as an int, which overflows in 2038. (No CRC covers the time.)
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, self.kind)
 
@@ -162,10 +162,10 @@ class TransactionFrame(NamedTuple):
 
 
 def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
-    """Return the transaction frames in rows of a window, in their order."""
+    """Return the transaction frames among the rows of a window, in the order of the log."""
     if not len(rows):
         return []
-    # This module imports pyarrow, which a store of dialect 4.9 does not need here.
+    # Import late: the module imports pyarrow, which a store of dialect 4.9 does not need.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -214,7 +214,7 @@ Each missing message takes an entry, and no CRC covers the number in a frame.
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction. ``number`` is the number of its entry in the state table."""
+    """An open transaction. ``number`` is the number of the entry in the state table."""
 
     number: int
     physical_offset: int
@@ -226,7 +226,8 @@ class OpenTransaction(NamedTuple):
 class Change(NamedTuple):
     """The change to the state table that a transaction frame causes.
 
-    Missing entries before ``number`` become fillers. ``unit`` is None if only the state changes.
+    Missing entries before ``number`` become fillers. ``unit`` is None if the frame changes only the
+    state of an entry.
     """
 
     number: int
@@ -285,7 +286,7 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """Return an entry in place of a lost message; for RocketMQ, its transaction has ended."""
+    """Return the entry for a lost message; its state is ROLLBACK, so RocketMQ never checks it."""
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,
@@ -341,7 +342,7 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
     """Read state table and redo log; return their content, or the reason for a recovery.
 
-    State table and redo log are compared with the log from ``start`` to ``stop``.
+    The function compares state table and redo log with the log from ``start`` to ``stop``.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault
@@ -377,7 +378,7 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A COMMIT or ROLLBACK ends a transaction only if both have the same producer group.
+    # A COMMIT or ROLLBACK ends a transaction only if it has the PREPARED message's producer group.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():

@@ -1,8 +1,8 @@
 """Transactions in dialect 3.1: begin, commit, roll back, and check.
 
-Like a broker of RocketMQ 3.x, this module ends a transaction by a put of a COMMIT or a ROLLBACK.
-Both contain the physical offset of the PREPARED message. A ROLLBACK also contains the number of the
-transaction's entry in the state table.
+Like a broker of RocketMQ 3.x, this module puts a COMMIT or a ROLLBACK message to end a transaction.
+Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains the
+number of the transaction's entry in the state table.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class PreparedTransactions:
 
     Args:
         read: reads the frame at a physical offset; None if there is no frame.
-        wait_dispatched: waits until the table covers the log.
-        stored: makes the message for users from a frame.
+        wait_dispatched: waits until the state table has the entries of the whole log.
+        stored: turns a frame into the message that users get.
         clock: returns the store's time in milliseconds.
         least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
     """
@@ -103,10 +103,10 @@ class PreparedTransactions:
 
         Returns:
             The result of the put: ``physical_offset`` identifies the transaction, ``queue_offset``
-            is the number in the state table.
+            is the number of the entry in the state table.
 
         Raises:
-            StoreUnavailable, MessageRejected: as for a put.
+            StoreUnavailable, MessageRejected: if the store cannot put the message.
             UsageError: if there is no producer group.
         """
         require_message(message, "begin")
@@ -115,7 +115,8 @@ class PreparedTransactions:
         if group is not None:
             values[props.PRODUCER_GROUP] = group
         if not values.get(props.PRODUCER_GROUP):
-            # After a crash RocketMQ 3.1.3 does not start if the store has such a message.
+            # If a PREPARED message has no producer group, RocketMQ 3.1.3 does not start after a
+            # crash.
             raise UsageError("a transaction needs a producer group (PGROUP)")
         values[props.TRANSACTION_PREPARED] = _TRUE
         flags = message.sys_flag & ~sys_flag.TRANSACTION_MASK | sys_flag.TRANSACTION_PREPARED
@@ -144,7 +145,7 @@ class PreparedTransactions:
             transaction: the transaction, or the physical offset of its PREPARED message.
 
         Raises:
-            StoreUnavailable, MessageRejected: as for a put.
+            StoreUnavailable, MessageRejected: if the store cannot put the message.
             UsageError: if the transaction is not open.
         """
         return self.end(transaction, TransactionEnd.COMMIT)

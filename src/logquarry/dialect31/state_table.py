@@ -1,8 +1,9 @@
 """Writes the state table and redo log of RocketMQ 3.x for dispatched transactions.
 
-If the table or the redo log differs from the log, recovery moves it to quarantine and rebuilds it.
-In the new table, each transaction has the number in its PREPARED message, so that producers can end
-the transaction. The new table includes ended transactions, so that no number is used twice.
+If the table or the redo log differs from the log, recovery moves its files to quarantine and builds
+new files. In the new table, each entry keeps the number from its PREPARED message, because
+producers end the transaction by this number. The new table includes ended transactions, so that no
+number is used twice.
 """
 
 from __future__ import annotations
@@ -71,10 +72,12 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Users read while the dispatcher's thread writes, and other threads flush.
+        # The lock is necessary: users read and other threads flush while the dispatcher's thread
+        # writes.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
-        # Held during the sync of changed files, so that retention does not delete these files.
+        # A flush holds this lock while it syncs changed files, so that retention does not delete
+        # them.
         self._syncing = threading.Lock()
 
     @property
@@ -107,8 +110,8 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # After an error (a full disk) the caller passes a frame again, and the table may
-            # already have its entry.
+            # After an error (for example a full disk) the caller passes the same frame again. The
+            # table may already have the frame's entry.
             if frame.physical_offset >= self._table_until:
                 self._tell_table(frame)
                 self._table_until = end
@@ -181,7 +184,7 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete the files of STATE_TABLE or REDO_LOG up to the file with a base.
+        """Delete the files of STATE_TABLE or REDO_LOG whose base is at most ``last_base``.
 
         The messages of the entries must already be deleted from the log.
         """
@@ -248,7 +251,9 @@ _READ_FILES: Final = 3
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """Return the buffer for encoding frames, with the bytes that RocketMQ's recovery leaves."""
+    """Return the buffer for encoding frames, filled with the bytes that RocketMQ's recovery leaves
+    in it.
+    """
     scratch = ScratchBuffer(config.max_message_size)
     layout = StoreLayout.open(root, config)
     files = [file for file in layout.commit_log.files if file.base < log_end]
@@ -267,9 +272,9 @@ class UnitsPlan:
     Attributes:
         folder: folder of the files, relative to the store's folder.
         reason: why a rebuild is necessary; None without a rebuild.
-        had: whether the store has old files.
+        had: whether the store already has files in the folder.
         start: byte offset of the first entry.
-        before: fillers before the first entry in its file.
+        before: the encoded fillers before the first entry in the first file.
     """
 
     folder: str
@@ -317,7 +322,8 @@ class TransactionCheck:
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
         """Yield each difference between table and log, and whether RocketMQ itself causes it.
 
-        RocketMQ omits ended transactions from a new table, so their absence is no difference.
+        RocketMQ omits ended transactions from a new table, so the method does not report their
+        absence.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -369,14 +375,17 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # With wrong numbers, RocketMQ may have recorded the outcome of another transaction here.
+        # If a producer sent a wrong number, RocketMQ may have recorded the outcome of another
+        # transaction in this entry.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
         for number in ended[known][other].tolist():
             yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """Return a difference between redo log and log from the log's start on, or None."""
+        """Return the first difference between redo log and log, or None; skip messages before the
+        log.
+        """
         redo = read_redo(layout)
         if redo.fault is not None:
             return redo.fault

@@ -40,7 +40,7 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file in ``config/``, with no other writer. Any thread may call :meth:`save`.
+    """One file in ``config/``; only this object writes the file. Any thread may call :meth:`save`.
 
     Args:
         decode: raises ValueError if the document is invalid.
@@ -107,7 +107,8 @@ class ConfigFile(Generic[T]):
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = fastjson.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape, and has no UTF-8: write the escape again.
+            # A lone surrogate comes from a JSON escape. UTF-8 cannot encode it, so write the escape
+            # again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -130,8 +131,8 @@ class ConfigFile(Generic[T]):
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If no file is readable, but ``problems`` has errors of unreadable files, consumers must not
-    start from the beginning as new groups would.
+    If no file is readable and ``problems`` is not empty, offsets were lost: do not let consumers
+    start from the beginning, as new groups do.
     """
 
     def __init__(
@@ -194,7 +195,9 @@ class ConsumerOffsets:
 
 
 class ConfigTable(NamedTuple):
-    """A table of ``config/``. A slave copies only ``member`` of the document, unless None."""
+    """A table of ``config/``. A slave copies only ``member`` of the document; if ``member`` is
+    None, it copies the whole document.
+    """
 
     file: str
     decode: Callable[[bytes], Any]
@@ -282,7 +285,7 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading the offsets of any store, even of one that has no writer
+# Reading the offsets of any store, even if no writer has the store open
 
 
 def consumer_offsets(
@@ -326,7 +329,9 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, unless the record is up to date. ``config`` has all sizes."""
+    """Record the settings of a store, unless the record is up to date. No size in ``config`` is
+    None.
+    """
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
         if read_file(path) == data:

@@ -64,8 +64,8 @@ class Disk:
                 self.write_all(descriptor, memoryview(_ZEROS)[: size - position], position)
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
-        """Map the first ``size`` bytes, shared and writable, but not in forked children."""
-        # From Python 3.13 on, this option saves a second descriptor.
+        """Map the first ``size`` bytes, shared and writable; forked children do not get the map."""
+        # With this option (Python 3.13 and later), the map needs no second descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
@@ -104,7 +104,7 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; replaces an existing file."""
+        """Rename a file; this replaces an existing file at the new path."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
@@ -151,7 +151,9 @@ class Disk:
         return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
-        """Free the blocks of a range that was never written. The file's size and bytes stay."""
+        """Free the blocks of a range that was never written. The file's size and bytes do not
+        change.
+        """
         if sys.platform == "linux":
             call = ctypes.CDLL(None, use_errno=True).fallocate
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
@@ -205,7 +207,9 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. Sync and close the file at the end."""
+        """Open a file, or create one of ``new_size`` bytes. When the block ends, sync and close the
+        file.
+        """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
             try:
@@ -263,7 +267,9 @@ class Disk:
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name, because the process that created the folder may have crashed."""
+        """Sync a folder's name, because the process that created the folder may have crashed before
+        its sync.
+        """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
 
@@ -346,8 +352,8 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file without all its blocks, because the store cannot be opened with such a
-        file.
+        """Delete a file that lacks some of its blocks, because the store cannot be opened with such
+        a file.
 
         If the deletion fails, the store is poisoned, and the next opening recovers the store.
         """

@@ -53,7 +53,9 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Create and lock a folder during the block. Raises StoreUnavailable for a locked folder."""
+    """Create a folder if it is missing, and lock the folder until the block ends. Raises
+    StoreUnavailable for a locked folder.
+    """
     require_writing(folder)
     while True:
         is_new = not folder.exists()
@@ -82,9 +84,9 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# The lock covers byte 0 of the file ``lock``, as Java's ``tryLock(0, 1)``. The lock belongs to the
-# open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf`` would
-# release the lock if this process closes any descriptor of the file.
+# Like Java's ``tryLock(0, 1)``, the lock covers byte 0 of the file ``lock``. The lock belongs to
+# the open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf``
+# would release the lock if this process closes any descriptor of the file.
 #
 # A writer takes the lock before reading the store. Java takes the lock after its recovery.
 
@@ -161,8 +163,8 @@ class StoreLock:
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If the file exists at an opening, the store was not shut down cleanly. So a writer creates the
-    file before any change, and deletes the file after the last flush, both durably.
+    If the file exists at an opening, the store was not shut down cleanly. So a writer durably
+    creates the file before any change, and durably deletes the file after the last flush.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -190,7 +192,7 @@ def _take(descriptor: int) -> None:
     assert fcntl is not None, "require_writing passed"
     command = getattr(fcntl, "F_OFD_SETLK", None)
     if command is None:
-        # macOS has only locks of processes.
+        # macOS has no locks of open files, only locks of processes.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
         # struct flock on Linux: type, whence, start, length, pid.

@@ -1,9 +1,9 @@
 """Opens and creates the files of a log for writing, and loads their pages ahead of puts.
 
-The first write to a page costs a page fault: about half of the time of a put in a batch.
-:class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``, Linux 5.14;
-no effect elsewhere). A flush also writes loaded pages that no put has used. So few pages are loaded
-if puts are rare, and none if each put waits for a flush.
+The first write to a page causes a page fault, which takes about half of the time of a put in a
+batch. :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``,
+Linux 5.14; no effect elsewhere). A flush also writes loaded pages that no put has used. So
+:class:`PagesAhead` loads few pages if puts are rare, and none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request for a file. When ``done`` is set, ``file`` or ``error`` is set."""
+    """A request to create a file ahead of its use. When ``done`` is set, ``file`` or ``error`` is
+    set.
+    """
 
     def __init__(self, path: Path, size: int) -> None:
         self.path = path
@@ -110,7 +112,7 @@ class AllocateMappedFileService(Service):
         self._change = threading.Lock()
         # By file name: folders without room can change the folder of a file after its request.
         self._requests: dict[str, _Request] = {}
-        # The last taken file. The next call of take replaces this request.
+        # The request whose file the last call of take returned.
         self._handed: _Request | None = None
         self._logged: str | None = None
 
@@ -157,7 +159,7 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # A single statement, so that Ctrl-C cannot leave half a request.
+        # Use a single statement, so that Ctrl-C cannot leave half a request.
         request = self._requests[path.name] = _Request(path, size)
         return request
 
@@ -227,7 +229,7 @@ class AllocateMappedFileService(Service):
                 continue
             if request.file.is_named():
                 with contextlib.suppress(StoreUnavailable):
-                    # In a poisoned store, the empty file stays.
+                    # If the store is poisoned, keep the empty file.
                     request.file.delete()
             else:
                 request.file.close()
@@ -272,7 +274,7 @@ class PagesAhead(Service):
         self._seen, self._refill = wrote, ahead // 2
         start = max(self._loaded, wrote) // PAGESIZE * PAGESIZE
         stop = min(file.size, wrote + ahead)
-        # While this view exists, a close in another thread keeps the pages mapped.
+        # While this view exists, the pages remain mapped, even if another thread closes the file.
         pages = file.buffer[start:stop]
         if pages:
             # If the disk is full or fails, loading fails. The next put reports the reason.

@@ -191,7 +191,7 @@ class MappedFile(FilePlace):
     def clear_from(self, position: int) -> bool:
         """Overwrite all bytes after a position with zeros, and sync. Return whether bytes changed.
 
-        Zeros are only read, and holes are skipped, so a hole of 1 GiB costs nothing.
+        The method only reads zeros and skips holes, so a hole of 1 GiB costs nothing.
         """
         self._health.require_writable()
         changed = False
@@ -276,7 +276,7 @@ class MappedFile(FilePlace):
             return self.flushed
 
     def _is_due(self, done: int, target: int, least_pages: int) -> bool:
-        # As in isAbleToFlush and isAbleToCommit: Java compares page numbers, not numbers of bytes.
+        # Like Java's isAbleToFlush and isAbleToCommit, compare page numbers, not numbers of bytes.
         return self.is_full or target // PAGE_SIZE - done // PAGE_SIZE >= least_pages
 
     def require_pages(self) -> None:
@@ -318,7 +318,8 @@ class MappedFile(FilePlace):
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # The value of ``committed``, without a call: every read of a message runs this line.
+        # This is the value of ``committed``, without a call: every read of a message runs this
+        # line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -340,10 +341,10 @@ class MappedFile(FilePlace):
         return found
 
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
-        """Return readable bytes around a range: position in the file, and bytes.
+        """Return the position and the bytes of a readable part of the file that contains a range.
 
         For a file that this process made, the result has all readable bytes. Otherwise the result
-        ends with the probed bytes. A copy has at least CHUNK bytes.
+        ends with the probed bytes. If the result is a copy, it has at least CHUNK bytes.
         """
         probed, end = self._probed, self.committed
         if probed is None:
@@ -367,7 +368,9 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if a range is unreadable: a write through the map reads it first."""
+        """Raise UnreadableFile if a range is unreadable: a write through the map first reads the
+        page.
+        """
         if (probed := self._probed) is not None:
             probed.window(position, size)
             if (fault := first_unreadable(probed.unreadable, position, size)) is not None:
@@ -434,7 +437,7 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """Leave the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
+        """Drop the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
         open_files.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

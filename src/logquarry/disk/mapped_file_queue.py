@@ -58,7 +58,8 @@ class MappedFileQueue(LastFile):
         read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.queue_folders`). Set for the log, which has no other copy.
+            (:mod:`logquarry.disk.queue_folders`). The log sets this, because the log has no other
+            copy.
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
@@ -101,7 +102,8 @@ class MappedFileQueue(LastFile):
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether any file is written through a buffer. Then committed_offset is the readable end.
+        # Whether any file is written through a buffer. If so, committed_offset is the end of the
+        # readable bytes.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -115,7 +117,8 @@ class MappedFileQueue(LastFile):
         a file gets back a name that it lost in a crash.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
-        RocketMQ refuses a short last file too, even an empty file of a crash.
+        Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash
+        left.
         """
         if self._guard is not None:
             self._guard.restore(self.folders)
@@ -151,9 +154,9 @@ class MappedFileQueue(LastFile):
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        With ``create``, the next file is created if the last file is full or missing. Then None
-        means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If the
-        creation fails (StoreUnavailable), a later call tries again. The first file of an empty
+        With ``create``, the method creates the next file if the last file is full or missing; None
+        then means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If
+        the creation fails (StoreUnavailable), a later call tries again. The first file of an empty
         queue contains ``start_offset``.
         """
         last = self.last
@@ -209,7 +212,8 @@ class MappedFileQueue(LastFile):
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # check() restores a name that was lost after guard(), but not an earlier loss.
+                # check() restores a name that was lost after guard(), but not a name that was lost
+                # earlier.
                 self._guard.check()
         return file.is_named()
 
@@ -271,25 +275,27 @@ class MappedFileQueue(LastFile):
     def select(
         self, offset: int, size: int | None = None, most: int | None = None
     ) -> memoryview | None:
-        """Return ``size`` bytes from an offset, or the rest of the file, at most ``most`` bytes.
+        """Return ``size`` bytes from an offset; without ``size``, the rest of the file, at most
+        ``most`` bytes.
 
-        The bytes must be in one file, as each message is. None if the bytes are not readable.
-        Raises StoreUnavailable if the store was closed, or in a forked child.
+        The bytes must be in one file (a message never continues in the next file). None if the
+        bytes are not readable. Raises StoreUnavailable if the store was closed, or in a forked
+        child.
         """
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size, most)
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append raw bytes, which may fill several files, at an offset: the end of the queue.
+        """Append raw bytes, which may fill several files; ``offset`` must be the end of the queue.
 
         An empty queue accepts the offset of a file's first byte. Returns False, without a change,
-        for any other offset. After a failure (StoreUnavailable), bytes before :attr:`wrote_offset`
-        stay.
+        for any other offset. After a failure (StoreUnavailable), the bytes before
+        :attr:`wrote_offset` remain in the queue.
         """
         begins = self.last is None and offset % self.file_size == 0
         if not begins and (self.last is None or offset != self.wrote_offset):
             return False
-        # len() of a view counts items, which may be larger than bytes.
+        # len() of a memoryview counts items, and an item may have several bytes.
         rest = memoryview(data).cast("B")
         while rest:
             file = self.last_file(create=True, start_offset=offset)
@@ -320,9 +326,9 @@ class MappedFileQueue(LastFile):
         """Sync the committed bytes, and return the flushed offset.
 
         Syncs each full file, and the last file if ``least_pages`` pages are due. A thorough flush
-        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if a sync
-        failed, now or before. The flushed offset then stays before the bytes that may not be on the
-        disk.
+        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if this sync or
+        an earlier sync failed. The flushed offset then stays before the bytes that may not be on
+        the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -345,19 +351,19 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # An element that is a path was flushed before load() found the file.
+        # If an element is a path, its file was flushed before load() found it.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
         """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
 
-        Later bytes of the file become zeros, and are synced. (Java only moves positions, so old
-        bytes reappear when the log has grown over them.) Later files with data are moved to the
+        Later bytes of the file become zeros, and are synced. (Java keeps the old bytes, which
+        reappear when the log has grown over them.) Later files with data are moved to the
         quarantine folder ``aside``, on the same disk; files of zeros are deleted.
 
-        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
-        Nothing is changed then.
+        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None. In
+        both cases no file changes.
         """
         self._health.require_writable()
         if self._allocator is not None:
@@ -367,7 +373,7 @@ class MappedFileQueue(LastFile):
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")
-            # An offset at the end of a file belongs to that file. The first file always stays,
+            # An offset at the end of a file belongs to that file. Keep the first file in any case,
             # because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]
@@ -396,7 +402,7 @@ class MappedFileQueue(LastFile):
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Truncate the queue in its last file, but keep the bytes after the end, as RocketMQ."""
+        """Truncate the queue in its last file, but, like RocketMQ, keep the bytes after the end."""
         with self._flushing, self._change:
             last = self.last
             if last is None:
@@ -417,7 +423,9 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove and delete the first file. Raises UsageError if it is the last or not flushed."""
+        """Remove and delete the first file. Raises UsageError if this file is the last file or is
+        not flushed.
+        """
         with self._flushing, self._change:
             if len(self._files) < 2:
                 raise UsageError("the last file of a queue is not deleted")

@@ -29,7 +29,7 @@ def address_of(mapped: mmap.mmap) -> int:
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # In steps, because a call for 1 GiB would hold the process's memory map lock too long.
+    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
     return all(
         _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
         for at in range(0, size, _STEP)
@@ -156,7 +156,7 @@ class _OpenFile:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Bytes to probe after a range. Sequential reads then need fewer probes.
+        # Number of bytes to probe after a range, so that sequential reads need fewer probes.
         self._ahead = 0
 
     @property

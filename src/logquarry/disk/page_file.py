@@ -22,9 +22,9 @@ from logquarry.log.store_files import quarantine
 class PageFile:
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
-    If the disk does not deliver the page, a new file replaces the old file, which is moved to
-    quarantine: a write to a part of the old page would fail too. A failed :meth:`sync` or
-    :meth:`write_durably` poisons the store, and raises StoreUnavailable.
+    If the disk does not deliver the page, the old file is moved to quarantine, and a new file
+    replaces the old file. (A write to a part of the old page would fail too.) A failed :meth:`sync`
+    or :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
@@ -111,8 +111,8 @@ class PageFile:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# The 24 bytes (48 in a 5.x store) are overwritten in place, as in RocketMQ. They lie in one sector,
-# so a power cut leaves either the old or the new times.
+# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. The bytes lie in one
+# sector, so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:

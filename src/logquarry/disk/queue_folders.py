@@ -182,8 +182,8 @@ class QueueFolders:
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
         # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
-        # paths. So one more path changes the folder of later files. Existing files are always
-        # found.
+        # paths. So if the configuration adds a path, later files get other folders. Existing files
+        # are always found.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

@@ -80,7 +80,7 @@ class Health(HealthReason):
         self.is_forked = False
 
     def poison(self, reason: str) -> StoreUnavailable:
-        """End all writes, and return the error to raise. The first reason stays."""
+        """End all writes, and return the error to raise. Later calls do not change the reason."""
         if self.reason is None:
             self.reason = reason
             logger.error("the store takes no more writes: %s", reason)
@@ -118,9 +118,9 @@ class Health(HealthReason):
 class Flag:
     """A flag that several threads set. The waiting thread clears the flag.
 
-    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C in an Event can leave
-    its lock taken, and then the other thread waits for ever. A put calls ``is_unset`` first,
-    because this call is cheaper than :meth:`set`.
+    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C inside a method of an
+    Event can leave the Event's lock taken, and then another thread waits for ever. A put calls
+    ``is_unset`` first, because this call is cheaper than :meth:`set`.
     """
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared; a bare lock, as :class:`Flag`."""
+    """A flag that is set once and never cleared. Like :class:`Flag`, it is a bare lock."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -180,7 +180,8 @@ class Service(ABC):
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
-        is_timed: whether :meth:`wakeup` has no effect.
+        is_timed: whether the service runs only at the interval, so that :meth:`wakeup` has no
+            effect.
     """
 
     def __init__(
@@ -263,7 +264,9 @@ class Abandonable(Protocol):
     """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Release the parent's resources in the child. Must neither take locks nor raise."""
+        """Release the parent's resources in the child. This method must not take locks, and must
+        not raise an error.
+        """
 
 
 class Closable(Protocol):
@@ -280,7 +283,7 @@ _OPEN: Final[dict[int, Closable]] = {}
 def abandon_in_children(thing: Abandonable) -> None:
     """Abandon ``thing`` in each child that this process forks. Keeps a weak reference.
 
-    A child has neither the store's maps (``MADV_DONTFORK``) nor its threads. So in a child every
+    A child lacks the store's maps (``MADV_DONTFORK``) and the store's threads. So in a child every
     call raises StoreUnavailable, and the descriptors are closed. An open descriptor of the lock
     would keep the lock as long as the child lives.
     """

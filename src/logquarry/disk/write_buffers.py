@@ -71,11 +71,12 @@ class FileCopy:
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # The pages before this position were released, or stay because they were loaded.
+        # The pages before this position were released, or remain in memory because they were
+        # loaded.
         self._done = 0
 
     def load(self, length: int) -> None:
-        """Read the file's first bytes into the memory, where the bytes stay."""
+        """Read the file's first bytes into the memory, and keep them there."""
         done = 0
         with self._disk.refusing(self._path):
             while done < length:

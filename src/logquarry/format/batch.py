@@ -13,7 +13,8 @@ form of several messages. Message i has the queue offset QUEUEOFFSET + i. The pr
 the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
 An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
-offsets of its messages: ``[base, base + count)``. Readers search for the entry of a queue offset.
+offsets of its messages: ``[base, base + count)``. To find a queue offset, a reader searches the
+entries of the batch queue.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
     """Return the messages of an inner batch; any other frame is returned whole.
 
     Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
-    and the batch's PHYSICALOFFSET. As in clients (``PullAPIWrapper``), a frame is returned whole if
-    its body is not a batch, or if body or messages need more than ``limit`` bytes.
+    and the batch's PHYSICALOFFSET. Like clients (``PullAPIWrapper``), return a frame whole if its
+    body is not a batch, or if body or messages need more than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)

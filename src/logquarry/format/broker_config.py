@@ -1,8 +1,8 @@
 """A broker's settings and offsets: the JSON tables in ``config/``, and their form in RocksDB.
 
 A decoder never guesses: it raises ValueError with the reason. In RocksDB, version 1 has one
-database per table: the key is the member's name in the JSON table, the value is its JSON. Version 2
-(``configManagerVersion``) has one database; a key begins with the number of its table
+database per table: a key is a member's name in the JSON table, and the value is the member's JSON.
+Version 2 (``configManagerVersion``) has one database; a key begins with the number of its table
 (``TablePrefix``, ``TableId``, ``RecordPrefix``).
 """
 

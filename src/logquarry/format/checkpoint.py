@@ -6,10 +6,10 @@ The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 ad
 Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
 crash. The file's content fits one sector, so a power cut leaves either the old or the new content.
 If RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So
-the file records the checkpoint before and after the checkpoint's next write.
+the durable file also records the checkpoint's old content and its next content.
 
-The file also has the physical offset of the log's start. Retention raises the start before it
-deletes files. If the first log file starts later, the log has lost its first files.
+The durable file also has the physical offset of the log's start. Retention raises the start before
+it deletes files. If the first log file starts later, the log has lost its first files.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def decode(data: bytes) -> Checkpoint:
 
 
 class DurableMark(NamedTuple):
-    """The durable offset and the checkpoints that it is valid for."""
+    """The durable offset, and the checkpoints for which it is valid."""
 
     offset: int
     before: Checkpoint

@@ -1,8 +1,8 @@
 """An entry of a DLedger log (``DLedgerEntry``): a head of 48 bytes, then one frame.
 
-PHYSICALOFFSET, consume queues and index point to the frame, after the head. An entry that does not
-fit into a file goes to the next file. The rest of the first file then begins with eight bytes: the
-magic -1 and the length of this unused rest.
+PHYSICALOFFSET, consume queues and index point to the frame, after the head. DLedger writes an entry
+that does not fit into a file to the next file. The rest of the first file then begins with eight
+bytes: the magic -1 and the length of this unused rest.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def has_head_reference(data: memoryview, position: int, *, base: int, left: int)
 
 
 def starts_blank(data: memoryview, position: int) -> bool:
-    """Whether the magic of the unused rest of a file is at a position."""
+    """Whether the magic that marks the unused rest of a file is at a position."""
     return int.from_bytes(data[position : position + 4], "big", signed=True) == MAGIC_BLANK
 
 

@@ -35,8 +35,8 @@ MAX_NESTING = 64
 def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
-    All other bytes stay, so members that logquarry does not know survive. If a document has no such
-    member, this raises ValueError.
+    All other bytes are unchanged, so members that logquarry does not know survive. If a document
+    has no such member, this raises ValueError.
     """
     start, stop = _member_span(document, name)
     first, last = _member_span(source, name)
@@ -95,7 +95,7 @@ def encode(value: Any) -> str:
 
 
 class ObjectKeys(list[tuple[Any, Any]]):
-    """A map whose keys are objects, as (key, value) pairs: fastjson writes ``{{"a":1}:2}``."""
+    """The (key, value) pairs of a map whose keys are objects; fastjson writes ``{{"a":1}:2}``."""
 
 
 def compact(value: Any, *, quote_keys: bool = False) -> str:

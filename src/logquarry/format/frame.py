@@ -114,13 +114,13 @@ class DamageKind(enum.IntEnum):
 
     @property
     def label(self) -> str:
-        """The kind as in findings and reports."""
+        """The kind's name in findings and reports."""
         return self.name.lower()
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message as in the log; see the tables above for the fields."""
+    """One message as it is in the log; the tables above explain the fields."""
 
     topic: bytes
     body: bytes = b""
@@ -147,7 +147,7 @@ class Frame:
         )
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch puts this frame, of another topic, into a queue of ``topic``."""
+        """Whether multi-dispatch also puts this frame into a queue of ``topic``, another topic."""
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
         found = props.decode_bytes(self.properties)
@@ -168,7 +168,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes that are neither a frame nor a blank."""
+    """Bytes that do not form a frame or a blank."""
 
     kind: DamageKind
     reason: str
@@ -261,8 +261,8 @@ def decode_at(
     Args:
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
-        check_crc: whether to compare the body with BODYCRC. As in Java, an empty body is never
-            compared.
+        check_crc: whether to compare the body with BODYCRC. Like Java, the function never compares
+            an empty body.
     """
     view = memoryview(data)
     if end is None:

@@ -39,7 +39,7 @@ assert HEADER.size == 40 and SLOT.size == 4 and ENTRY.size == 20
 
 
 class IndexHeader(NamedTuple):
-    """The first 40 bytes."""
+    """The header of an index file: its first 40 bytes."""
 
     begin_timestamp: int
     end_timestamp: int
@@ -71,7 +71,7 @@ class IndexShape:
         return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
 
     def slot_position(self, key_hash: int) -> int:
-        """Return the position of the slot of a hash. 3.x stored hashes with their sign."""
+        """Return the position of the slot of a hash. RocketMQ 3.x stored hashes with their sign."""
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:
@@ -88,7 +88,9 @@ def key_text(topic: str, key: str) -> str:
 
 
 def tag_text(topic: str, tag: str) -> str:
-    """The text that 5.4 hashes for a tag (``IndexService.buildKey`` with ``INDEX_TAG_TYPE``)."""
+    """The text that RocketMQ 5.4 hashes for a tag (``IndexService.buildKey`` with
+    ``INDEX_TAG_TYPE``).
+    """
     return f"{topic}#T#{tag}"
 
 

@@ -26,19 +26,21 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses very long numbers."""
+    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses to parse very long
+    numbers.
+    """
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
 
 
 def to_int(value: int) -> int:
-    """Wrap to a signed 32-bit integer, as Java's ``(int)``."""
+    """Wrap to a signed 32-bit integer, like Java's ``(int)``."""
     value &= 0xFFFFFFFF
     return value - 0x100000000 if value & 0x80000000 else value
 
 
 def to_long(value: int) -> int:
-    """Wrap to a signed 64-bit integer, as Java's arithmetic on ``long`` does."""
+    """Wrap to a signed 64-bit integer, like Java's arithmetic on ``long``."""
     value &= 0xFFFFFFFFFFFFFFFF
     return value - 0x10000000000000000 if value >> 63 else value
 

@@ -2,8 +2,8 @@
 
 Recovery mode ``rocketmq`` uses these rules. Unlike :mod:`logquarry.format.frame`, Java does not
 compare PHYSICALOFFSET with the frame's offset, and accepts a blank of any size. Java rejects a
-frame if its DELAY is not a number, or if its lengths reach past the buffer. 4.9.3 accepts every
-other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
+frame if its DELAY is not a number, or if its lengths reach past the buffer. RocketMQ 4.9.3 accepts
+every other V1 frame that :func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2
 frames.
 """
 
@@ -42,7 +42,8 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """Java's verdict on the bytes at a position; ``end`` is the position of its buffer afterwards.
+    """Java's verdict on the bytes at a position; ``end`` is the position of Java's buffer
+    afterwards.
 
     ``size`` is 0 for a blank, and -1 for other bytes without a message. If ``is_success``, a
     recovery continues after these bytes.
@@ -70,8 +71,8 @@ def check_message(
     Args:
         levels_ms: delay of each level; empty during a recovery, because Java reads the levels
             later.
-        read_body: whether Java reads the body, as in a recovery. Dispatching skips the body, and
-            accepts a BODYLEN that is larger than the frame.
+        read_body: whether Java reads the body, which it does in a recovery. Dispatching skips the
+            body, and accepts a BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
             that reaches past the buffer is rejected.
     """

@@ -62,8 +62,8 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 def decode(text: str) -> dict[str, str]:
     """Decode the properties, in the order in which their keys first appear.
 
-    Skips segments that are not ``key \\x01 value`` with both sides non-empty. If a key is repeated,
-    its last value wins.
+    Skips segments that are not ``key \\x01 value``, or that have an empty key or value. If a key is
+    repeated, its last value wins.
     """
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):
@@ -79,7 +79,9 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does; ``is_closed``: with a final separator, as in 3.x."""
+    """Encode properties as RocketMQ does. If ``is_closed``, a separator ends the string, as 3.x
+    writes it.
+    """
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
     )

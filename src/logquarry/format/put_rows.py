@@ -4,8 +4,9 @@
 - TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN and its bytes; a head has the hosts and
   SYSFLAG; the queue gives the message its queue offset.
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
-- QUEUE_OFFSET is used if a message takes no new queue offset: 0, or its previous queue offset.
-- STORE_TIMESTAMP is the earliest store time, if a message was stored before.
+- QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
+  previous queue offset.
+- STORE_TIMESTAMP is the earliest allowed store time, for a message that was stored before.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Keys and values of the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
 Column family ``default`` has the entries (``RocksDBConsumeQueueTable``). Column family ``offset``
-has the first and the last queue offset of each queue (``RocksDBConsumeQueueOffsetTable``), and
-under :data:`DISPATCHED` the physical offset up to which the broker has dispatched the log.
+has the first and the last queue offset of each queue (``RocksDBConsumeQueueOffsetTable``). Its key
+:data:`DISPATCHED` holds the physical offset up to which the broker has dispatched the log.
 """
 
 from __future__ import annotations

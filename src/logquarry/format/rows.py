@@ -15,7 +15,7 @@ A walk over the log fills a table with one row of int32 per frame. The walk's co
   7   PROPS_LENGTH
 ====  =============  ===============================================
 
-Kernel and reference fill this table alike.
+The kernel and the reference fill this table with the same values.
 
 The table for the dispatcher: one column of int64 per frame.
 

@@ -25,7 +25,9 @@ Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:
-    """Return the size of each staged frame from a position on, up to the first other bytes."""
+    """Return the size of each staged frame from a position on; stop at bytes that are no staged
+    frame.
+    """
     found = []
     while (size := _size_at(data, start)) is not None:
         found.append(size)

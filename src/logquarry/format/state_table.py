@@ -47,7 +47,7 @@ class StateUnit(NamedTuple):
 
     @property
     def is_open(self) -> bool:
-        """Whether the transaction is neither committed nor rolled back."""
+        """Whether the transaction is open: not committed, and not rolled back."""
         return self.state == TRANSACTION_PREPARED
 
 

@@ -112,11 +112,14 @@ def decode_check(data: bytes) -> TimerCheck:
 def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:
     """The slot of a delivery time, in ms (``HookUtils.transformTimerMessage``).
 
-    The slot is delivered when its span is over: at the delivery time or up to one precision later.
+    A broker delivers the slot when the slot's span is over: at the delivery time, or up to
+    ``timerPrecisionMs`` later.
     """
     return (deliver_at - 1) // precision_ms * precision_ms
 
 
 def delete_key(topic: str, uniq_key: str) -> str:
-    """TIMER_DEL_UNIQKEY in 5.3 (``buildDeleteKey``). In 5.1 and 5.4 it is the bare UNIQ_KEY."""
+    """The value of TIMER_DEL_UNIQKEY in 5.3 (``buildDeleteKey``); in 5.1 and 5.4, the bare
+    UNIQ_KEY.
+    """
     return f"{topic}+{uniq_key}"

@@ -26,7 +26,7 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order; a thread makes the next item during the caller's work."""
+    """Yield the items in order; while the caller works, a thread makes the next item."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)

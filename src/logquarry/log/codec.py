@@ -70,8 +70,8 @@ class Window:
         base: physical offset of the first byte.
         end: index of the file's end; larger than ``len(data)`` if the file continues.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames come from inner batches. Their place in the log is then
-            PHYSICALOFFSET, not ``base`` plus the position.
+        is_unwrapped: whether the frames come from inner batches. If so, a frame's place in the log
+            is its PHYSICALOFFSET, not ``base`` plus the position.
     """
 
     data: Bytes
@@ -218,7 +218,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    # A sound head shows the size of the whole frame. For any other head, only the head is needed.
+    # A sound head shows the size of the whole frame. If the head is not sound, the check needs only
+    # the head.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -306,7 +307,7 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # Of a magic in the last bytes of the window, only the first byte can be compared.
+        # If the end of the window cuts a magic, the search can compare only the magic's first byte.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:

@@ -133,7 +133,7 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # The product wraps as in the kernels, so that every timestamp can be converted.
+        # Let the product wrap, like the kernels do, so that every timestamp can be converted.
         return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
@@ -189,7 +189,8 @@ def pieces(
 ) -> Iterator[tuple[Rows, pa.Array | None]]:
     """Divide frames into pieces whose decompressed bodies take at most ``most`` bytes.
 
-    Yields rows and the column ``body``. Without decompression there is one piece, and no column.
+    Yields rows and the column ``body``. If the read does not decompress bodies, the function yields
+    one piece without this column.
     """
     if not decoding.decompress or "body" not in decoding.columns:
         yield rows, None
@@ -209,7 +210,7 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Number the topics of frames. Return the topic number of each frame, and the topics."""
+    """Return the topic number of each frame, and the topics in the order of these numbers."""
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())

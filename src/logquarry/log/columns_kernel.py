@@ -98,7 +98,7 @@ class KernelColumns:
 
     # fixed fields
     def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
-        """Return fixed fields by name. Timestamps have microseconds; with ``ms``, milliseconds."""
+        """Return fixed fields by name. Timestamps are in microseconds, or with ``ms`` in ms."""
         plan = _gather_plan(tuple(names), ms)
         out32 = np.empty((len(plan.narrow), self.count), np.int32)
         out64 = np.empty((len(plan.wide), self.count), np.int64)
@@ -268,16 +268,15 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The result is null if a string equals the encoding of its pairs. All other strings have
-        # another length, because the pairs lack empty and repeated properties. Call this only for
-        # UTF-8 strings.
+        # The result is null if a string equals the encoding of its pairs. It is enough to compare
+        # lengths: the pairs lack empty and repeated properties. Call this only for UTF-8 strings.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # One separator in each pair, and one between two pairs.
+        # Each pair has one separator, and one more separator is between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -60,7 +60,9 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable ranges so far, in order. Windows have FILL bytes in their place."""
+        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in their
+        place.
+        """
         return ()
 
     @abstractmethod
@@ -81,7 +83,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the lowest start of a window with ``position`` that needs no new probe."""
+        """Return the lowest position from which a window up to ``position`` needs no new probe."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -147,7 +149,9 @@ class FileSystem(ABC):
         return path
 
     def read(self, path: str) -> bytes:
-        """Read a small file. Raises UnreadableFile for unreadable bytes, or if it exceeds 1 GiB."""
+        """Read a small file. Raises UnreadableFile for unreadable bytes, or if the file exceeds 1
+        GiB.
+        """
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
             # A sparse file can be larger than the memory.
@@ -219,7 +223,7 @@ class LocalFileSystem(FileSystem):
     """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # An absolute path, because the process may change its working folder.
+        # Use an absolute path, because the process may change its working folder.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
@@ -384,7 +388,7 @@ def open_filesystem(
     """Open the folder at a path or URL.
 
     pyarrow.fs opens an ``s3:`` URL that has only options of ``pyarrow.fs.S3FileSystem``. With other
-    options, fsspec opens the folder. Without options, pyarrow.fs is tried before fsspec.
+    options, fsspec opens the folder. Without options, the function tries pyarrow.fs before fsspec.
 
     Raises StoreNotFound if a local path is not a folder, and UsageError for an unknown URL.
     """
@@ -408,7 +412,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder. ``wrong``: why this is no file and no readable folder."""
+    """One name below a folder. ``wrong``: why the name cannot be read as a file or a folder."""
 
     path: str
     is_dir: bool

@@ -208,7 +208,7 @@ class MessageFilter:
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
-    """Parse ``a,b``, or several such texts, to a set of names; None stays None (any name).
+    """Parse ``a,b``, or several such texts, to a set of names; None gives None (any name).
 
     Raises UsageError for a text without a name: an empty filter must not select everything.
     """

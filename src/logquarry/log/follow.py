@@ -91,8 +91,8 @@ def index_keys(
     """Hash the keys of frames. Return the hashes, and the frame number of each key.
 
     The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
-    KEYS, and the tag. ``raw`` keeps the sign of the hashes, as 3.x. ``only_keys`` skips UNIQ_KEY,
-    because 3.x had none. ``tags`` adds the tag, as 5.4.
+    KEYS, and the tag. ``raw`` keeps the sign of the hashes, like RocketMQ 3.x. ``only_keys`` skips
+    UNIQ_KEY, because 3.x had no UNIQ_KEY. ``tags`` adds the tag, like RocketMQ 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -284,8 +284,8 @@ class Follower:
 
 
 def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
-    # 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4 indexes
-    # UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK.
+    # RocketMQ 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4
+    # indexes UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK.
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
     is_3_1 = keys == "3.1"

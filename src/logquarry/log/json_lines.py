@@ -1,7 +1,8 @@
 """Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`, but is made several times as
-fast, from columns. On a terminal, each line is safe, because all control characters are escaped.
+A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`. This module makes the lines
+from columns, which is several times as fast. On a terminal, each line is safe, because all control
+characters are escaped.
 """
 
 from __future__ import annotations

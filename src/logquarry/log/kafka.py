@@ -1,6 +1,6 @@
 """Converts messages to the columns of Spark's Kafka source.
 
-The key is the first word of KEYS, or null. The timestamp is the store timestamp, as with Kafka's
+The key is the first word of KEYS, or null. The timestamp is the store timestamp, like Kafka's
 LogAppendTime. The headers are the message's properties.
 """
 
@@ -57,7 +57,9 @@ def check_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]:
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the needed columns of a message, at least one: a batch without columns has no rows."""
+    """Return the message columns to read; at least one, because a batch without columns has no
+    rows.
+    """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
 

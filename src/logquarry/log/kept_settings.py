@@ -83,7 +83,7 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """Return the first missing file, with 0 bytes. Readers treat such a file as missing."""
+        """Return the first missing file as a file of 0 bytes, which readers treat as missing."""
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 

@@ -241,7 +241,7 @@ class StoreLayout:
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the path below the root of the log file that has, or would have, an offset."""
+        """Return the log file's path, below the root, for an offset; the file may not exist."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -255,7 +255,7 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file with an offset, or else of the log's folder."""
+        """Return the full path of the log file with an offset, or the path of the log's folder."""
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 

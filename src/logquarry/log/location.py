@@ -80,7 +80,8 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    # libhdfs lists all places of its search for Java after the first line.
+    # Keep the first line: in the next lines, libhdfs lists all places in which it searched for
+    # Java.
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"

@@ -130,7 +130,9 @@ class LogBytes:
         return window, code
 
     def find(self, start: int, limit: int) -> int | None:
-        """Return the offset of the first sound frame, or file with a blank, in [start, limit)."""
+        """Return the start of the first sound frame, or of a file that begins with a blank, in a
+        range.
+        """
         for index, file in enumerate(self._files.files):
             if file.base + self._files.file_size <= start or self.size(file) == 0:
                 continue

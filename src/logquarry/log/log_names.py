@@ -8,8 +8,8 @@ A file's name is the physical offset of its first byte. Each frame has its physi
   no harm. Stale frames vote for the same offset.
 - A file without a frame keeps its name, unless another file needs that name.
 - If the frames of two files show the same offset, the file without that name is a copy.
-- A file of another store is found with the queues: if all sampled messages of the file have other
-  offsets in the queues, recover does not rename the file, and refuses the store.
+- The queues reveal a file of another store: if all sampled messages of the file have other offsets
+  in the queues, recover does not rename the file, and refuses the store.
 """
 
 from __future__ import annotations
@@ -331,7 +331,8 @@ class _Identification:
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all known names are wrong by the same distance, the names of empty files are too.
+        # If all known names are wrong by one distance, the names of empty files are wrong by it
+        # too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:

@@ -215,7 +215,7 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """Return the configured folders (None for one without log files), and the read-only ones."""
+    """Return the configured folders (None: no log files), and the read-only folders."""
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
@@ -291,7 +291,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # This user may not read a folder of the file system, such as lost+found.
+        # The user has no permission to read a folder of the file system, such as lost+found.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 
@@ -314,8 +314,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Called only if there is no checkpoint: if a recovery in mode ``rocketmq`` accepts the loss of
-    # a log, the index stays.
+    # Call this only if there is no checkpoint: with a checkpoint, an index may remain from a log
+    # whose loss a recovery in mode ``rocketmq`` accepted.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):

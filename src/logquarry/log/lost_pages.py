@@ -10,10 +10,10 @@ map is watched, and the process touches no page of a map. Readers then copy thei
 (:class:`logquarry.log.readable.ReadableMap`), and writers call ``pwrite``
 (:class:`logquarry.disk.write_buffers.FileCopy`).
 
-If another handler, for example of ``faulthandler``, replaced this handler, the next map installs
-this handler again. The handler calls the earlier handler for other addresses, for signals that a
-process sent, and for misaligned accesses. ``LOGQUARRY_SIGBUS=off`` prevents the installation, for
-example if a Java virtual machine in this process must handle SIGBUS.
+If another handler, for example of ``faulthandler``, has replaced this handler, the next watched map
+installs this handler again. The handler calls the earlier handler for other addresses, for signals
+that a process sent, and for misaligned accesses. ``LOGQUARRY_SIGBUS=off`` prevents the
+installation, for example if a Java virtual machine in this process must handle SIGBUS.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order, and replace runs by guesses that begin at the walk's position.
+    """Walk the whole log in order, and take a guess instead of walking if it begins at the
+    position.
 
     ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer has the store
     open.
@@ -67,7 +68,7 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk from the end of the event would report the same as the current walk."""
+    """Whether a new walk from the event's end would report the same events as the current walk."""
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
@@ -97,7 +98,7 @@ def runs_at(
 ) -> Iterator[Run | DamagedSpan]:
     """Read the frames at ascending physical offsets. A missing frame gives a :class:`DamagedSpan`.
 
-    A frame must have its size in ``sizes``, unless that is 0 or ``any_size`` is set.
+    A frame must have its size in ``sizes``, unless this size is 0 or ``any_size`` is set.
     """
     files = layout.commit_log
     start = 0

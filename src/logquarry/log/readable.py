@@ -1,4 +1,4 @@
-"""Maps files so that unreadable pages end no process.
+"""Maps files so that an unreadable page does not end the process.
 
 A read of a mapped page raises SIGBUS if the disk does not deliver the page, or if another program
 truncated the file. So :class:`ReadableMap` probes each page before a reader gets a window.
@@ -96,7 +96,9 @@ class Probe:
     """Makes the system calls that find out whether pages can be read. Tests replace this object."""
 
     def populate(self, path: str, position: int, address: int, length: int) -> bool | None:
-        """Load mapped pages. Return whether this worked; None if the system has no such call."""
+        """Load mapped pages. Return whether all pages were loaded; None if the system has no such
+        call.
+        """
         libc = _libc()
         if libc is None:
             return None
@@ -118,7 +120,7 @@ class Probe:
 @cache
 def _libc() -> Any:
     if sys.platform != "linux":
-        # Other systems have no such number of madvise, or use the number for something else.
+        # On other systems, this number of madvise does not exist or means something else.
         return None
     try:
         libc = ctypes.CDLL(None, use_errno=True)
@@ -171,7 +173,7 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """Raise UnreadableFile for ``place`` after a block that lost pages and so may be wrong."""
+    """After the block, raise UnreadableFile for ``place`` if pages were lost in the block."""
     before = lost()
     yield
     if lost() != before:
@@ -182,7 +184,8 @@ class WatchedMap(mmap.mmap):
     """A map with a handler for failing pages. ``number`` is -1 if no handler watches the map."""
 
     number = -1
-    # A class attribute: close() may run at the interpreter's exit, without the module's names.
+    # This is a class attribute, because close() may run at the interpreter's exit, when the
+    # module's names no longer exist.
     _end = staticmethod(lost_pages.forget)
 
     @property
@@ -221,7 +224,7 @@ class ReadableMap:
     """A mapped file with a record of its unreadable pages. Any thread may use this object.
 
     Args:
-        mapped: the map. It stays open while this object or a window is in use.
+        mapped: the map. The file stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
         descriptor: set if windows must be copies. This object closes the descriptor.
         note: called with all unreadable ranges after a new range is found.

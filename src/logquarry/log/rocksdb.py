@@ -111,7 +111,8 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # At damage, the iterator ends as after the last key. Only the status shows the damage.
+            # If the iterator meets damage, it ends like an iterator after the last key. Only its
+            # status shows the damage.
             found.status()
         except Exception as error:
             raise self._failed(error) from error
@@ -167,8 +168,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
     ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
-    file is older or an export. Raises FileNotFoundError if there is neither, or the errors of
-    :class:`RocksDb`.
+    file is older or an export. Raises FileNotFoundError if the document exists in no form, and the
+    errors of :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:

@@ -76,7 +76,9 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Check a selection of columns. Raises UsageError for no, unknown or double names."""
+    """Check a selection of columns. Raises UsageError if names are unknown or repeated, or if there
+    are none.
+    """
     return selected(names, NAMES, "physical_offset", "the columns are")
 
 

@@ -1,8 +1,8 @@
 """Splits of the log: ranges that threads or machines read independently.
 
 A split [start, stop) owns the frames that start in the range, and the damage after these frames. If
-a split starts inside a file, resync finds its first frame. So planning needs neither a scan nor an
-index, and the splits cover the log without gaps or overlaps.
+a split starts inside a file, resync finds its first frame. So planning needs no scan and no index.
+The splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
-    queued message. The log has a frame there, or ends there.
+    queued message. At this offset, the log has a frame or ends.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
@@ -89,7 +89,7 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Return the end of the frame at ``offset``; ``offset`` if the chain of frames ends before."""
+    """Return the end of the frame that contains ``offset``; ``offset`` if the chain ends first."""
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:
@@ -236,7 +236,8 @@ class StretchReader:
     ) -> Iterator[tuple[Stretch, E]]:
         """Follow all frames between two positions of one file, in stretches of ``size`` bytes.
 
-        ``start`` may lie inside a frame. ``make`` makes the receiver of a stretch's frames.
+        ``start`` may lie inside a frame. ``make`` makes the object that receives the frames of a
+        stretch.
         """
         at, resync = start, True
         while at < stop:
@@ -254,7 +255,7 @@ def stretches_ahead(
 ) -> Generator[tuple[Stretch, E]]:
     """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
 
-    A log with a single stretch yields nothing, because threads would not pay off. If the caller
+    A log with a single stretch yields nothing, because threads would save no time. If the caller
     stops early, the caller must close the generator.
     """
     log = layout.commit_log

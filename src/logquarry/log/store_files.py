@@ -88,7 +88,7 @@ class QueueForm:
     file_size: int
 
     def file_at(self, folder: Path, position: int) -> Path:
-        """Return the file in a queue's folder that has, or would have, a position."""
+        """Return the path of a queue's file for a position; the file may not exist."""
         return folder / f"{position - position % self.file_size:0{NAME_DIGITS}d}"
 
 
@@ -158,7 +158,7 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether files of this size are possible, even if some files were damaged later."""
+    """Whether the files can have been made with this size, even if some were damaged later."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
     # If the names show no size, each file's size is possible, and so is a larger size.
@@ -172,10 +172,11 @@ def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
 
 
 def size_of(files: tuple[StoreFile, ...]) -> int:
-    """Infer the bytes in the range of each file."""
+    """Infer the size of the range of each file."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two neighbours show the exact size. A gap between files shows only a multiple.
+    # Two files without a gap between them show the exact size. Two files with a gap show only a
+    # multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
@@ -242,8 +243,8 @@ class StoreFolders:
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")
         if files and folder == COMMIT_LOG:
-            # A folder, or a link to an unmounted disk, with the name of a log file: its messages
-            # are lost, not expired.
+            # A folder, or a link to an unmounted disk, has the name of a log file: its messages are
+            # lost, not expired.
             hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
             names = [name for name in hidden if int(name) <= LARGEST_BASE]
             files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]

@@ -98,7 +98,7 @@ def as_paths(stores: Stores) -> tuple[str, ...]:
 
 
 def absolute(location: str | os.PathLike[str]) -> str:
-    """Make a path absolute. A ``file:`` URL becomes a path; other URLs stay."""
+    """Make a path absolute. A ``file:`` URL becomes a path; other URLs do not change."""
     text = os.fsdecode(location)
     if not text:
         raise UsageError("the path of a store is empty")

@@ -179,7 +179,7 @@ class LogReader:
         of two neighbouring ranges reports the damage between them.
 
         A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
-        file, and skips the bytes before without an event.
+        file, and skips the bytes before it without an event.
         """
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
@@ -208,12 +208,12 @@ class LogReader:
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # Later files may have more such bytes, but no frame.
+                    # Later files may have more damaged bytes, but no frame.
                     torn = event.offset
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """Yield frames and blanks from ``start`` up to the first position with neither."""
+        """Yield frames and blanks from ``start`` up to the first position with any other bytes."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -231,7 +231,7 @@ class LogReader:
 
     @property
     def forgets_damage(self) -> bool:
-        """Whether a new walk that starts after damage would report the same as this walk."""
+        """Whether a new walk that starts after damage would report the same events as this walk."""
         return self.bound is None or self._is_sure
 
     def data_end(self, start: int, stop: int | None = None) -> int:
@@ -323,7 +323,8 @@ class LogReader:
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # In a DLedger log, an entry begins before its frame, so the limit may lie between them.
+            # In a DLedger log, an entry begins before its frame, so the limit may lie between the
+            # two starts.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)
@@ -373,7 +374,7 @@ class LogReader:
         # A later read may find the bytes in the page cache, but the disk still fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
-            # After the first read, the writer has completed the frame and written more.
+            # After the first read, the writer has completed the frame and written more frames.
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
@@ -450,7 +451,9 @@ class LogReader:
         return False
 
     def _next_sound(self, start: int) -> int | None:
-        """Return the offset of the first sound frame, or file that begins with a blank."""
+        """Return the offset of the first sound frame, or of the first file that begins with a
+        blank.
+        """
         if self._searched is not None:
             begun, found = self._searched
             if begun <= start and (found is None or start <= found):

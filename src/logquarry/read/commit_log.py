@@ -47,7 +47,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the last read's view, which the next read often needs too.
+        # (offset, end, bytes) of the view that the last read used; the next read often needs this
+        # view.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -117,8 +118,8 @@ class CommitLog:
     def frame_at(self, offset: int, size: int) -> memoryview | None:
         """The ``size`` bytes from an offset; None if one file does not have all of them.
 
-        QUIRK: if file 0 was deleted, ``getMessage`` answers for offset 0 with the first file's
-        start. Here a deleted file has no bytes.
+        QUIRK: if file 0 was deleted, ``getMessage`` answers a request for offset 0 with the first
+        file's start. In this method, a deleted file has no bytes.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -126,7 +127,9 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """Return start, end and bytes of a view with ``offset``, which may have fewer bytes."""
+        """Return start, end and bytes of a view at ``offset``, possibly with fewer than ``size``
+        bytes.
+        """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
         if not is_hot or not self.reaches(offset + size):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """The compaction topics with files in ``compaction/``, unless their policy was changed back."""
+    """The topics with files in ``compaction/`` that still have the cleanup policy COMPACTION."""
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
@@ -94,7 +94,8 @@ class CompactedGets:
         end = compacted.max_offset
         if offset >= end:
             return None
-        # Like the broker, a get continues with the next entry, at any distance.
+        # Like the broker, a get continues with the next entry, even if its queue offset is far
+        # away.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(

@@ -96,7 +96,7 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store: from ``at_least``, and before ``before``."""
+    """The version of the broker that wrote a store: at least ``at_least``, and below ``before``."""
 
     at_least: str | None = None
     before: str | None = None
@@ -160,7 +160,8 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
     """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
 
-    Reads only names and ``config/topics.json``. Topics that are only in RocksDB stay unknown.
+    Reads only names and ``config/topics.json``. The function does not find topics that are only in
+    RocksDB.
     """
     finder = _Finder(layout)
     kinds = finder.queue_kinds()
@@ -233,7 +234,7 @@ class _Finder:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild stopped between two renames, only its folder has the queues.
+        # If a rebuild stopped between two renames, only the rebuild's folder has the queues.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
@@ -270,7 +271,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. If unused, it has no table and an empty log.
+        # Every store of RocketMQ 5.4 has this folder. If the broker has not used the folder, it has
+        # no table and an empty log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name
@@ -345,7 +347,9 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """Yield (None, the log's first frame), then (topic, frame of the last entry) of queues."""
+        """Yield (None, the log's first frame), then for each queue (topic, frame of the last
+        entry).
+        """
         if self._other_log is not None or not self._layout.commit_log.files:
             return
         files = OpenFiles(self._layout)
@@ -422,8 +426,9 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # 5.x would have written "attributes" for each topic, and by default a timer wheel. If
-            # the store has our folder, topics.json proves nothing: logquarry writes the file too.
+            # RocketMQ 5.x would have written "attributes" for each topic, and by default a timer
+            # wheel. If the store has a ``.logquarry`` folder, topics.json proves nothing, because
+            # logquarry writes this file too.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
         return Writer()
 

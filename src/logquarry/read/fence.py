@@ -1,8 +1,8 @@
 """Refuses calls that would harm a store with features that logquarry cannot maintain.
 
 Each call that changes a store first calls :func:`require`, before it writes even the lock file or
-``abort``. :data:`_REFUSED` lists the refused combinations. After all other calls, real brokers
-served every message of the store (docs/rocketmq-5.md).
+``abort``. :data:`_REFUSED` lists the refused combinations. Each allowed combination was tested:
+after the call, a real broker served every message of the store (docs/rocketmq-5.md).
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class KernelGet:
         self._next_check = 0.0
 
     def release(self) -> None:
-        """Release the views of all files: the store is closed, or lists its files again."""
+        """Release the views of all files, because the store is closed or lists its files again."""
         self._entries = {}
         self._at_hand = None
         self._files = None
@@ -192,7 +192,7 @@ class KernelGet:
         low, high = queue.bounds()
         if not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Comparisons instead of min() and max(): a call of either takes as long as reading a
+        # Compare instead of calling min() and max(), because each call takes as long as reading a
         # message.
         most = max_count if max_count > _LEAST else _LEAST
         wanted, last = 0, offset + max_count
@@ -224,8 +224,8 @@ class KernelGet:
                 self.release()
                 return None
             self._next_check = now + _CHECK_EVERY
-        # No two calls share scratch memory. A call that fails loses its scratch memory, and a later
-        # call allocates new memory.
+        # Two calls never share scratch memory. A call that fails loses its scratch memory, and a
+        # later call allocates new memory.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -270,7 +270,7 @@ class KernelGet:
         return found
 
     def _load(self) -> bool:
-        """Load the kernel, unless there were too few gets to make loading it worthwhile."""
+        """Load the kernel once there were enough gets to make loading it worthwhile."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
@@ -303,14 +303,14 @@ class KernelGet:
         return found
 
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
-        """The bytes of the log around ``count`` messages from a queue offset on.
+        """The bytes of the log that contain ``count`` messages from a queue offset on.
 
-        If the messages take more than _LONGEST bytes, the result covers only the first ones.
+        If they take more than _LONGEST bytes, the result contains only the first messages.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
         if count > 1:
-            # The log has messages of other queues between those of one queue.
+            # Between the messages of one queue, the log has messages of other queues.
             last, last_size, _ = units.units[min(at + count, len(units.units)) - 1].item()
             size = max(size, min(last + last_size - place, _LONGEST))
         start, end, data = self._log.window_at(place, size)

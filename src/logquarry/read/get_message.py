@@ -1,4 +1,6 @@
-"""Gets messages of a queue, as ``DefaultMessageStore.getMessage`` of 4.9.3: the reference."""
+"""Gets messages of a queue, like ``DefaultMessageStore.getMessage`` of 4.9.3; this is the
+reference.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,7 @@ class GetResult(NamedTuple):
 
     @property
     def frames(self) -> bytes:
-        """The bytes of all messages' frames, as a broker sends them to a consumer."""
+        """The frames of all messages, in the form that a broker sends to a consumer."""
         return frames_of(self.messages)
 
     @property
@@ -107,8 +109,9 @@ def get_message(
 ) -> GetResult:
     """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    Tags are compared by tags code, like in RocketMQ's store, and then as text, like in its
-    consumers. Messages with ``known_damage``, which a recovery has noted, are skipped.
+    A message passes if its tags code matches, as in RocketMQ's store, and its tag text matches, as
+    in RocketMQ's consumers. Messages with ``known_damage``, which a recovery has noted, are
+    skipped.
 
     Raises:
         CorruptFrame: if the first message has other damage. Later damage ends the answer, so that
@@ -207,7 +210,7 @@ def get_message(
 
 
 class _InnerReader:
-    """From an inner batch, selects the message by its queue offset."""
+    """Reads messages by queue offset, and selects a message from an inner batch."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read

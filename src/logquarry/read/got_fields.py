@@ -147,7 +147,8 @@ def make_messages(
             message.tags = tags
             made.append(message)
         return tuple(made)
-    # In one loop and without a constructor: its call would take as long as all other work.
+    # Make all messages in one loop, without a constructor call, which would take as long as all
+    # other work.
     for (
         queue_offset,
         store_timestamp,

@@ -120,7 +120,8 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
             if len(data) == index.ENTRY.size:
                 entry = index.decode_entry(data, 0)
                 hashes[entry.physical_offset].add(entry.key_hash)
-        # Skip the first message: some of its entries may be before the 256 entries.
+        # Skip the first message, because some of its entries may be before the entries that were
+        # read.
         tagged = [_has_tag(log, offset, found) for offset, found in list(hashes.items())[1:]]
         known = [one for one in tagged if one is not None]
         if known:

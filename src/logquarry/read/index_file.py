@@ -45,7 +45,7 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
 
     The file's size does not determine both numbers. But the last nonzero byte belongs to the last
     entry, whose number is in the header. And every entry must be in the chain of its slot, whose
-    place depends on the number of slots. A file without entries has no determined shape.
+    place depends on the number of slots. The shape of a file without entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -85,11 +85,14 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     # In this field RocketMQ 3.x counts the keys, not the slots.
     used = header.slots_used if header.slots_used < last else 1
     least = max(1, min(used, most))
-    # A file has only slots and whole entries: its size fixes the number of slots modulo five.
+    # A file has only slots and whole entries after the header, so its size determines the number of
+    # slots modulo five.
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """The only number of slots for which the file's last entry contains a given word."""
+        """Return the only number of slots with which the last entry contains the word at this
+        index.
+        """
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -128,7 +131,7 @@ def _words_with(data: memoryview, offset: int) -> Iterator[int]:
 
 
 def _share_that_fits(data: memoryview, header: IndexHeader, slots: int) -> float:
-    """Share of the entries that are valid if the file has this number of slots, from 0 to 1."""
+    """Share (0 to 1) of the entries that are valid if the file has this number of slots."""
     count = header.entry_count - 1
     start = HEADER.size + slots * SLOT.size
     entries = np.frombuffer(data, _ENTRY_DTYPE, count + 1, start)
@@ -152,7 +155,9 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """The slot must point to the entry or a newer entry, and the entry to an older entry."""
+    """The slot must point to the entry or a newer entry, and the entry must point to an older
+    entry.
+    """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
     sound = (offsets >= header.begin_offset) & (offsets <= header.end_offset)
@@ -290,7 +295,8 @@ class IndexFile:
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
     """The hashes that an entry of a key can have; the first hash determines the slot."""
-    # 3.x stored the hash raw, in the same slot. In 4.9.3 a hash is never negative.
+    # RocketMQ 3.x stored the hash with its sign, but used the same slot. In 4.9.3 a hash is never
+    # negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
 
 
@@ -323,7 +329,7 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user may not read the index: a reader of the log does not need it.
+        # The user has no permission to read the index, but a reader of the log does not need it.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None

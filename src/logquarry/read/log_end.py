@@ -1,7 +1,8 @@
 """Finds the end of a log, and reads the damage that a recovery has noted.
 
 - With a durable offset (:mod:`logquarry.format.checkpoint`), the log reaches at least to the
-  durable offset, even after a crash. A break in the chain of frames before it is damage.
+  durable offset, even after a crash. A break in the chain of frames before the durable offset is
+  damage.
 - Without a durable offset, after a clean shutdown, every message was dispatched. So the log reaches
   at least to the last message in any queue, and further while the chain of frames is unbroken.
 
@@ -74,18 +75,18 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, StoreNotFound, *_INVALID) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # Without a durable offset, another program wrote to the store last, and may have cut the log.
+    # If no durable offset is valid, another program wrote last, and may have cut the log.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
-    """Return the last entry of each queue (default: all queues), sorted by falling end offset.
+    """Return the last entry of each queue (default: all queues), sorted by descending end offset.
 
     If the index has a later message than all queues, an entry for that message comes first: the
-    queues may be lost too. Of RocksDB's queues, only the furthest 64 count. If an entry's message
-    would end more than one file after the log, the entry may be damaged, and is omitted. But if the
-    last two entries of a queue point after the log, files of the log are missing, and the last
-    entry is kept.
+    queues may be lost too. The function uses only the furthest 64 queues of RocksDB. If an entry's
+    message would end more than one file after the log, the entry may be damaged, and is omitted.
+    But if the last two entries of a queue point after the log, files of the log are missing, and
+    the last entry is kept.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -154,7 +155,7 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
     """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
 
-    Reads the last file and checks CRCs, unless no break can end the log.
+    If a break can end the log, this reads the last file and checks CRCs.
     """
     if layout.is_sure_of(bound):
         return bound
@@ -176,7 +177,7 @@ def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
 
 
 def last_file_start(layout: StoreLayout) -> int | None:
-    """Where the last file with a frame starts; None if no file has a frame."""
+    """Physical offset of the last file that has a frame; None if no file has a frame."""
     for file in reversed(layout.commit_log.files):
         try:
             view = layout.open_file(file.path)
@@ -190,7 +191,8 @@ def last_file_start(layout: StoreLayout) -> int | None:
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     """The store time, in ms, of the last message before ``stop``; 0 if there is no message.
 
-    The log must have no damage. This reads the last file that has a message, without bodies.
+    The log must have no damage. The function reads the last file that has a message, but skips the
+    bodies.
     """
     # The import loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
@@ -219,8 +221,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the last message in the queues, and further
       while the chain of frames is unbroken.
 
-    With ``skips_damage``, a reader continues after damage. Then a closed log ends at the first
-    break in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage. For such a reader, a closed log ends at
+    the first break in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -235,7 +237,7 @@ class LogFrontier:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
         Each call reads only new bytes. ``layout`` must be a new listing; ``known`` is an offset up
-        to which any reader followed the log before.
+        to which a reader has already followed the log.
         """
         log = layout.commit_log
         if not log.files:

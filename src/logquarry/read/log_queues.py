@@ -93,7 +93,7 @@ class _Counted:
 
 
 class RetainedCounter:
-    """Counts the messages in the log, by queue. Any thread may use it.
+    """Counts the messages in the log, by queue. Any thread may use the object.
 
     Each call reads the entries that are new since the last call. After the log's start has moved, a
     call also reads the queue files that lost messages.
@@ -182,7 +182,7 @@ QueueKey = tuple[str, int]
 
 
 class LogQueue(Queue):
-    """A queue made from the log. If the log is damaged, its ascending ``offsets`` have gaps."""
+    """A queue made from the log. ``offsets`` ascend; if the log is damaged, they have gaps."""
 
     def __init__(
         self, topic: str, queue_id: int, offsets: Int64, units: Units, units_per_file: int
@@ -291,7 +291,9 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
-        """Add messages to the further queues in their properties (``multiDispatchLmqQueue``)."""
+        """Add messages to the further queues that their properties name
+        (``multiDispatchLmqQueue``).
+        """
         from logquarry.log import columns
 
         numbered = columns.rows_with_property(run.window, run.rows, props.INNER_MULTI_QUEUE_OFFSET)
@@ -316,7 +318,7 @@ def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> 
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the further queues of a message by multi-dispatch, and its offset in each queue."""
+    """Yield the queues to which multi-dispatch copies a message, and its offset in each queue."""
     if _only_carries(message):
         return iter(())
     return named_copies(message.properties, message.queue_id, config)
@@ -337,11 +339,12 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message has the properties of multi-dispatch only as a copy of another message.
+    """Whether a message only copied its properties of multi-dispatch from another message.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
-    message keeps its original's properties (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9
-    gives such a message new offsets. Property strings of 5.x end with the separator.
+    message keeps the properties of the original message
+    (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9 gives such a message new offsets.
+    Property strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

@@ -1,4 +1,5 @@
-"""Finds messages that a log has lost: the last ones by the checkpoint, others by queues and index.
+"""Finds messages that a log has lost: the checkpoint shows the last messages, queues and index show
+the others.
 
 The checkpoint has the store time of the last synced message. If queues and index are lost with the
 end of the log, only the checkpoint shows that there were later messages.
@@ -44,7 +45,7 @@ def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
     process may have the store open.
     """
     covered = max(checkpoint_times(layout))
-    # The durable offset shows where the log ends; a recovery writes it.
+    # The durable offset, which a recovery writes, shows where the log ends.
     is_known = layout.durable_end is not None or not layout.commit_log.files
     if is_known or covered <= max(0, last_time):
         return None
@@ -99,9 +100,9 @@ def lost_messages(
 ) -> LostMessages:
     """Count the messages of queues and index in damaged parts of the log and after its end.
 
-    Reads all queue entries. A message in several queues counts once. An inner batch counts all its
-    messages, and its bytes once. If only the index has a message, its bytes are an estimate. The
-    spans must be in order. By default, only messages in ``spans`` count.
+    Reads all queue entries. A message in several queues counts once. For an inner batch, the
+    function counts all messages, but counts the bytes once. If only the index has a message, its
+    bytes are an estimate. The spans must be in order. By default, only messages in ``spans`` count.
     """
     # An entry that points after this offset is itself damaged.
     log = layout.commit_log

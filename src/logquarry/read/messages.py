@@ -161,7 +161,8 @@ def _tags_of(message: GotMessage) -> str | None:
 
 
 class GotMessages(GotBlock, Sequence[StoredMessage]):
-    """The messages of one ``get``, in queue order. Equal to any tuple of the same messages.
+    """The messages of one ``get``, in queue order. The object equals any tuple of the same
+    messages.
 
     Holds a copy of the frames. The first read of a message makes all message objects. ``KernelGet``
     sets the attributes: a constructor call would take half as long as reading a message.

@@ -147,8 +147,8 @@ class Queue(ABC):
     ) -> int:
         """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
 
-        As in Java (``getOffsetInQueueByTime``), the nearer neighbour in the file counts, or the
-        earlier message on a tie.
+        If no message has this time, the method chooses the nearer neighbour in the file, or on a
+        tie the earlier one (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -247,7 +247,8 @@ class FileQueue(Queue):
     Args:
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
         with_stale: whether a consume queue includes entries that point after the log's end. Such
-            entries stay if the last recovery cut the log (:attr:`StoreLayout.cut_end`).
+            entries remain in the files if the last recovery cut the log
+            (:attr:`StoreLayout.cut_end`).
     """
 
     entry_size: int
@@ -337,7 +338,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten entry; ``start`` are known."""
+        """Number of entries before a file's first unwritten entry; at least ``start``."""
 
     def _room_of(self, index: int) -> int:
         room = self.sequence.file_size
@@ -421,7 +422,8 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # Without any entry, the end is the third-last file, where ConsumeQueue.recover() begins.
+        # If no file has an entry, the queue ends at the start of the third-last file, where
+        # ConsumeQueue.recover() begins.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:

@@ -201,12 +201,12 @@ class RocksQueue(Queue):
         self._tail = tail
         self._is_strict = is_strict
         self._first, (last, self.last_place) = database.bounds[key]
-        # Entries after the end of a truncated log stay until new entries replace them.
+        # Entries after the end of a truncated log remain until new entries replace them.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
 
     @cached_property
     def _low(self) -> int:
-        """Searched as ``getMinCqOffset`` does."""
+        """Search like ``getMinCqOffset``."""
         low = 0
         if self._first is not None:
             low, place = self._first

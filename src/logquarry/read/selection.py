@@ -1,9 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
 A read of some topics reads the frames that entries of their queues point to. It walks only the
-parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks.
-The result is the same as of a walk over the whole log. A read by key uses the index in the same
-way. If the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
+parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks. A
+walk over the whole log would give the same result. A read by key uses the index in the same way. If
+the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def plan_read(
     Args:
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
-        skip_damage: whether reading continues after damage. Then the plan reads the last file to
-            find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
+        skip_damage: whether reading continues after damage. If so, the planner reads the last file
+            to find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
@@ -370,13 +370,16 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # A frame starts where an entry's message ends; a wanted offset may be inside one.
+                # A frame starts where an entry's message ends, but a wanted offset may be inside a
+                # frame.
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """Yield the wanted entries of a queue in slices; messages of a slice have limited bytes."""
+        """Yield the wanted entries of a queue in slices; the bytes of a slice's messages are
+        limited.
+        """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
         least, beyond = self.selection.wanted.offsets_of(queue.topic, queue.queue_id)

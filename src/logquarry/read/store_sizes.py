@@ -58,7 +58,7 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
         try:
             config = config.in_dialect(dialect)
         except UsageError:
-            # A setting that 3.1 does not have shows that the broker is a 4.x.
+            # A setting that 3.1 does not have shows that the broker's version is 4.x.
             config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
@@ -120,7 +120,7 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _has_index(layout: StoreLayout) -> bool:
-    """If messageIndexEnable is false, RocketMQ makes no folder."""
+    """If messageIndexEnable is false, RocketMQ makes no folder for the index."""
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 

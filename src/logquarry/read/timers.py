@@ -63,7 +63,8 @@ class Timer(NamedTuple):
         queue_offset: queue offset in ``rmq_sys_wheel_timer``.
         topic, queue_id: the queue to which the message will be delivered.
         rolled: how often the message was put back into its queue.
-        deletes: TIMER_DEL_UNIQKEY, the key of another message; neither message is delivered.
+        deletes: TIMER_DEL_UNIQKEY, the key of another message; the broker then delivers neither of
+            the two messages.
     """
 
     slot_time: int
@@ -156,7 +157,7 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """Yield the queue offsets of the messages in the same slot that a message deletes."""
+        """Yield the queue offsets of the messages that a message deletes; they are in its slot."""
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
             for offset in self._by_key.get(key, ()):
@@ -203,7 +204,8 @@ class Known(NamedTuple):
     ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
     message's slot is before the check's read time, the message was delivered. ``delivered`` has
     further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
-    before the physical offset ``since`` are known; before ``wheel_since``, all from the wheel.
+    before the physical offset ``since`` are known. All deliveries from the wheel before
+    ``wheel_since`` are known too.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -385,7 +387,8 @@ def used_slots(layout: StoreLayout) -> Records:
     """Return the slots of ``timerwheel`` that were ever used; none if there is no wheel.
 
     With ``timerWheelSnapshotFlush``, a broker also writes the wheel to files
-    ``timerwheel.POSITION``. Of two versions of a slot, the slot with the later entry is used.
+    ``timerwheel.POSITION``. If a slot has two versions, the function uses the version with the
+    later entry.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {

@@ -84,7 +84,7 @@ def diff(
     from logquarry.repair.diff.diff import compare_stores
 
     arguments.optional(arguments.function, progress, "progress")
-    # Check both before a store is opened.
+    # Check both paths before a store is opened.
     arguments.path(a, "a"), arguments.path(b, "b")
     layouts = [StoreLayout.open(path, config, storage_options) for path in (a, b)]
     return compare_stores(*layouts, progress=progress)

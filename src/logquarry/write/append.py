@@ -1,7 +1,7 @@
 """The writer of the commit log: puts messages and batches (``CommitLog.asyncPutMessage(s)``).
 
-If a put raises, its message is not in the log. The rules of dialect 3.1 follow ``doAppend`` of
-RocketMQ 3.1.3.
+If a put raises an error, its message is not in the log. The rules of dialect 3.1 follow
+``doAppend`` of RocketMQ 3.1.3.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class ScratchBuffer:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer; the rest of the buffer stays."""
+        """Copy bytes to the start of the buffer; the rest of the buffer does not change."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 

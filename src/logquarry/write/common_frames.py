@@ -1,9 +1,10 @@
 """Makes the frames of many messages in memory, and appends the frames. Runs only if compiled.
 
-``put_many`` checks all messages before it appends the first message. The check of a common message
-makes its frame without offsets and store time. Under the log's lock, the append fills in these
-fields. Any other message is *odd*: the encoder of single puts (the reference) handles odd messages.
-Only odd messages stay in memory as objects, because Python's garbage collector visits all objects.
+``put_many`` checks all messages before it appends the first message. While ``put_many`` checks a
+common message, it makes the message's frame, without offsets and store time. Under the log's lock,
+the append fills in these fields. Any other message is *odd*: the encoder of single puts (the
+reference) handles odd messages. Only odd messages stay in memory as objects, because Python's
+garbage collector visits all objects.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    ``odd`` has the odd messages by message number; the order of ``topics`` and ``hosts`` gives
-    their numbers.
+    ``odd`` has the odd messages by message number; the number of a topic or host is its position in
+    ``topics`` or ``hosts``.
     """
 
     _data: Any

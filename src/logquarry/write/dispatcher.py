@@ -37,8 +37,8 @@ logger = logging.getLogger(__name__)
 class MessageArrival(NamedTuple):
     """New messages of a queue; ``next_offset`` is the queue offset after the last message.
 
-    ``store_timestamp`` is the last message's, in milliseconds. ``tags_codes`` is None in a batch
-    queue, and if there are more than 1,024 messages.
+    ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
+    None in a batch queue, and if there are more than 1,024 messages.
     """
 
     topic: str
@@ -177,7 +177,8 @@ class QueueWriters:
 def load_kernels() -> None:
     """Load the kernels for dispatching before the first put.
 
-    During puts, the load takes half a second: its imports and the puts wait for each other.
+    A load during puts would take half a second, because its imports and the puts wait for each
+    other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -194,7 +195,8 @@ class Dispatcher:
         put_keys: puts index keys; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
         arrived: called with each run, after queues and index; then ``grown`` is called.
-        follow: called with each run between queues and index (for the state table of 3.1).
+        follow: called with each run after the queues and before the index (for the state table of
+            3.1).
 
     Attributes:
         offset: queues and index have the entries of all messages before this physical offset.

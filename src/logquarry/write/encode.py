@@ -92,7 +92,7 @@ class Encoded:
         return len(self.data)
 
     def fill(self, key: QueueKey, hosts: HostFields, *, wait: bool, own_offset: int = 0) -> None:
-        """Set the fields that do not depend on the bytes."""
+        """Set the attributes that do not depend on the frames' bytes."""
         self.key = key
         self.store_host = hosts.store_host
         self.store_time_at = hosts.store_time_at

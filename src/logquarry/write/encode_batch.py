@@ -59,8 +59,8 @@ def encode_batch(
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the shared fields. Its properties are added to the properties of each message.
-        is_producer: whether to treat the batch as if it had a UNIQ_KEY, as from a producer of
-            RocketMQ 5.
+        is_producer: whether to treat the batch as if it had a UNIQ_KEY, like the batches of
+            RocketMQ 5's producers.
 
     Raises:
         MessageRejected: if the store refuses the batch.
@@ -153,7 +153,7 @@ def _inner_batch(
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
     encoded.copies = Copies((), frame_at, count)
-    # Refuse a batch that is too large here, before the append takes the log's lock.
+    # Here, before the append takes the log's lock, refuse a batch that is too large.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     encoded.fill((message.topic, message.queue_id), hosts, wait=wait)

@@ -24,7 +24,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    Puts that arrive during a sync wait for the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
+    If a put arrives during a sync, the put waits for the next sync. ``timeout_ms`` is
+    ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -61,7 +62,8 @@ class GroupCommitService(Service):
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Create a wait of the caller's thread until the log is on the disk up to an offset.
+        """Create a wait for the caller's thread; it ends when the log is on the disk up to an
+        offset.
 
         After the timeout, the wait's result is False (FLUSH_DISK_TIMEOUT); a later sync covers the
         message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
@@ -139,7 +141,8 @@ class GroupCommitService(Service):
 
 # --------------------------------------------------------------------------------------------------
 # The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
-# writes, and the service ends. RocketMQ logs the failure, and continues as after a successful sync.
+# writes, and the service ends. RocketMQ logs the failure, and continues as if the sync had
+# succeeded.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -152,7 +155,9 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """When a service flushes. A thorough run flushes all pages."""
+    """The intervals of a service's flushes, and the pages that must be due. A thorough run flushes
+    all pages.
+    """
 
     interval_ms: int
     least_pages: int
@@ -276,13 +281,14 @@ class FlushConsumeQueueService(_TimedFlush):
     def flush(self, least_pages: int = 0) -> None:
         """Flush the queues with at least ``least_pages`` changed pages; with 0, run thoroughly.
 
-        Any thread may call. A lock orders the flushes, because each full index file is synced and
-        closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
+        Any thread may call this method. A lock orders the flushes, because each full index file is
+        synced and closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
         """
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            # Read the time before the flush, which does not cover later dispatched messages.
+            # Read the time first: the flush does not cover messages that are dispatched after its
+            # start.
             timestamp = self._dispatched_timestamp()
             if least_pages == 0:
                 self._log.flush(0)

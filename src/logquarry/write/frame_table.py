@@ -91,7 +91,7 @@ class FrameTable:
 def advance(
     file: MappedFile, position: int, offsets: dict[QueueKey, int], told: dict[QueueKey, int]
 ) -> None:
-    """Count the frames before a position of a file as written, with their queue offsets."""
+    """Record that the frames before a position of a file, and their queue offsets, are used."""
     before = file.wrote
     try:
         file.advance(position - before)

@@ -260,7 +260,7 @@ class IndexWriter:
         """Create a file with an unused name.
 
         A RocketMQ broker that is started on this store creates index files before it fails to take
-        the lock. Such a file can have the name of the same millisecond.
+        the lock. The name of such a file can come from the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
@@ -307,9 +307,10 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before, the
-# broker deletes index files that are newer than the checkpoint. So each of these files has a second
-# name, a hard link from which logquarry restores the file (:mod:`logquarry.disk.queue_folders`).
+# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before that,
+# the broker deletes index files that are newer than the checkpoint. So each of these files has a
+# second name, a hard link from which logquarry restores the file
+# (:mod:`logquarry.disk.queue_folders`).
 
 
 class IndexKeeper:
@@ -354,7 +355,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Files that may change or may not be on the disk. A removed name never returns."""
+        """Names of files that can change or are not synced. A removed name never returns."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:

@@ -3,7 +3,7 @@
 Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
 are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
-append raises, none of its frames is in the log, but the file may end with a new blank.
+append raises an error, none of its frames is in the log, but the file may end with a new blank.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class AppendRules:
         """Record a frame in the log. After Ctrl-C, the appender may record a frame twice."""
 
     def adopted(self) -> None:
-        """Prepare for puts after bytes of another store's log; all of the bytes are dispatched."""
+        """Prepare for puts, after bytes of another store's log were appended and dispatched."""
 
 
 class LogAppender(FrameAppend):
@@ -297,7 +297,7 @@ class LogAppender(FrameAppend):
 
 
 class PropertyCrcRules(AppendRules):
-    """Appends frames with a property CRC, as RocketMQ 5 with ``enabledAppendPropCRC``."""
+    """Appends frames with a property CRC, like RocketMQ 5 with ``enabledAppendPropCRC``."""
 
     has_property_crc = True
 

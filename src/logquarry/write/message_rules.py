@@ -108,7 +108,7 @@ class PropertyMap:
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # The copy of an empty map starts like a new map: neither has buckets.
+        # The copy of an empty map has no buckets, like a new map.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
@@ -123,7 +123,7 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return the properties of a message; possibly none if the store acts on no property."""
+    """Return a message's properties; the result may be empty if the store acts on no property."""
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
         if string is None or not acts_on(string):

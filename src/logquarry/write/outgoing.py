@@ -174,7 +174,7 @@ def outgoing_kernel(
 
     ``largest`` is the size of the largest frame that a file can hold. If ``refused`` is given, an
     invalid message raises no MessageRejected or UsageError. Instead, ``refused`` gets the message's
-    number and the reason, and the message gets neither a frame nor a row.
+    number and the reason, and the message gets no frame and no row.
     """
     numbers, odd = columns.numbers, columns.odd
     rows = r.empty_put_rows(columns.count)
@@ -228,7 +228,8 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy the bytes: an array over bytes is read-only, and has another type for a kernel.
+        # Copy the bytes: an array over a bytes object is read-only, which is another type for a
+        # kernel.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -294,7 +295,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """Return the distinct values by first appearance, and the index of each value there."""
+    """Return the distinct values by first appearance, and for each value its index among them."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)

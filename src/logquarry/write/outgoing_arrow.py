@@ -143,7 +143,7 @@ def columns_of_batch(
     """Return the columns of a record batch with at least one row. Used only with kernels.
 
     Args:
-        clock: the born time of messages without one.
+        clock: gives the born time of messages that have no born time.
         first: the number of the first row within the call, for errors.
         stored: whether stored messages keep ``queue_offset`` and ``store_timestamp``.
         look: whether to mark messages as odd if the store acts on one of their properties.

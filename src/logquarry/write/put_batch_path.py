@@ -75,7 +75,9 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Compiled: put a common batch. Return None, with nothing changed, if it is not common."""
+        """Compiled: put a common batch. Return None, with nothing changed, if the batch is not
+        common.
+        """
         if wire is None:
             if messages is None or message is not None:
                 return None
@@ -99,7 +101,7 @@ class PutBatchPath(PutPath):
         if wire is not None:
             if type(wire) is not bytes or type(body) is not bytes or body:
                 return None
-            # A batch with shared properties, a delay or WAIT is for the reference.
+            # The reference puts a batch that has shared properties, a delay or WAIT.
             if not (tags is None and keys is None and text is None and fields[5] is None):
                 return None
             if fields[7] or not fields[8]:

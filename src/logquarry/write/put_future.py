@@ -157,9 +157,9 @@ class PutFuture:
             self._call_all()
 
     def _call_all(self) -> None:
-        # No lock: one thread adds the callback, then checks whether the put is done. The other
-        # thread completes the put, then checks for callbacks. So at least one thread finds the
-        # callback, and pop() returns the callback to only one thread.
+        # No lock is necessary: one thread adds the callback, then checks whether the put is done.
+        # The other thread completes the put, then checks for callbacks. So at least one thread
+        # finds the callback, and pop() returns the callback to only one thread.
         callbacks = self._callbacks
         while callbacks:
             try:

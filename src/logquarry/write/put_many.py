@@ -141,8 +141,9 @@ class ManyWriter:
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: None for the present time as store time. To keep store times, pass the store
-                time of the log's last message, in milliseconds: store times never fall.
+            least_time: None to give all messages the present time as store time. To keep store
+                times, pass the store time of the log's last message, in milliseconds: store times
+                never fall.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -315,7 +316,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file; return the number of the first message without room."""
+        """Append frames to the last file; return the number of the first that does not fit."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()

@@ -71,7 +71,7 @@ class PutResult(NamedTuple):
     Attributes:
         status: PUT_OK, or why the flush wait or the replica wait ended early.
         append_status: always PUT_OK. If the append fails, the put raises an error.
-        store_host: the broker's address, as in the frame.
+        store_host: the broker's address in the frame.
         physical_offset: physical offset of the (first) frame.
         queue_offset: queue offset of the (first) message.
         size: number of bytes in the log.
@@ -120,7 +120,9 @@ class PutResult(NamedTuple):
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """Return the result with the replica wait's status; if PUT_OK, with the flush wait's."""
+        """Return the result with the status of the replica wait, or if this is PUT_OK, of the flush
+        wait.
+        """
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 

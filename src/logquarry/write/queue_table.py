@@ -187,8 +187,8 @@ class QueueTable:
     Args:
         ends: the number of entries before the end of each existing queue. In a queue of 20-byte
             entries, this is the queue offset after the last entry.
-        keeps_tails: whether, as in RocketMQ, bytes after the ends stay, and files between other
-            files may be missing.
+        keeps_tails: whether to keep bytes after the ends, and to accept missing files between other
+            files, like RocketMQ.
 
     Attributes:
         live: the queues that :meth:`get` has returned.

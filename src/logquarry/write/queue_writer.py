@@ -43,7 +43,8 @@ class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
     ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
-    entry, for an inner batch of its first message. Batch queues have units of :data:`BATCH_DTYPE`.
+    entry; for an inner batch, that of its first message. Batch queues have units of
+    :data:`BATCH_DTYPE`.
     """
 
     rows: Int64
@@ -191,11 +192,11 @@ class ConsumeQueueWriter:
         """
         if not len(units):
             return 0
-        # The log's order: if the first entry is new, all entries are new.
+        # The entries are in the log's order: if the first entry is new, all entries are new.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # A cut is a gap, or the topic was recreated.
+        # At a cut, the queue has a gap, or the topic was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -206,7 +207,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # Damage: no CRC covers a queue offset.
+            # The queue offset is damaged; no CRC covers it.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -271,7 +272,7 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """The knowledge of a recovery about a queue that the recovery writes.
+    """Facts that a recovery has found out about a queue before it writes the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
@@ -400,7 +401,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
         expected = offset if self._next is None else self._next
         if offset < expected:
             if self._mending is None:
-                # As in queues of 20-byte entries, skip entries that the queue already has.
+                # Like a queue of 20-byte entries, skip entries that the queue already has.
                 return 0
             if self.files.bases:
                 # The topic was deleted and recreated: the old entries no longer count.

@@ -40,13 +40,15 @@ class Waiter(Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the wait has neither been resolved nor failed."""
+        """Whether the wait has not ended yet."""
 
     def resolve(self, in_time: bool) -> None:
-        """End the wait: the log has reached the offset, or the deadline has passed."""
+        """End the wait because the log has reached the offset (``in_time``) or the deadline has
+        passed.
+        """
 
     def fail(self, error: StoreUnavailable) -> None:
-        """End the wait: the sync failed; the message may or may not be on the disk."""
+        """End the wait because the sync failed; the message may or may not be on the disk."""
 
 
 class ThreadWait:
@@ -217,7 +219,7 @@ class ReplicaWait:
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:
-        """Create a wait of the caller's thread for a slave."""
+        """Create a wait for the caller's thread; it ends when a slave has the log to ``offset``."""
         waiter = ThreadWait(offset)
         self.add(waiter)
         return waiter

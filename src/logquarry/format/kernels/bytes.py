@@ -29,8 +29,8 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba itself then tries only the home directory, and if that is not writable either,
-    ``cache=True`` raises "no locator available".
+    Numba itself would then try only the home directory. If the home directory is not writable
+    either, ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -238,7 +238,7 @@ MAGIC_FIRST = frame.MAGIC_V1 >> 24
 
 @kernel
 def is_ascii(address: int, length: int) -> bool:
-    """Whether no byte has its high bit set."""
+    """Whether the high bit is 0 in every byte."""
     high = np.uint64(0)
     i = 0
     while i + 8 <= length:
@@ -301,7 +301,7 @@ def has_zero(address: int, length: int) -> bool:
 
 @kernel
 def is_plain(address: int, length: int) -> bool:
-    """Whether every byte is ASCII and none is NUL."""
+    """Whether every byte is ASCII and is not NUL."""
     if length < 8:
         for k in range(length):
             byte = load_u8(address + k)

@@ -70,7 +70,8 @@ def _load_i16(address: int) -> int:
 
 @kernel
 def _items(body: int, length: int) -> tuple[int, int]:
-    """Return the number of messages in a wire form, and the bytes of their bodies and properties.
+    """Return the number of messages in a wire form, and the bytes of all bodies and of all
+    properties.
 
     The number is -1 if the wire form is damaged.
     """
@@ -98,9 +99,9 @@ def measure_inner(
 ) -> tuple[int, int, int]:
     """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
 
-    Returns the numbers of inner batches, of frames after the split, and of their bytes. The first
-    number is -1 if an inner batch is compressed: only the reference reads such a batch. If there is
-    no inner batch, ``numbers`` is not changed.
+    Returns the number of inner batches, the number of frames after the split, and the bytes of
+    these frames. The first number is -1 if an inner batch is compressed: only the reference reads
+    such a batch. If there is no inner batch, ``numbers`` is not changed.
     """
     any_inner = False
     for i in range(count):
@@ -144,7 +145,7 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write the frames that :func:`measure_inner` counted to ``out`` (uint8), and their rows."""
+    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted; make rows."""
     target = out.ctypes.data
     to = np.int64(0)
     made = 0
@@ -176,7 +177,8 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # In the log, too, the properties follow their length, so one copy suffices.
+            # The wire form and the frame both have the properties after their length, so one copy
+            # suffices.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -221,7 +223,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log, so the host is usually the same as in the frame before.
+            # One broker writes a log, so a frame usually has the same host as the previous frame.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
@@ -263,7 +265,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write hosts as ``message_id.host_text`` does, and return the number of bytes written.
+    """Write hosts in the form of ``message_id.host_text``, and return the number of bytes written.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
@@ -327,7 +329,7 @@ def host_texts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Copy frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
+# Copy parts of frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
 
 
 @kernel
@@ -371,7 +373,7 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """Write where a part of each frame starts in the window, and the length of the part."""
+    """For each frame, write the start of one part of the frame in the window, and its length."""
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -379,7 +381,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Write where each topic starts in the window, and its length; return whether all are ASCII."""
+    """Write start and length of each topic in the window; return whether all topics are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]
@@ -426,9 +428,9 @@ def intern_topics(
 ) -> int:
     """Number the distinct topics in order of first appearance, and return their count.
 
-    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) gets
-    start and length of each topic, ``ids`` the number of each frame's topic. If there are more than
-    n topics, the result is -1.
+    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) holds
+    start and length of each topic; ``ids`` holds the number of each frame's topic. If there are
+    more than n topics, the result is -1.
     """
     mask = table.shape[0] - 1
     known = 0

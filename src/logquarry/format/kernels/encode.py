@@ -118,16 +118,16 @@ def encode_frames(
     """Write the frames of messages from ``start`` on, until a frame does not fit.
 
     Returns the index of the first message that was not written, and the position after the last
-    frame. ``physical_offsets``, ``queue_offsets`` and ``store_times`` get the values of each
-    message.
+    frame. The kernel writes each message's values to ``physical_offsets``, ``queue_offsets`` and
+    ``store_times``.
 
     Args:
         rows, head_facts: tables of :mod:`logquarry.format.put_rows`.
         heads: uint8 (heads, n).
         topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address, end and physical offset of the file.
-        now: store time in ms. A later earliest store time replaces it for all messages from there
-            on.
+        now: store time in ms. If a message must not be stored before a later time, this message and
+            all next messages get that time.
         next_offsets: next queue offset of each queue; each message advances it.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
@@ -196,8 +196,8 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
     """Number the distinct values (int64) in order of first appearance, and return their count.
 
     ``table`` (int32, a power of two long, longer than ``found``) must be filled with -1. ``found``
-    (int64) gets the distinct values, ``ids`` the number of each value. If ``found`` has too little
-    room, the result is -1.
+    (int64) holds the distinct values; ``ids`` holds the number of each value. If ``found`` has too
+    little room, the result is -1.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -230,7 +230,7 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
     """Number distinct byte strings, like :func:`intern_numbers`; spans of length -1 count as equal.
 
-    ``found`` int64 gets the index of the first span with each byte string.
+    ``found`` (int64) holds the index of the first span with each byte string.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -364,7 +364,7 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the index of the queue into each frame. Both arrays are int64."""
+    """Write the index of each frame's queue into the frame. Both arrays are int64."""
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 
@@ -385,8 +385,8 @@ def place_staged(
 ) -> tuple[int, int, int, int]:
     """Copy staged frames into a file of the log, and fill in the fields that depend on the place.
 
-    Returns the position in the segment and in the file after the last frame, the number of frames,
-    and the reason of the end. ``source`` is the address of the segment. About ``most`` bytes are
+    Returns the positions after the last frame in the segment and in the file, the number of frames,
+    and why the copy ended. ``source`` is the address of the segment. About ``most`` bytes are
     copied, and at least one frame. ``next_offsets`` has the next queue offset of each queue;
     ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
     """

@@ -45,8 +45,8 @@ def index_keys(
 ) -> int:
     """Hash UNIQ_KEY, the words of KEYS, and TAGS of some frames, and return the number of hashes.
 
-    All text must be valid UTF-8. ``hashes`` and ``numbers`` (int64) get the hash of each key, with
-    its sign if ``raw``, and the number of the key's frame.
+    All text must be valid UTF-8. ``hashes`` (int64) holds each key's hash, with its sign if
+    ``raw``; ``numbers`` (int64) holds the number of the key's frame.
 
     Args:
         starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
@@ -141,9 +141,9 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    ``ends`` (int64, queues + 1) gets 0, then the end of each queue's part in the other arrays:
-    ``which`` has the number of each entry's frame, ``offsets`` its queue offset, and ``units``
-    (uint8) the entries.
+    ``ends`` (int64, queues + 1) gets 0, then the end of each queue's part in the other arrays.
+    ``which`` holds the number of each entry's frame, ``offsets`` holds the entry's queue offset,
+    and ``units`` (uint8) holds the entry.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -192,8 +192,8 @@ def put_index_keys(
 ) -> int:
     """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
 
-    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, which
-    has ``number``. Entries count seconds from the time ``begin``, in ms.
+    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, whose
+    number is ``number``. Entries count seconds from the time ``begin``, in ms.
     """
     begun = 0
     count = hashes.shape[0]

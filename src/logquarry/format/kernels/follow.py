@@ -172,7 +172,7 @@ def follow(
 
     Args:
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
-        rows, requests: int64; are filled for each frame.
+        rows, requests: int64; the kernel fills one column for each frame.
         topic_table, queue_table: int32, a power of two long, filled with -1.
         topics, queues: int64 (n, 4) and (n, 2); get each topic and queue once.
         hashes, numbers: get each key's hash and frame number; need room for the keys of one frame.
@@ -239,8 +239,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not text has the index 0. But the next frame must not be compared with
-        # topic 0: its bytes may be of an earlier call, and may have been released.
+        # A topic that is not text has the index 0. But the kernel must not compare the next frame
+        # with topic 0: that topic's bytes may be from an earlier call, and already released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

@@ -1,7 +1,8 @@
-"""The kernels of a ``get``: one checks and copies the frames of queue entries, one finds fields.
+"""The kernels of a ``get``: one kernel checks and copies the frames of queue entries, the other
+kernel finds the frames' fields.
 
-For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. At
-anything else, the kernel returns a code, and the reference answers.
+For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. For any
+other bytes, the kernel returns a code, and the reference answers the get.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # A filler for a lost message: the reference handles it as Java does.
+            # The entry is a filler for a lost message; the reference handles fillers like Java.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -265,7 +266,7 @@ def frame_rows(frames: int, count: int, out: int) -> None:
 
 @cache
 def get_frames_address() -> int:
-    """Return the address of :func:`get_frames` as a C function: eight int64 to one int64."""
+    """Return the address of :func:`get_frames` as a C function from eight int64 to one int64."""
 
     @cfunc(types.int64(*[types.int64] * 8), cache=True)
     def called(

@@ -1,4 +1,6 @@
-"""Kernels for property strings: they split and make them, check UTF-8, and compute tags codes."""
+"""Kernels for property strings: they split and make the strings, check UTF-8, and compute tags
+codes.
+"""
 
 from __future__ import annotations
 
@@ -117,8 +119,8 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    ``shifts`` has, for each byte, the bytes to move on if this byte ends the compared place: its
-    distance from the end of the name.
+    If the compared bytes end with the byte b, the search moves on by ``shifts[b]``: the distance
+    from the last b in the name to the name's end.
     """
     size = name.shape[0]
     for i in range(count):
@@ -155,8 +157,8 @@ def parse_properties(
     ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
     (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
     key and value, each key once with its last value. ``pair_offsets`` gets where each frame's pairs
-    begin. ``table`` and ``stamps`` are int32 scratch, a power of two of at least twice the pairs of
-    a frame; ``stamps`` must be filled with 0.
+    begin. ``table`` and ``stamps`` are int32 scratch arrays. Their length is a power of two, and at
+    least twice the number of a frame's pairs. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -227,8 +229,9 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    If a DELAY is not one to nine ASCII digits, the frame is left to the reference: its number is
-    written to ``odd``. Returns how many these are. Times are in milliseconds.
+    If a DELAY is not one to nine ASCII digits, the kernel leaves the frame to the reference, and
+    writes the frame's number to ``odd``. Returns the number of such frames. Times are in
+    milliseconds.
     """
     left_over = 0
     for i in range(count):
@@ -320,8 +323,8 @@ def property_strings(
         pair_spans: int64 (4, pairs); address and length of name and value.
         keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
         out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
-        odd: set to 1 for messages that the reference must encode: they have DELAY or the like, a
-            repeated name, or a name without a value.
+        odd: set to 1 for messages that the reference must encode: they have DELAY or a similar
+            property, a repeated name, or a name without a value.
     """
     for i in range(count):
         start = out
@@ -346,7 +349,8 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # A column KEYS or TAGS replaces the value; the property keeps its place.
+            # The value in a column KEYS or TAGS replaces the property's value; the property keeps
+            # its place.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1

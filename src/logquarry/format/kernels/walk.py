@@ -83,9 +83,9 @@ def check_frame(
 ) -> int:
     """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
 
-    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window. The
-    file ends at the index ``end``, at least ``window``. ``base`` is the physical offset of the
-    window's start.
+    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window.
+    ``end`` is the index at which the file ends; it is at least ``window``. ``base`` is the physical
+    offset of the window's start.
     """
     left = end - position
     here = window - position
@@ -232,10 +232,11 @@ def check_places(
     rows: Array,
     codes: Array,
 ) -> int:
-    """Write the verdict on each of ``places`` to ``codes``, and the sound frames to ``rows``.
+    """Check each position in ``places``: write the result to ``codes``, and the row of a sound
+    frame to ``rows``.
 
-    If the size of a sound frame is not the size in ``sizes``, the verdict is BAD_SIZE; 0 in
-    ``sizes`` allows every size. Returns the number of sound frames.
+    If the size of a sound frame is not the size in ``sizes``, the code is BAD_SIZE; 0 in ``sizes``
+    allows every size. Returns the number of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):

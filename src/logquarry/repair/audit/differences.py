@@ -102,7 +102,8 @@ class AuditedQueue:
         end: queue offset after the last message; None if the log has no message of the queue.
         kept_until: without a difference, each entry before this queue offset is right: its message
             is in the log, or was lost or deleted.
-        moved: right queue offset of each message with a harmed one, by physical offset.
+        moved: the right queue offset of each message whose queue offset is harmed, by physical
+            offset.
     """
 
     key: QueueKey
@@ -155,7 +156,9 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """Return a wrong size for verify; ``offset`` is 0 for a file outside of the log."""
+        """Return verify's difference for a wrong size; ``offset`` is 0 for a file outside of the
+        log.
+        """
         # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
@@ -186,7 +189,7 @@ def file_differences(
 
 
 def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
-    """Yield a difference for each missing file, and each file of a wrong size, of a queue."""
+    """Yield a difference for each file of a queue that is missing or has a wrong size."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
@@ -294,7 +297,7 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message in the log may stay in a queue.
 
-    Fillers and entries of lost messages stay. A removal would move later entries to other queue
+    Fillers and entries of lost messages may stay. A removal would move later entries to other queue
     offsets.
     """
     return entry.is_filler or names_damage(entry, damage)

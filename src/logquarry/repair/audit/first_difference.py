@@ -39,7 +39,7 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
 class QueueAudit:
-    """Compares one queue with the log; ``mends``: correct harmed queue offsets.
+    """Compares one queue with the log; if ``mends``, corrects harmed queue offsets.
 
     ``disk`` is None if the queue has no usable files. Memory does not grow with the log.
     """
@@ -64,7 +64,8 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its offset does not fit: the next message shows the right offset.
+        # The last message, kept only if its offset does not fit; the next message shows the right
+        # offset.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0

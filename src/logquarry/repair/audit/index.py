@@ -261,7 +261,7 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # A wrong entry does not count as a missing key too.
+        # Do not count a wrong entry as a missing key too.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
@@ -279,7 +279,7 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """Counts of wrong entries and slots of an index file, and the first one of each.
+    """Counts of wrong entries and slots of an index file, and the first wrong entry and slot.
 
     The entry at position ``first`` should lead to the entry with number ``expected``.
     """

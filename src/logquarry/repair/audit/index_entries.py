@@ -39,8 +39,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys with an entry, of messages between two physical offsets (both
-            exclusive), without COMMIT messages.
+        keys: number of distinct keys that have an entry; counts only messages between two physical
+            offsets (both exclusive), without COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -313,10 +313,10 @@ class EntryStream:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether no entry is left."""
+        """Whether all entries have been compared."""
         return self._place[0] == len(self._entries)
 
     @property
     def is_through(self) -> bool:
-        """Whether each key had exactly one entry, in order, and no entry is left."""
+        """Whether each key had exactly one entry, in order, and all entries have been compared."""
         return not self.is_broken and self.is_at_end

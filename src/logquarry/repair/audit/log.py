@@ -75,7 +75,7 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds; ``ignores_cut``: count also messages that a recovery cut off."""
+    """Return the known bounds; ``ignores_cut`` also counts messages that a recovery cut off."""
     entries = last_entries(layout, queues)
     # RocketMQ 5.5 writes the time when it syncs the queues, and not at the shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
@@ -153,7 +153,7 @@ class LogAudit:
         self._log = CommitLog(layout)
 
     def runs(self) -> Iterator[Run]:
-        """Yield the frames in order, with frames whose only damage is in the body."""
+        """Yield the frames in order, including frames whose only damage is in the body."""
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
@@ -194,13 +194,14 @@ class LogAudit:
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                # A writer puts a message into each file. So a blank at a file's start replaces a
-                # lost file.
+                # A writer puts at least one message into each file. So a blank at a file's start
+                # shows that the file was lost.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Not the latest time: after a clock was set back, later frames would seem stale.
+                # Do not use the latest time: after a clock was set back, later frames would seem
+                # stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -272,9 +273,9 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add zeros between and after damaged spans.
+        """Add spans for the zeros between and after damaged spans.
 
-        Without a durable offset, only zeros in files with damage count.
+        Without a durable offset, the method adds zeros only in files with damage.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []

@@ -225,7 +225,7 @@ class QueuesAudit:
     ) -> Iterator[Difference]:
         """Yield all differences, queue by queue, after the whole log is read.
 
-        ``is_explained``: a crash explains missing last entries.
+        If ``is_explained``, a crash explains the missing entries at the ends of the queues.
         """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)

@@ -1,6 +1,6 @@
 """Runs (sound frames without a gap between them), with the facts that an audit needs.
 
-An audit uses a run of a thread or task only if the run begins where the audit is
+An audit uses a run of a thread or task only if the run begins at the audit's position
 (:func:`logquarry.log.places.guided`).
 """
 
@@ -165,7 +165,8 @@ class SoundRun:
     """Frames without a gap between them whose queue entries and index entries are right.
 
     Attributes:
-        queues: the run's first queue offset and one past its last, without a gap, for each queue.
+        queues: for each queue, the run's first queue offset and one past its last; the run has no
+            gap between them.
         entries: the first index entry of the run's keys, and the place after the last one.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """

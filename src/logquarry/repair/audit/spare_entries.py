@@ -1,4 +1,4 @@
-"""Audit of spare entries: no message of the log has their queue offset in their queue.
+"""Audit of spare entries: entries at a queue offset for which the log has no message.
 
 The message of a spare entry is expired or lost, or the entry is misplaced or a copy by
 multi-dispatch. All entries of a queue file with a wrong name are misplaced.

@@ -1,7 +1,7 @@
 """Compares the timer wheel of RocketMQ 5 with the log and the queue of ``rmq_sys_wheel_timer``.
 
 The check uses the wheel as a broker will have it after its start (``TimerMessageStore.recover``).
-So a wheel that is older than the timer log, as after a crash, is sound.
+So a wheel that is older than the timer log is sound; a crash can leave such a wheel.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer's files of a store have faults, write new ones; return whether it did.
+    """If the timer's files of a store have faults, write new files; return whether files were
+    written.
 
     The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """

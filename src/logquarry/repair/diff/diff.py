@@ -131,7 +131,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that equal file starts give aligned words.
+            # End chunks at multiples of _STEP, so that words are aligned if both files start at one
+            # offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -334,13 +335,13 @@ class _Store:
         }
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # While a writer has the store open, a new log file may exist since the listing.
+        # If a writer has the store open, it may have made a new log file after the listing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset up to which to compare: after the last frame.
+        """Return the physical offset after the last frame; the comparison ends there.
 
         Frames after the log's end are stale, or follow damage in the last file.
         """

@@ -141,7 +141,7 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether neither store can replace the other."""
+        """Whether no store can replace the other: the verdict is ``diverged`` or ``disjoint``."""
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:

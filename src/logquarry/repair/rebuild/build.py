@@ -84,7 +84,7 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
     """Raise UsageError if a folder was built from another store or with other settings."""
     known = read_note(note)
-    # JSON turns tuples into lists, for example; do the same with the wanted note.
+    # JSON turns tuples into lists, for example: convert the wanted note in the same way.
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name

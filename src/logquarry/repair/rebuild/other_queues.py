@@ -211,7 +211,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Copy the ends of old queues that have no message in the log any more; close RocksDB."""
+        """Copy the ends of old queues that have no message in the log; close RocksDB."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:

@@ -1,7 +1,7 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-:mod:`logquarry.write.queue_writer` writes the same files. Here, thousands of queues need neither
-memory maps nor open files, because entries are written in large pieces.
+:mod:`logquarry.write.queue_writer` writes the same files. This module writes entries in large
+pieces, so that thousands of queues need no memory maps and no open files.
 """
 
 from __future__ import annotations

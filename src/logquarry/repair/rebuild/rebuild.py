@@ -351,7 +351,8 @@ class _Rebuild:
         ]
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # Without queues, a message that no queue points to can still belong to the log.
+            # If no queue has an entry, messages to which no queue points can still belong to the
+            # log.
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
 

@@ -179,7 +179,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """Return why a broker could not serve new queues in RocksDB; None if the broker could."""
+    """Return why a broker could not serve new queues in RocksDB; None if there is no reason."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (

@@ -152,7 +152,7 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # An empty log gets no times: with times, readers would report missing files.
+                # For an empty log, write no times: with times, readers would report missing files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
             # A broker of 5.5 dispatches from this offset after a crash.

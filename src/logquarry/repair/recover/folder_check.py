@@ -1,7 +1,7 @@
 """Checks the names in a store's folders before a recovery or a retention changes anything.
 
-A folder or a link at the path of a file would stop a recovery half way. If a file had two names, a
-recovery could overwrite bytes through one name, and need them through the other.
+A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
+names, a recovery could overwrite bytes through one name, and need them through the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """The path of a store file has a folder, a pipe, a broken link, or a second name of a file."""
+    """At the path of a store file is a folder, a pipe, a broken link, or another file's second
+    name.
+    """
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -234,7 +236,8 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a file has a message after that size, or where another file begins.
+        StoreUnavailable: if a message lies after that size in a file, or begins a file that the
+            previous file would overlap with that size.
         UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)
@@ -271,7 +274,7 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Refuse the settings of another store: a file has a message after the file size."""
+    """Refuse settings of another store: a file has messages after the configured size."""
     size = layout.commit_log.file_size
     if file.size <= size:
         return

@@ -41,7 +41,7 @@ class JavaRules:
     Attributes:
         is_5: read V2 frames, know the delay levels during the recovery, and dispatch afterwards
             from the log's end on, not from the end of the queues.
-        most_files: maximum number of files at the end to recover; None for no limit.
+        most_files: maximum number of last files that the recovery reads; None for no limit.
         starts_by_frame: the first frame of the first recovered file must be sound. A normal
             recovery compares its PHYSICALOFFSET, not the file's name, with the end of the queues.
         starts_by_offset: after a crash, begin at the file with the checkpoint's physical offset for
@@ -209,7 +209,7 @@ class JavaDispatch:
 
 
 def _split(text: str) -> list[str]:
-    """Split as Java's ``String.split``: without the empty words at the end."""
+    """Split like Java's ``String.split``, which omits empty words at the end."""
     words = text.split(MULTI_SEPARATOR)
     while len(words) > 1 and not words[-1]:
         words.pop()

@@ -82,7 +82,7 @@ class JavaLog:
     def recent(
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
-        """Return an abnormal recovery's first file by number (``isMappedFileMatchedRecover``)."""
+        """Return the number of an abnormal recovery's first file."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         index_limit = checkpoint.index_timestamp if index_safe else None
@@ -278,7 +278,7 @@ class _Runs:
     """Reads the runs of frames of a log; a thread reads the next run during a dispatch."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
-        # Two followers, so that one result stays valid during the next read.
+        # Use two followers, so that one result remains valid during the next read.
         self._followers = [
             Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
         ]

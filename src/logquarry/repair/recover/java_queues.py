@@ -1,7 +1,7 @@
 """Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
 
-:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Bytes after a
-queue's end stay in the files, and gaps stay in a queue, as in Java.
+:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Like Java,
+the recovery leaves bytes after a queue's end in the files, and accepts gaps in a queue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Noted:
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size; no effect on a plan."""
+        """Append zeros to a file, up to a size; this has no effect on a plan."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -269,7 +269,7 @@ class JavaQueue:
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
         """Count entries with positive size and a physical offset from 0 to below ``limit``.
 
-        Counting begins at number ``start``. The last such entry is returned too.
+        Counting begins at number ``start``. Also return the last such entry.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
@@ -343,7 +343,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # An offset of 0 is a separate part.
+        # An entry of queue offset 0 is a separate part.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)

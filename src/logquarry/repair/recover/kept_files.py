@@ -4,7 +4,8 @@ A rename never replaces a file. After an interruption at any point, frames still
 each file (:mod:`logquarry.log.log_names`).
 
 The entry of a lost message exists only in its queue. So a recovery saves these entries in a file
-before the cut of the queue. Otherwise, an interrupted recovery would leave fillers instead.
+before the cut of the queue. Without this file, the next recovery after an interruption would write
+fillers instead.
 """
 
 from __future__ import annotations

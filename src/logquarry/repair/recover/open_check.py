@@ -1,7 +1,7 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-The log ends after the last message to which a queue points, and the frames that follow without a
-break. Later frames are stale (docs/reliability.md, "Where the log ends").
+The log ends after the last message to which a queue points and the unbroken chain of frames behind
+this message. Later frames are stale (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class StoreFound:
         log_end: physical offset of the log's end.
         pieces: the undamaged stretches of the log that are not dispatched yet.
         queue_ends: end of each queue, counted in entries.
-        recovered: result of RocketMQ's recovery, in that mode.
+        recovered: result of a recovery in mode ``rocketmq``, or None.
         transactions: state table and redo log, in dialect 3.1.
     """
 
@@ -91,7 +91,9 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether bytes stay after the log's end and the queues' ends, as in RocketMQ."""
+        """Whether the writer, like RocketMQ, keeps bytes after the ends of the log and of the
+        queues.
+        """
         return self.recovered is not None
 
 
@@ -220,7 +222,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise CorruptFile if no file has the size in the settings: they are of another store."""
+    """Raise CorruptFile if no file has the settings' size: the settings are of another store."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))

@@ -90,7 +90,7 @@ class RecoveryPlan:
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
         dispatch_from: physical offset of the first message to dispatch again.
-        damage: damage within the log, which stays.
+        damage: damage within the log, which the recovery does not remove.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
         applied: whether the steps were done.
@@ -174,7 +174,8 @@ class QueuePlan:
         had_until: old end of the queue.
         end: new end of the queue.
         resume_at: physical offset of the first message that the queue lacks, or None.
-        moved: right queue offset of each message with a harmed one, by physical offset.
+        moved: the right queue offset of each message whose queue offset is harmed, by physical
+            offset.
     """
 
     key: QueueKey
@@ -202,7 +203,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would treat the first entry of that file as a message.
+                # RocketMQ would treat the first entry of the empty last file as a message.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason)
         keep = end
@@ -257,8 +258,8 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, only files that the checkpoint covers stay. RocketMQ destroys the other files
-    too, but indexes only some of their messages again (#8007).
+    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ destroys the other
+    files too, but indexes only some of their messages again (#8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

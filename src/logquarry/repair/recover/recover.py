@@ -153,12 +153,14 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # RocketMQ truncates in memory only, and an earlier recovery recorded the same end.
+            # An earlier recovery recorded the same end. RocketMQ truncates only in memory, so no
+            # step is left.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The broker overwrites its stale bytes, and opening for writing zeroes them.
+            # The store needs no recovery: a broker overwrites its stale bytes, and a writer zeroes
+            # them.
             plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:

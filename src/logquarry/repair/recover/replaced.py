@@ -63,7 +63,7 @@ class ReplacedFiles:
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A replaced file is rare. Only then check all entries, to count all of its messages.
+        # A file was replaced, which is rare: check all entries, to count all messages of the file.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:

@@ -1,8 +1,8 @@
 """Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
 
 The recovery follows the version that wrote the store, bugs included, or 4.9.3 if the files do not
-show the version. As in Java, the log's end changes only in memory. Files that Java destroys are
-moved to quarantine. If Java fails on a store, the recovery refuses the store.
+show the version. Like Java, the recovery changes the log's end only in memory. Files that Java
+destroys are moved to quarantine. If Java fails on a store, the recovery refuses the store.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from logquarry.write.index_writer import IndexKeeper, IndexWriter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RocketmqPlan(RecoveryPlan):
-    """The plan of a recovery as RocketMQ does it.
+    """The plan of a recovery by RocketMQ's rules.
 
     Attributes:
         queue_ends: one past the last queue offset of each queue, as Java counts them.
@@ -72,7 +72,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The applied plan, and the files of queues and index without a sync (``written``)."""
+    """The applied plan, and the files of queues and index that are not synced yet (``written``)."""
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -118,7 +118,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # An empty log gets no times: with times, readers would report missing files.
+            # For an empty log, write no times: with times, readers would report missing files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -142,7 +142,8 @@ def recover_as_rocketmq(
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Changes to queues and index stay; the log is unchanged.
+        StoreUnavailable: if the disk fails. Queues and index may then be changed; the log is
+            unchanged.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -216,7 +217,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # The queues have already changed if the plan was applied, so find no loss.
+            # If the plan was applied, the queues have already changed and no longer show a loss.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,

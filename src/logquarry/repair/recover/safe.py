@@ -268,7 +268,8 @@ class _Planner:
                 self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        # Quarantine cannot get a copy of unreadable bytes first.
+        # Before a recovery zeroes bytes, it copies them to quarantine, which fails for unreadable
+        # bytes.
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(

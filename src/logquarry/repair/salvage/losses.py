@@ -181,7 +181,7 @@ class LostSpan:
     """A part of the log that is not saved.
 
     Attributes:
-        kind: kind of the damage, as in verify.
+        kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
         offset: physical offset of the first byte.
         messages: the known queue offsets of messages in this part.
@@ -229,7 +229,7 @@ def lost_spans(
         path = layout.log_file(span.offset)
         last = found[-1] if found else None
         joins = last is not None and last.end == span.offset and last.kind == span.kind
-        # Join the missing files of one gap to one loss.
+        # Join the missing files of one gap into one loss.
         if last is not None and joins and span.kind == MISSING_FILE:
             last.length += span.length
             continue
@@ -294,7 +294,7 @@ def misnamed_messages(
     - The entry before or after this entry is right.
     - The queue that the frame names has no entry for the message.
 
-    So neither swapped files of two queues nor entries of truncated messages are reported.
+    So the function does not report swapped queue files or entries of truncated messages.
 
     Args:
         is_saved: returns, for physical offsets, whether the frames are saved.

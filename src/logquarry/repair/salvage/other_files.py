@@ -47,7 +47,9 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of the old store that the new store lacks; ``feature`` as in docs/rocketmq-5.md."""
+    """A part of the old store that the new store lacks; ``feature`` is a name in
+    docs/rocketmq-5.md.
+    """
 
     feature: str
     paths: tuple[str, ...]
@@ -81,7 +83,8 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # The tables become JSON files. A broker would read a copied RocksDB instead.
+    # Salvage writes these tables as JSON files. If it also copied RocksDB, a broker would read the
+    # tables in RocksDB instead.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -108,7 +111,7 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes; salvage skips them or copies only the other bytes."""
+    """Yield the files with unreadable bytes; salvage skips them, or copies their readable bytes."""
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)

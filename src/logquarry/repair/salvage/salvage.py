@@ -76,7 +76,7 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is lost, neither of the log nor of the other files."""
+        """Whether no message of the log and no other file is lost."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
@@ -287,7 +287,8 @@ def convert(
     """Make a plain store from a DLedger log, or from a log in several folders.
 
     A broker of RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new
-    physical offsets, because the heads of the entries are not copied. The queue offsets stay.
+    physical offsets, because the heads of the entries are not copied. The queue offsets do not
+    change.
 
     Args:
         into: the folder of the new store, empty or missing; None to write nothing.

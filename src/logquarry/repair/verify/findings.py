@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
-        meaning: the meaning of the finding, as in the docs.
+        meaning: the meaning of the finding, in the docs' words.
         words: the next step in the docs' words; if empty, the docs use ``action.value``.
     """
 
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
     @property
     def step(self) -> str:
-        """The next step, as in the docs."""
+        """The next step, in the docs' words."""
         return self.words or self.action.value
 
 
@@ -345,7 +345,7 @@ class Next(NamedTuple):
 
     Attributes:
         words: the command, then its options; the store's path goes between them.
-        before: a step of the user before the command, in words.
+        before: what the user does before the command, in words.
     """
 
     words: tuple[str, ...]

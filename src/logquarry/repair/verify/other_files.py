@@ -189,7 +189,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     After a crash the findings are only notes, because the tables usually differ from the log.
     """
     check = TransactionCheck()
-    # As for queues, a frame with damage only in the body still counts.
+    # Include frames whose only damage is in the body, like the audit of the queues.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
