@@ -115,9 +115,9 @@ class StoreConfig(LayoutConfig):
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` recovers as RocketMQ does, even after a clean shutdown.
-        check_crc_on_recover: whether to compare bodies with their CRCs. After a clean shutdown, the
-            opening checks the last three log files. The recovery ``"rocketmq"`` checks all files
-            that it reads.
+        check_crc_on_recover: whether a recovery compares bodies with their CRCs. After a clean
+            shutdown, the opening checks the last three log files. The recovery ``"rocketmq"``
+            checks all files that it reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
@@ -128,7 +128,8 @@ class StoreConfig(LayoutConfig):
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
         os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
             time, the store refuses other puts.
-        flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
+        flush_disk_type: ``ASYNC_FLUSH`` or ``SYNC_FLUSH``; with ``SYNC_FLUSH``, each put waits for
+            its flush.
         sync_flush_timeout: how long a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
@@ -140,8 +141,9 @@ class StoreConfig(LayoutConfig):
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
         commit_commit_log_thorough_interval: pause between two commits that ignore
             ``commit_commit_log_least_pages``.
-        transient_store_pool_enable: whether messages are written to memory first, and from there to
-            the log's files. Only with ASYNC_FLUSH, and not on a slave.
+        transient_store_pool_enable: whether puts write messages to memory first, and a commit
+            copies them to the log's files. The setting needs ASYNC_FLUSH, and has no effect on a
+            slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
         fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
         warm_mapped_file_enable: whether all pages of a new file are loaded into memory.
@@ -181,8 +183,8 @@ class StoreConfig(LayoutConfig):
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
-        broker_settings: (name, value) of broker settings that logquarry does not use, but that
-            decide which files the store has. ``from_mapping`` and ``from_file`` fill the field; the
+        broker_settings: (name, value) of broker settings that determine which files the store has,
+            but that logquarry does not use. ``from_mapping`` and ``from_file`` fill the field; the
             store's features depend on the values.
     """
 
@@ -439,7 +441,7 @@ def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
     """Return a warning for each name that neither RocketMQ nor logquarry knows.
 
     RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
-    ``used`` has the settings that logquarry uses, in RocketMQ's spelling.
+    ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a typing error of a used setting.

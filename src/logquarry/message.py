@@ -41,7 +41,7 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. The constructor checks the types of the fields, the put checks the values.
+    """A message to put. The constructor checks the types of the fields; the put checks the values.
 
     Raises:
         WrongType: if a field has a wrong type.
@@ -55,16 +55,16 @@ class Message(_Fields):
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
             contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, stored as given. For a delay and for multi-dispatch
-            the store replaces the string: it encodes ``properties``, or if ``properties`` is None,
-            the properties in the string.
+        properties_string: the property string, stored as given. A delay or multi-dispatch changes
+            the properties, so the store encodes the string again: from ``properties``, or if that
+            is None, from the properties in the string.
         delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
         sys_flag: the field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`).
-            The store sets the bits of the host families.
-        queue_offset: only for a ROLLBACK of 3.1: the number of its transaction in the state table.
-            For all other messages the store sets the queue offset.
+            The store sets the bits for IPv4 and IPv6 hosts.
+        queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. For
+            all other messages the store sets the queue offset.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
         born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
         store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.

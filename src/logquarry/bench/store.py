@@ -64,13 +64,14 @@ class Load:
     Attributes:
         n: number of measured messages.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
-            each message.
+        outstanding: for the kind ``put``, the number of pending ``put_async`` calls of each thread.
+            If 0, the thread waits for each message.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
-        as_messages: for ``put-many``: whether to put Message objects instead of record batches.
-        warmup: number of messages before the measurement. None: a quarter of ``n``, at least
-            200,000; with ``is_sync`` at most 2,000.
+        as_messages: for the kind ``put-many``, whether to put Message objects instead of record
+            batches.
+        warmup: number of messages before the measurement. None means a quarter of ``n``, but at
+            least 200,000; with ``is_sync``, None means at most 2,000.
     """
 
     n: int = 1_000_000
@@ -299,7 +300,7 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, with three groups in turn; return the fastest."""
+        """Consume all messages in one thread, as three groups in turn; return the fastest pass."""
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):

@@ -353,7 +353,7 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end. If the wait is cancelled, raise CancelledError after the end."""
+    """Wait for a task to end. If cancelled, raise CancelledError after the task's end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -389,7 +389,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    # Log a failure and continue: housekeeping and the broker's stop depend on this function.
+    # Log a failure and continue: an exception would end the housekeeping or the broker's stop.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),

@@ -71,7 +71,8 @@ class Pull:
         offset: queue offset of the first message.
         deadline: time until which the pull may be held, by the loop's clock; 0 means never.
         has_moved: whether ``offset`` is after messages that the filter excludes.
-        awaited: end of the queue that an arrival reported, but the last read did not reach; or -1.
+        awaited: end of the queue that an arrival reported and the last read did not reach; -1 if
+            there is none.
     """
 
     request: Request
@@ -247,7 +248,7 @@ class Pulling(Part):
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:
-                # A message arrived during this read, so read again.
+                # A message arrived during this read: read again.
                 pull.awaited = end
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return

@@ -2,7 +2,7 @@
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
 several stores, a crash can leave the load in some of the stores. So before the first append, a
-document decides which segments belong to the load. After a crash, the next load into the same path
+document records which segments belong to the load. After a crash, the next load into the same path
 completes the decided load, and drops the segments of a second attempt.
 
 ::
@@ -199,8 +199,8 @@ def commit_load(
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since the staging: its store gets no segment. If a
-            segment is missing or has another size, no store gets a segment.
+        CorruptFile: if a segment has changed since the staging; then its store gets no segment. If
+            a segment is missing or has another size, no store gets a segment.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -274,7 +274,7 @@ class _Commit:
         if plan.brokers == 1:
             # A load without rows creates the store too, and gets an entry in its ledger.
             store = plan.store(0)
-            # The segment files have the queues too, so do not send the queues to the task.
+            # The segment files list the queues too, so do not send the queues to the task.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}

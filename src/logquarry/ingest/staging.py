@@ -3,8 +3,8 @@
 A task checks its rows and makes their frames before any store is locked. The commit then only
 copies the frames, and sets their offsets. A task writes one segment for each broker.
 
-A row keeps its queue id; all rows with the same topic and queue id go to the same broker. For a row
-without a queue id, the hash of the key selects a queue of all brokers, as in RocketMQ's
+A row keeps its queue id; all rows with the same topic and queue id go to the same broker. If a row
+has no queue id, the hash of its key selects one of the queues of all brokers, like RocketMQ's
 ``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice does not depend
 on time or chance: a repeated load puts each row into the same queue.
 """
@@ -53,7 +53,7 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: queue of the first row without a key; counts the queues of all brokers.
+        turn: queue of the first row without a key, as an index into the queues of all brokers.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
