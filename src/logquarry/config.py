@@ -115,9 +115,9 @@ class StoreConfig(LayoutConfig):
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` recovers as RocketMQ does, even after a clean shutdown.
-        check_crc_on_recover: whether a recovery compares bodies with their CRCs. After a clean
-            shutdown, the opening checks the last three log files. The recovery ``"rocketmq"``
-            checks all files that it reads.
+        check_crc_on_recover: whether a recovery compares bodies with their CRCs. If the store was
+            shut down cleanly, only the last three log files are checked. The recovery
+            ``"rocketmq"`` checks all files that it reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):

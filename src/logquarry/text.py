@@ -45,7 +45,7 @@ def size_text(count: int | None) -> str:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        # A value that rounds up to 1024 takes the next unit.
+        # A value that is rounded up to 1024 gets the next unit.
         if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
@@ -76,7 +76,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def time_text(ms: int | None) -> str:
-    """Format a time as ISO 8601 in UTC; as a number outside the calendar; a dash for None."""
+    """Format a time as ISO 8601 in UTC, or as a number outside the calendar; a dash for None."""
     if ms is None:
         return "-"
     try:

@@ -253,7 +253,8 @@ class Pulling(Part):
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return
             if end == pull.awaited:
-                # The queue no longer reaches the awaited end: it was deleted or truncated.
+                # The queue no longer reaches the awaited end, because the queue was deleted or
+                # truncated.
                 self._ends[pull.key] = result.min_offset, result.max_offset
             pull.awaited = -1
             if is_patient:
@@ -296,7 +297,7 @@ class Pulling(Part):
         if held is None:
             held = self._held_of[connection] = set()
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # After PULL_NOT_FOUND the client would pull again at once.
+            # Do not answer PULL_NOT_FOUND: the client would pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()

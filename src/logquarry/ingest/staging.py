@@ -338,7 +338,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        # The caller encodes the rows in `odd`.
+        # This method skips the rows in `odd`; the caller encodes them.
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)

@@ -230,9 +230,9 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        notes: sentences to print below the numbers at the top.
+        notes: sentences that the page shows below the numbers at its top.
         title: the page's title; None for the store's path.
-        checked: called with the findings of the verification.
+        checked: called with the report of the verification.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.

@@ -6,10 +6,10 @@
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-No file of an earlier export changes before the intent exists. After a later crash, ``_SUCCESS`` is
-missing, and the next export replaces or removes each file of the intent. The intent of a compaction
-lists new files, removed files and the new manifest. After a crash, the next export or compaction
-completes the compaction.
+No file of an earlier export changes before the intent exists. If the export crashes after that,
+``_SUCCESS`` is missing, and the next export replaces or removes each file that the intent lists.
+The intent of a compaction lists new files, removed files and the new manifest. After a crash, the
+next export or compaction completes the compaction.
 
 An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
@@ -228,7 +228,7 @@ class ExportCommit:
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
 
-        `files` has (staged path, final path) below the destination.
+        `files` holds (staged path, final path) of each new file, below the destination.
         """
         try:
             self._put(files, manifest)
@@ -295,7 +295,7 @@ def remove_temporary(folder: OutputFolder) -> None:
 
 
 def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
-    """Call `work` for all arguments, several at a time: object stores answer slowly."""
+    """Call `work` for all arguments, several at a time, because object stores answer slowly."""
     with ThreadPoolExecutor(_AT_ONCE, "commit") as pool:
         for _ in pool.map(work, *arguments):
             pass
@@ -342,7 +342,7 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 class CompactionIntent:
     """The intent of a compaction: new files, and the old files to remove.
 
-    `moves` has (staged path, final path) of each new file; `manifest` is the manifest afterwards.
+    `moves` holds (staged path, final path) of each new file; `manifest` is the new manifest.
     """
 
     staging: str

@@ -75,7 +75,8 @@ def rebuild_on_spark(
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total). The log counts three times, once for each read.
+        progress: called with (bytes done, total). The total contains the log's bytes three times,
+            because the log is read three times.
         pause: called at safe points; raise to cancel.
     """
 

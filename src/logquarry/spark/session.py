@@ -49,8 +49,8 @@ _WORKERS = {
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# This machine's name can resolve to an address without a listener; a local driver needs only
-# loopback.
+# The machine's name can resolve to an address at which the driver does not listen. A local driver
+# needs only loopback.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -178,10 +178,11 @@ MINIMUM_VERSION = 17
 _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
-# POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while `set
-# --` collects the kept arguments, which preserves blanks and quotes. The script also filters the
-# arguments of the Java program. That is harmless: Spark passes JVM options of a program inside
-# other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
+# original arguments while `set --` collects the kept arguments, which preserves blanks and quotes.
+# The script also filters the arguments of the Java program. That is harmless: Spark passes JVM
+# options of a program inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not
+# match.
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.

@@ -99,7 +99,7 @@ class MessageStore(StoreReads):
             UnsupportedStore: if the log is not in ``commitlog/``, or if writing would harm a
                 feature of the store that logquarry does not support.
             StoreUnavailable: if another process has the store open for writing, or if the store
-                needs a recovery that opening cannot do.
+                needs a recovery that this method cannot do.
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         arguments.choice(mode, "mode", ("r", "rw"))

@@ -94,9 +94,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again: a live broker appends messages and deletes expired files.
 
-        If you request an offset beyond the known files, the reader calls this method itself. If the
-        reader has made the queues from the log, call this method yourself: a refresh then reads the
-        whole log again.
+        If you request an offset after the known files, the reader calls this method. If the reader
+        has made the queues from the log, call this method yourself: a refresh then reads the whole
+        log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -152,7 +152,7 @@ class BaseReader(StoreReads):
     # ------------------------------------------------------------------------------------ queues
     @property
     def has_queue_files(self) -> bool:
-        """Whether any consume queue has a message. If not, queues are made from the log."""
+        """Whether a consume queue has a message. If not, the reader makes queues from the log."""
         return self._found.has_queue_files
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -285,7 +285,7 @@ class _Found:
 
     @cached_property
     def has_other_queues(self) -> bool:
-        """Whether a queue may have no file: a queue in RocksDB, or only in the log."""
+        """Whether queues may have no files, because they are in RocksDB or only in the log."""
         return not self.has_queue_files or self.other_queues.has_rocksdb
 
     @cached_property
@@ -433,7 +433,8 @@ class LiveStore(StoreReads, SinglePut):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # Another program cut the file, so the file's end is not a torn tail of this writer.
+            # Another program has truncated the file, so the file's end is not a torn tail of this
+            # writer.
             layout.writer_end = stop
         return layout, stop
 

@@ -95,7 +95,7 @@ class BaseWriter(LiveStore, ServiceCalls):
             engine.close()
             raise
         close_at_exit(store)
-        # A slave gets delivered messages from its master.
+        # A slave delivers no messages, because it gets delivered messages from its master.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
             try:
                 store.start_delivery()
@@ -125,7 +125,8 @@ class BaseWriter(LiveStore, ServiceCalls):
             StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
                 messages that are in the log; None if the log has no message of the call.
             MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
-                appended.
+                appended, unless multi-dispatch makes the message too large; ``appended`` then has
+                the result for the earlier messages.
             UsageError: if a message is invalid. Nothing is appended.
         """
         return self._put_many(lambda: self._many.put_many(messages))
@@ -241,7 +242,7 @@ class BaseWriter(LiveStore, ServiceCalls):
         return made
 
     def _release_views(self) -> None:
-        # A view of a deleted file keeps the file's disk space in use.
+        # Release the views of deleted files: a view keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 

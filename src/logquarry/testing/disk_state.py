@@ -133,7 +133,7 @@ _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 class Content(NamedTuple):
     """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    ``versions`` has other contents of pages since the last sync, by page number.
+    ``versions`` holds, by page number, the other contents that a page had since the last sync.
     """
 
     durable: bytes
@@ -142,7 +142,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one name. ``node``: the number of its file or folder; None removes the name."""
+    """A change of one name. ``node`` is the number of its file or folder; None removes the name."""
 
     folder: int
     name: str

@@ -1,8 +1,9 @@
 """A disk for tests with injected faults and simulated power cuts.
 
 The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records the
-durable data: a sync of a file makes its pages durable, a sync of a folder its names. One run of a
-store gives thousands of crash images (:class:`~logquarry.testing.disk_state.DiskState`).
+durable data: a sync of a file makes its pages durable, and a sync of a folder makes its names
+durable. One run of a store gives thousands of crash images
+(:class:`~logquarry.testing.disk_state.DiskState`).
 """
 
 from __future__ import annotations
@@ -408,12 +409,12 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        # The path in the store, without topics, numbers and file names.
+        # Return the path in the store, without topics, numbers and file names.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
             parts = of.absolute().relative_to(self.root).parts
-        # The store is the root folder or any folder in it.
+        # A store can be the root folder or any folder in the root folder.
         kept = [part for part in parts if part in _PARTS]
         return "/".join(kept) or ("root" if isinstance(of, Path) else "?")
 
@@ -432,7 +433,7 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    # The functions of the package that call a sync, the innermost first.
+    # The functions of this package on the stack of a call of sync, the innermost first.
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)

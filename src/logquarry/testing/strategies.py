@@ -143,7 +143,7 @@ def frames(
     flags: st.SearchStrategy[int] | None = None,
     numbers: st.SearchStrategy[tuple[int, ...]] | None = None,
 ) -> Frame:
-    """Frames of any form that a sound log can contain, with a correct body CRC.
+    """Frames of all forms that a sound log can contain; the body CRCs are correct.
 
     Args:
         flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.

@@ -26,7 +26,7 @@ class BodyDecoder(ABC):
         """Decode one body into a value for :func:`pyarrow.array`."""
 
     def field(self, name: str) -> pa.Field:
-        """Return the Arrow field of a column with this name."""
+        """Return the Arrow field of the column `name`."""
         return pa.field(name, self.arrow_type)
 
     def decode(self, bodies: pa.Array) -> tuple[pa.Array, dict[int, str]]:

@@ -133,7 +133,7 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The start in the options applies only to stores that are new to the table.
+        # The options' start applies only to stores that the table has no messages of.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -196,7 +196,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets of the last read, even if the table got no message."""
+        """Commit the offsets of the last read, even if the read found no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
@@ -306,7 +306,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Never move a mark back: after a crash, the marks of the dead letters can be ahead."""
+    """Return marks that never move back: after a crash, the dead letters' marks can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

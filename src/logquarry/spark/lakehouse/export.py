@@ -65,7 +65,7 @@ class TableOptions:
         dead_letters: folder for undecodable messages; None for a folder beside the table.
         follow: whether to also export new messages until the user interrupts the export.
         interval: with `follow`: seconds between two steps.
-        moved: whether a store may have another path than at the last export.
+        moved: whether to accept a store whose path has changed since the last export.
     """
 
     partition_by: Sequence[str] = ()
@@ -222,7 +222,7 @@ def export_iceberg(
     on_commit: Callable[[Done], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
-    """Add the messages of stores to an Iceberg table, each exactly once; as :func:`export_delta`.
+    """Add the messages of stores to an Iceberg table, each exactly once, like :func:`export_delta`.
 
     Args:
         dest: folder that contains the folder of the table, and the catalog.

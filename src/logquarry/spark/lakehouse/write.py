@@ -5,11 +5,12 @@ export) and the task's attempt. During a commit, the run has a note::
 
     DEST/_logquarry/RUN.json     the marks of the table after the run's commit
 
-A run writes the note before the first file of a commit, and removes the note after the commit. If a
-run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
-has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
-the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
-first makes an empty commit, after which the catalog rejects the earlier commit.
+A run writes the note before the first file of a commit, and removes the note after the commit. Only
+one run holds the lock, so if a run finds the note of an earlier run, the earlier run has crashed.
+If the table has reached the note's marks, the table owns the crashed run's files. Otherwise the new
+run removes the crashed run's files. A catalog may still carry out the crashed run's commit. So
+before the removal, the new run makes an empty commit; then the catalog rejects the crashed run's
+commit.
 
 An object store has no locks, so a crashed run's files stay (see ``vacuum``,
 ``remove_orphan_files``).
@@ -365,7 +366,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit was made; otherwise make sure that the commit can never be made."""
+    """Return whether the commit was made; if not, make sure that it can never be made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

@@ -83,7 +83,7 @@ class LiveRetention:
         if intent is not None:
             # To finish an interrupted load, a writer reads the log from the load's start on.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the list of files: a file that has left `held` never returns.
+        # Read `held` before the list of files, because a file that has left `held` never returns.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             self.layout(),
@@ -140,7 +140,7 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Without a state table (dialect 4.9), these files are not open and stay.
+            # Dialect 4.9 has no open state table; these files then stay.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
@@ -188,7 +188,7 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # After a failed sync, raise; otherwise the next run tries again.
+            # After a failed sync, raise an error. After another failure, the next run tries again.
             self.health.require_writable()
             logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
@@ -226,7 +226,7 @@ def retain(
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan. :attr:`RetentionPlan.refused` says why the plan cannot be applied now.
+        The plan. :attr:`RetentionPlan.refused` gives the reason why the plan cannot be applied now.
 
     Raises:
         StoreNotFound: if there is no store.

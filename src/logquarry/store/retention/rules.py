@@ -48,8 +48,8 @@ class Unread:
 
     Attributes:
         group: the consumer group, or DELAYED, or OPEN.
-        offset: the next queue offset of the group. For open transactions: the queue offset of
-            the first open half message, or the state table number of the first PREPARED message.
+        offset: the next queue offset of the group. For OPEN, the queue offset of the first open
+            half message, or the state table number of the first PREPARED message.
     """
 
     topic: str
@@ -76,7 +76,8 @@ def unread(
     If a group's offset is unknown, all expiring messages of its topics count as unread.
 
     Args:
-        firsts: for each queue that loses messages, the first queue offset before and after.
+        firsts: for each queue that loses messages, the first queue offset before and after the
+            retention.
         start: the log's start before the retention.
         cut: the log's start after the retention.
     """
@@ -254,7 +255,7 @@ def freed_bytes(path: Path) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rules, and when a running store applies the rules
+# The rules, and the times at which a running store applies them
 #
 # A log file is deleted only if *all* given rules allow the deletion, unlike in RocketMQ.
 
@@ -355,7 +356,8 @@ def rules_due(
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
     - In the hours of ``delete_when``: all expired files.
-    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until it is not.
+    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until the disk is
+      less full.
     - With ``clean_file_forcibly_enable``, if the disk is fuller than FORCIBLY_RATIO: also files
       that have not expired.
 

@@ -78,16 +78,17 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message for a message; raise UsageError if the message cannot be in one."""
+    """Return the half message for a message; raise UsageError if the message cannot have one."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
     if props.DELAY in values or is_timed(values):
-        # RocketMQ's client silently drops the delay; its store would lose the half message.
+        # Reject a delay: RocketMQ's client silently drops the delay, and its store would lose the
+        # half message.
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # This property identifies the transaction after its half message was put back.
+    # UNIQ_KEY identifies the transaction after its half message was put back.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
@@ -183,7 +184,8 @@ def put_back(
 
     Args:
         check_times: number of checks including this check, if the listener is called.
-        first_offset: the half message's first queue offset, if there is no check.
+        first_offset: the half message's first queue offset, if the half message is put back without
+            a check.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -222,8 +224,8 @@ class _Known:
     Attributes:
         halves: queue offset in the half topic up to which half messages were read.
         ops: queue offset in the op topic up to which op messages were read.
-        open: queue offset -> topic of the message, for each open half message.
-        ended: queue offsets in op messages, of half messages that were not read yet.
+        open: for the queue offset of each open half message, the topic of its message.
+        ended: queue offsets that op messages list, of half messages that were not read yet.
     """
 
     halves: int = 0
@@ -266,7 +268,7 @@ def _is_shorter(queue: Queue | None, end: int) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read the new messages. Read half messages first: an op message follows its half message."""
+    """Read the new messages. Read half messages before op messages, which follow them."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)
