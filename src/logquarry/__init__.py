@@ -26,7 +26,7 @@ each name at its first use.
 import os
 
 # Type checkers treat this name as true. An import of typing would take longer than the rest of this
-# module, and the command line handles Ctrl-C only after the import of this module.
+# module. The command line cannot handle Ctrl-C before the import of this module ends.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -167,8 +167,8 @@ def keys(value: object, field: str = "keys") -> str | None:
         None for an empty sequence.
 
     Raises:
-        UsageError: if a word of a sequence is empty or contains a space, because RocketMQ would
-            index other words.
+        UsageError: if a word of a sequence is empty or contains a space: RocketMQ would then index
+            different words.
     """
     if isinstance(value, str):
         return value

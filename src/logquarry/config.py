@@ -105,10 +105,9 @@ class StoreConfig(LayoutConfig):
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. If
-            the distance of a message from the log's end exceeds
-            ``access_message_in_memory_max_ratio`` percent of the machine's memory, the message
-            counts as on disk.
+        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
+            message counts as on disk if its distance from the log's end exceeds
+            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
             to be page cache.
@@ -122,9 +121,10 @@ class StoreConfig(LayoutConfig):
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
-        store_host: the store host (``ip:port``) of messages that are put without one.
-        topic_check: topics that a put accepts: ``"store"`` any name that is safe as a folder name,
-            ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
+        store_host: the store host (``ip:port``) of messages whose ``store_host`` is None.
+        topic_check: which topics a put accepts. ``"store"`` accepts any name that is safe as a
+            folder name. ``"rocketmq-broker"`` accepts only the characters that RocketMQ's broker
+            accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
         os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
             time, the store refuses other puts.
@@ -162,18 +162,18 @@ class StoreConfig(LayoutConfig):
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             expired files (docs/retention.md).
-        file_reserved_time: hours until a log file expires, counted from the store time of its last
-            message. Older half messages are abandoned.
+        file_reserved_time: hours from the store time of a log file's last message until the file
+            expires. Older half messages are abandoned.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
-        clean_file_forcibly_enable: whether the writer deletes files that have not expired if the
-            disk is more than 85 % full. (RocketMQ: true.)
+        clean_file_forcibly_enable: whether the writer also deletes files that have not expired, if
+            the disk is more than 85 % full. (RocketMQ: true.)
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
-        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. Otherwise
+        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. If False,
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
@@ -325,8 +325,8 @@ class StoreConfig(LayoutConfig):
         Skips settings of RocketMQ that logquarry does not use. Logs a warning for an unknown name.
 
         Raises:
-            UsageError: if a value has the wrong type, or if an unknown name is probably a typing
-                error of a setting that logquarry uses.
+            UsageError: if a value has the wrong type, or if an unknown name is probably a
+                misspelling of a setting that logquarry uses.
         """
         arguments.mapping(values, "values", "a mapping of names to values")
         for name in values:
@@ -438,13 +438,13 @@ def broker_names() -> frozenset[str]:
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Return a warning for each name that neither RocketMQ nor logquarry knows.
+    """Return a warning for each name that is no setting of RocketMQ or logquarry.
 
     RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
     ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
-        UsageError: if a name is probably a typing error of a used setting.
+        UsageError: if a name is probably a misspelling of a setting in ``used``.
     """
     warnings = []
     for name in names:

@@ -90,7 +90,8 @@ class ReplicationError(LogquarryError):
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    ``events`` has the valid events before the violation, decoded from the same bytes.
+    ``events`` holds the valid events that were decoded from the received bytes before the
+    violation.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -176,7 +177,7 @@ class MessageRejected(StoreError):
         self.appended: Any = None
 
     def of_message(self, index: int) -> MessageRejected:
-        """Return the same rejection for message ``index`` of a ``put_many``."""
+        """Return a copy of this exception for message ``index`` of a ``put_many``."""
         text = f"message {index}: {self}"
         return MessageRejected(text, status=self.status, reason=self.reason, index=index)
 

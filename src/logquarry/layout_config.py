@@ -86,7 +86,7 @@ class LayoutConfig:
 
     @property
     def index_shape(self) -> index.IndexShape | None:
-        """Slots and entries of an index file; None if no setting fixes them."""
+        """Slots and entries of an index file; None if both settings are None."""
         if self.max_hash_slot_num is None and self.max_index_num is None:
             return None
         return index.IndexShape(

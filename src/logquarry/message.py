@@ -66,7 +66,7 @@ class Message(_Fields):
         queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. For
             all other messages the store sets the queue offset.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
-        born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
+        born_host: the producer: text ``ip:port`` or ``[ip]:port``, or the 8 or 20 bytes of a frame.
         store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
         prepared_transaction_offset: for a COMMIT or ROLLBACK, the physical offset of its half
@@ -159,7 +159,7 @@ class Message(_Fields):
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values, checked as in the constructor."""
+        """Return a copy with other values; check them like the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:
@@ -215,7 +215,7 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# These types must be the same as in the conditions of the constructor.
+# Keep these types equal to the types in the conditions of the constructor.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},

@@ -31,8 +31,8 @@ _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 def printable(text: str) -> str:
     """Escape characters that are not visible: ``\\x1b``, ``\\u202e`` and so on.
 
-    Not visible are control and format characters (such as bidirectional overrides), line ends and
-    lone surrogates.
+    Such characters are control and format characters (for example bidirectional overrides), line
+    ends and lone surrogates.
     """
     if text.isprintable():
         return text
@@ -207,7 +207,7 @@ def time_ms(value: str | date) -> int:
     Accepts milliseconds, ISO 8601, a date (midnight) or a datetime; UTC without a zone.
 
     Raises:
-        UsageError: if a text is neither milliseconds nor a time.
+        UsageError: if a text is not a number of milliseconds and not a time.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):

@@ -1,4 +1,4 @@
-"""Measures puts, gets and a consumer, in the same way as ``oracle/bench`` measures RocketMQ.
+"""Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, warms up, measures, and deletes the store.
 Dispatch runs during the puts, so there are two times: until the last put returns, and until all
@@ -59,7 +59,7 @@ _PUT_OK: Final = PutStatus.PUT_OK
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """The messages of a benchmark, and how to put them.
+    """The settings of a benchmark: its messages, and how it puts them.
 
     Attributes:
         n: number of measured messages.
@@ -119,7 +119,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # A user's program makes a message with the same call.
+            # Use the call with which a user's program makes a message.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,

@@ -72,8 +72,9 @@ class Broker:
     """A broker that serves a store to RocketMQ's clients. An asynchronous context manager.
 
     Args:
-        path: the store's folder; created if it is missing. If None, the broker uses a temporary
-            store, in /dev/shm if 1 GiB is free there, and deletes this store when it stops.
+        path: the store's folder; created if it is missing. If None, the broker makes a temporary
+            store, and deletes this store when it stops. The temporary store is in /dev/shm if 1 GiB
+            is free there.
         options: by default the broker listens on loopback, on ports that the system chooses.
         clock: returns the time in milliseconds, for delays, retries and checks of transactions.
             Tests pass a :class:`logquarry.testing.clock.ShiftedClock`.

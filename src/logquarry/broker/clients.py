@@ -94,7 +94,7 @@ def _compiled(text: str) -> SqlFilter | str:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Client:
-    """A client, as one of its heartbeats describes it.
+    """The description of a client in one of its heartbeats.
 
     Attributes:
         version: RocketMQ's number of the client's version (``MQVersion``).

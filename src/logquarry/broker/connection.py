@@ -108,10 +108,10 @@ class Server(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection. Only the event loop uses it.
+    """A client's connection. Only the event loop uses this object.
 
     Attributes:
-        host: the client's address, encoded as in a frame.
+        host: the client's address in the binary form that a frame has.
         pending: number of requests in progress, without held pulls.
         heard: time at which the last bytes arrived, by ``time.monotonic``.
         is_writable: whether the client reads its answers in time.

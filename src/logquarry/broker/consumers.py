@@ -288,7 +288,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """Return the store time of the message at a queue offset; 0 if there is no such message."""
+    """Return the store time of the message at a queue offset; 0 if there is no message."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

@@ -83,8 +83,8 @@ class Port:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    # The event loop must not resolve the host: libuv would start threads to do so, and would crash
-    # a forked child when it ends these threads.
+    # The event loop must not resolve the host. libuv would start threads to resolve it; in a forked
+    # child, libuv would crash when it ends these threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:

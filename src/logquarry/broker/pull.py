@@ -379,7 +379,7 @@ class Pulling(Part):
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """Return the end of a queue, as far as the broker knows it; otherwise 0."""
+        """Return the end of a queue; 0 if the broker does not know the end."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:

@@ -43,7 +43,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# Constants, because a lookup of an enum's member takes longer than a comparison with it.
+# These are constants, because the lookup of an enum's member takes longer than a comparison.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -216,7 +216,7 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """Return a message's property string as RocketMQ's broker stores it."""
+        """Return a message's property string in the form that RocketMQ's broker stores."""
         # Remove WAIT=true, which all clients send although it is the default. Add the cluster's
         # name, because consumers need it to reply to a request.
         text = text.removesuffix(_SEPARATOR)

@@ -1,4 +1,4 @@
-"""Commits the rows that many tasks have staged to one or several stores: all exactly once, or none.
+"""Commits the staged rows of many tasks to one or several stores: all rows exactly once, or none.
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
 several stores, a crash can leave the load in some of the stores. So before the first append, a
@@ -127,8 +127,8 @@ def _is_held(store: str) -> bool:
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
     """Append to all stores in this process, with one thread per processor, at least four threads.
 
-    A small load appends to its stores one after the other, because the files of an open store take
-    much more disk space than a few messages.
+    A small load appends to its stores one after the other: the files of an open store take much
+    more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]

@@ -88,7 +88,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
 
 def _is_data(path: Path) -> bool:
-    # Spark and pyarrow ignore the same names.
+    # Ignore these names, because Spark and pyarrow ignore them too.
     return path.is_file() and not path.name.startswith(("_", "."))
 
 

@@ -70,7 +70,7 @@ def place_rows(
         every = brokers * queues
         keys = batch["keys"] if "keys" in batch.schema.names else pa.nulls(count, pa.string())
         hashes = first_word_hashes(keys)
-        # Java's remainder has the sign of the dividend.
+        # Use fmod, because Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         turns = (turn + np.arange(count)) % every
         chosen = np.where(hashes == NO_WORD, turns, chosen)
@@ -127,8 +127,8 @@ class LoadPlan:
         queues: number of queues of each topic in each store, for rows without a queue id.
         config: the user's settings of the stores.
         sizes: `config` with the file sizes of the existing stores.
-        on_rejected: for a row that no store accepts: ``fail`` ends the load, ``deadLetter`` writes
-            the row to the folder `dead_letters`.
+        on_rejected: what to do with a row that no store accepts. ``fail`` ends the load;
+            ``deadLetter`` writes the row to the folder `dead_letters`.
     """
 
     path: str

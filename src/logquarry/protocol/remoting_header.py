@@ -118,7 +118,7 @@ class RemotingCommand(NamedTuple):
         fields: Mapping[str, str] = _NO_FIELDS,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Make the answer to a request, with the same form of header."""
+        """Make the answer to this request, with this request's form of header."""
         # The result equals RemotingCommand(...), but this line avoids the cost of a Python call.
         return _new(
             RemotingCommand,
@@ -466,5 +466,5 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# scan_once is raw_decode without a Python call around it; the type stubs lack scan_once.
+# scan_once does the work of raw_decode without a Python call; the type stubs lack it.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

@@ -49,7 +49,7 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """State of a slave, as its master knows it. Offsets are None before the slave's first report.
+    """The master's knowledge of one slave. Offsets are None before the slave's first report.
 
     Attributes:
         next_offset: physical offset of the next byte to send.

@@ -261,8 +261,8 @@ class Server(ABC, Generic[P]):
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # No descriptors are left, or the peer is gone. Without descriptors the listener stays
-            # ready, and a loop without a pause would use a whole CPU.
+            # The process has no descriptor left, or the peer has disconnected. Without descriptors
+            # the listener stays ready, and a loop without a pause would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return

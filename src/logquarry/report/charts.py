@@ -183,7 +183,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add an empty bin at each end: a single bar would fill the whole chart.
+    # Add an empty bin at each end, because a single bar would otherwise fill the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

@@ -359,7 +359,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    # delayOffset.json has the next queue offset of each delay level.
+    # delayOffset.json contains the next queue offset of each delay level.
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

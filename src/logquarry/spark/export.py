@@ -72,8 +72,8 @@ def export_parquet(
 ) -> ExportSummary:
     """Export the messages of stores to Parquet files with the columns of the data source.
 
-    The rows of a file are in physical order. If the options select topics or queues, a file has
-    one queue after the other instead. With ``partition_by``, the files are in folders
+    The rows of a file are in physical order. If the options select topics or queues, the rows of a
+    file are in the order of queues instead. With ``partition_by``, the files are in folders
     ``topic=.../day=...`` and still contain the partition columns. Ctrl-C before the commit leaves
     ``dest`` unchanged. If you press Ctrl-C during the commit, the export stops after the commit.
 

@@ -103,7 +103,7 @@ def _keys(text: str) -> frozenset[str]:
 
 
 def _tags(text: str) -> frozenset[str] | None:
-    """Parse a list of tags, or a tag expression as in RocketMQ; None means all tags."""
+    """Parse a list of tags or RocketMQ's tag expression; None means all tags."""
     if TAG_SEPARATOR in text or text == "*":
         return tag_expression(text, "it")
     return _names(text)

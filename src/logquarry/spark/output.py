@@ -71,8 +71,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        List the folder only after locking. Otherwise an export that commits after the listing would
-        leave its files beside the new files.
+        List the folder only after locking. Without the lock, an export that commits after the
+        listing would leave its files beside the new files.
         """
         if not self.is_local:
             return None
@@ -318,7 +318,8 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     """Return a path of a manifest or intent; raise UsageError if no export can have this path.
 
-    The commit removes listed files, so a forged document could otherwise remove other files.
+    The commit removes listed files, so without this check a forged document could remove other
+    files.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
@@ -373,7 +374,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
 
     Raises:
         UsageError: if the intent is invalid.
-        CorruptFile: if a new file is neither staged nor in place.
+        CorruptFile: if a new file is missing: it is not staged and not in place.
     """
     try:
         document = folder.read_json(INTENT)

@@ -339,7 +339,7 @@ def _plain_name(word: str) -> str:
 
 
 def partition_folder(names: Sequence[str], values: Sequence[Any]) -> str:
-    """Return a folder such as ``topic=orders/day=2024-05-01``, escaped as by Hive and Spark."""
+    """Return a folder such as ``topic=orders/day=2024-05-01``, with Hive's escapes."""
     return "/".join(f"{n}={_hive_value(v)}" for n, v in zip(names, values, strict=True))
 
 

@@ -66,7 +66,7 @@ def rebuild_on_spark(
     pause: Callable[[], None] = lambda: None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Rebuild consume queues and index; the files have the same bytes as with :func:`rebuild`.
+    """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
     The driver itself builds each queue whose offsets start again, because the topic was deleted and
     recreated. If a process has the store open, the driver builds all queues and the index.

@@ -37,7 +37,7 @@ _checked: set[str] = set()
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # With UTC, the same timestamps print as the same text on every machine.
+    # With UTC, a timestamp prints as the same text on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -64,15 +64,16 @@ def get_session(
 ) -> SparkSession:
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
-    A new session uses a Java that runs Spark, this interpreter for the Python workers, UTC, Arrow,
-    no web UI and a quiet log. `config` overrides these settings. In a running session, `config`
-    changes only the settings that can change at run time. Under spark-submit, spark-submit sets
-    master and Java.
+    A new session uses a Java that runs Spark, runs the Python workers with this interpreter, and
+    uses UTC and Arrow. It has no web UI and a quiet log. `config` overrides these settings. In a
+    running session, `config` changes only the settings that can change at run time. Under
+    spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # Import spark.columns first: if PySpark is missing, its error names the extra to install.
+    # Import spark.columns first: if PySpark is missing, the error of that module names the extra to
+    # install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession

@@ -3,7 +3,7 @@
 Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
 and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine. `load`
 runs the commit as a second Spark job, with one task for each store. All executors must reach the
-stores' folder under the same path.
+stores' folder under one path.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ logger = logging.getLogger(__name__)
 class _Reader(Packaged, DataSourceStreamReader):
     """Base of a stream's readers: a process beside the driver plans, the workers read.
 
-    The options are parsed at the query's first call: up to version 4.3, PySpark drops the text of
-    an exception that the constructor raises.
+    The options are parsed at the query's first call and not in the constructor: up to version 4.3,
+    PySpark drops the text of a constructor's exception.
     """
 
     def __init__(self, given: Mapping[str, str], struct: StructType) -> None:

@@ -345,7 +345,7 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log follow it; else None (no bound)."""
+        """The log's end if bytes of an earlier log follow; None if a read needs no bound."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property

@@ -267,10 +267,10 @@ class StoreReads(LogReads):
             exact: whether to leave out messages whose keys only have the same hash, and repetitions
                 of a message. RocketMQ returns both.
 
-        For a matching inner batch of RocketMQ 5, the result has the messages with the key. If the
-        key is the batch's own UNIQ_KEY (the message id that the producer got), the result has all
-        messages of the batch. RocketMQ indexes a word of KEYS only if the batch itself has this
-        word; :meth:`scan` finds all keys.
+        If an inner batch of RocketMQ 5 matches, the result has those messages in the batch that
+        have the key. If the key is the batch's own UNIQ_KEY (the message id that the producer got),
+        the result has all messages of the batch. RocketMQ indexes a word of KEYS only if the batch
+        itself has this word; :meth:`scan` finds all keys.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")

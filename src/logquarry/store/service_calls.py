@@ -45,7 +45,7 @@ class ServiceCalls(ABC):
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function for each queue that has grown. The function must
-        be quick, and cannot wait for the dispatcher. Its exceptions are logged.
+        be quick, and must not wait for the dispatcher. Its exceptions are logged.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -128,7 +128,7 @@ class ServiceCalls(ABC):
         half message like a half message that a crash left open.
 
         Args:
-            message, group: as for :meth:`transaction`.
+            message, group: see :meth:`transaction`.
 
         Raises:
             UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.

@@ -1,7 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
 A service is created at its first use, and ends before the store is closed. A service puts messages
-only after a call or a setting has started the service: the store may be open just for an import.
+only after a call or a setting has started it, because a store may be open only for an import.
 """
 
 from __future__ import annotations
@@ -371,7 +371,8 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one part cannot save its progress, still save the progress of the other part.
+            # If one of the two deliveries cannot save its progress, save the progress of the other
+            # delivery anyway.
             try:
                 save()
             except StoreUnavailable as error:

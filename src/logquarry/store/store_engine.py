@@ -194,9 +194,9 @@ class StoreEngine:
             # Log only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While the store is open, its files have a second name (hard link). After a crash, a
-            # file may have only the second name. Restore the file now: otherwise a file that the
-            # recovery quarantines would return later.
+            # While the store is open, each of its files has a second name (hard link). After a
+            # crash, a file may have only the second name. Restore the first name now: otherwise a
+            # file that the recovery quarantines would return later.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = open_check.plan_to_open(root, config)
@@ -272,7 +272,7 @@ class StoreEngine:
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
-            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0 after a recovery.
+            # QUIRK: like RocketMQ 4.9, start queues of multi-dispatch at 0 again after a recovery.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 

@@ -108,15 +108,16 @@ class BaseWriter(LiveStore, ServiceCalls):
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts, but the messages of a chunk of about 1 MiB
-        share one store time. Other threads can put between chunks. All messages are checked before
-        the first message is appended. Arrow columns are named like the fields of
+        The log gets the bytes that single puts would write, but the messages of a chunk of about 1
+        MiB share one store time. Other threads can put between chunks. All messages are checked
+        before the first message is appended. Arrow columns are named like the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
-            messages: the messages, which all stay in memory: Message objects, or columns of any
-                object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
-                pyarrow, a DataFrame of Polars or pandas (2.2 or later), a relation of DuckDB.
+            messages: Message objects, or any object that exports Arrow data
+                (``__arrow_c_stream__``). Such objects are a table or reader of pyarrow, a DataFrame
+                of Polars or pandas (2.2 or later), and a relation of DuckDB. All messages stay in
+                memory during the call.
 
         Returns:
             The offsets of each message, as arrays.

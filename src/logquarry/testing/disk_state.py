@@ -2,7 +2,7 @@
 
 A crash keeps an arbitrary part of the data that is not durable:
 
-- a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
+- a page of 4 KiB has its old content, its new content or an intermediate content, or is torn at a
   multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done. After a rename, the file has
@@ -195,7 +195,7 @@ class DiskState:
     Attributes:
         contents: bytes of each file, by its number.
         durable: durable names of each folder, with the numbers of their files or folders.
-        live: current names of each folder, with the same numbers.
+        live: current names of each folder, with the numbers of their files or folders.
         pending: changes from ``durable`` to ``live``, in order.
     """
 

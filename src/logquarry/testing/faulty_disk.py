@@ -175,7 +175,7 @@ class FaultyDisk(Disk):
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Simulate a new process with the same page cache, and remove all faults.
+        """Simulate a new process that finds the old page cache, and remove all faults.
 
         First close the store of the old process, and ignore errors of the close.
         """
@@ -370,8 +370,8 @@ class FaultyDisk(Disk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder also makes the new name of a rename durable. Otherwise a
-            # crash could remove both names.
+            # A sync of the old folder also makes the new name of a rename durable. If the sync made
+            # only the removal of the old name durable, a crash could remove both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             disk_state.apply(self._durable, done)

@@ -147,8 +147,9 @@ def frames(
 
     Args:
         flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.
-        numbers: queue id, flag, queue offset, born and store timestamp, reconsume times, prepared
-            transaction offset (default: usual numbers, and any numbers that fit the fields).
+        numbers: queue id, flag, queue offset, born and store timestamp, reconsume times and
+            prepared transaction offset. The default generates usual numbers, and any numbers that
+            fit the fields.
     """
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)

@@ -129,7 +129,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Replace each Arrow type that a library has changed, such as large_string, by our own type."""
+    """Replace types that a library has changed, such as large_string, by logquarry's types."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])

@@ -237,8 +237,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export reads the same messages again, but
-        writes only the dead letters after the marks of the dead letters' table.
+        After a crash between the two commits, the next export reads these messages again. It then
+        writes only dead letters after the marks of the dead letters' table.
         """
         target = self._target
         if not self._run.name:

@@ -170,7 +170,7 @@ def export_delta(
     Args:
         spark: a session whose workers reach the stores and ``dest`` under the same paths.
         options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
-            limit the size of a commit. Filters and columns must be the same as in the table's first
+            limit the size of a commit. Filters and columns must equal those of the table's first
             export.
         table_storage_options: options of `deltalake` for a URL.
         progress: called with (bytes of log done, bytes in total) for each commit.
@@ -227,7 +227,7 @@ def export_iceberg(
     Args:
         dest: folder that contains the folder of the table, and the catalog.
         table: ``NAMESPACE.TABLE``; the table of dead letters is ``NAMESPACE.TABLE_dead_letters``.
-        catalog: properties of a catalog, as for `pyiceberg`; None for SQLite in
+        catalog: properties of a catalog, with `pyiceberg`'s names; None for SQLite in
             ``dest/catalog.db``.
     """
     export = iceberg_export(stores, dest, options, table=table, catalog=catalog, **table_options)

@@ -98,7 +98,8 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Read native columns for partitioning and counting; Kafka's columns are added below.
+        # Read native columns, which partitioning and counting need; Kafka's columns are added
+        # below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:

@@ -74,7 +74,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # A first queue offset of 0 needs no condition.
+                # If a queue's first offset is 0, the queue needs no condition.
                 if first
             }
             if firsts:

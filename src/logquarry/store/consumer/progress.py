@@ -222,8 +222,8 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group had offsets in a topic that are lost now.
 
-        If the offset file is missing, the group's retry topic, its dead-letter topic or the
-        broker's list of groups shows that the group existed.
+        If the offset file is missing, three places can show that the group existed: its retry
+        topic, its dead-letter topic and the broker's list of groups.
         """
         if self._has_offsets and not self.files:
             return False

@@ -39,7 +39,7 @@ _RUN: Final = re.compile(r"run-[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True)
 class LoadId:
-    """Identifies a load. A load that is not named is recorded only while the load runs."""
+    """Identifies a load. A load without a name is recorded only while the load runs."""
 
     app: str
     version: int
@@ -196,8 +196,8 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
 
     Args:
         folder: the ``loads`` folder.
-        names: segments of this version to delete (default: all segments of this version and of
-            older versions).
+        names: segments of this version to delete; by default, all segments of this version and of
+            older versions.
     """
     own = folder / load.staged
     if names is not None:

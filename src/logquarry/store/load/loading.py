@@ -95,7 +95,7 @@ class Loads:
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self.writer.check_status()
-        # Sync the messages before the load: a crash must not remove them.
+        # Sync the messages before the load, because a crash must not remove these messages.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:

@@ -1,8 +1,8 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, files are deleted while other threads put, dispatch and read. A log file can be
-deleted only if the file is synced, dispatched and not the last file, so no thread writes to the
-file. A reader that has mapped a deleted file can still read it.
+In an open store, files are deleted while other threads put, dispatch and read. A retention deletes
+a log file only if it is synced, dispatched and not the last file, so no thread writes to this file.
+A reader that has mapped a deleted file can still read it.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def retain(
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a deletion would harm.
         StoreUnavailable: with ``apply``, if the store is open in another program, was not shut down
-            cleanly, has an unfinished load, or if the disk fails.
+            cleanly, or has an unfinished load, and if the disk fails.
         UsageError: if the store is not local.
     """
     root = local_store(path)
@@ -290,11 +290,11 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# The log's files are deleted first, from the log's start on, and each deletion is synced before the
-# next. So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ
-# skip queue entries and index entries before the log's start, so a crash needs no repair, and the
-# next retention finishes the work. In the opposite order, a crash would leave messages in the log
-# that are in no queue.
+# A retention deletes the log's files first, oldest first, and syncs each deletion before the next.
+# So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ skip
+# queue entries and index entries before the log's start. So a crash needs no repair, and the next
+# retention finishes the work. In the opposite order, a crash would leave messages in the log that
+# are in no queue.
 #
 # The new start is recorded before the first deletion: if the log starts after the recorded start,
 # log files are lost.

@@ -81,7 +81,7 @@ def unread(
         start: the log's start before the retention.
         cut: the log's start after the retention.
     """
-    # Log at debug level: a running store calls this function every ten seconds.
+    # Log only at debug level, because a running store calls this function every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {
@@ -276,7 +276,8 @@ class RetentionRules:
 
     Attributes:
         older_than_ms: allows files whose last message was stored at least this long ago.
-        max_disk_ratio: allows the oldest files while the used part of the disk is larger (0 to 1).
+        max_disk_ratio: allows the oldest files while the used part of the disk (0 to 1) is above
+            this value.
         keep_bytes: allows the files before the newest ``keep_bytes`` bytes of the log.
         most_files: maximum number of log files per run.
 

@@ -202,7 +202,7 @@ class DelayedDelivery(Delivery):
         start, unique = first, True
         if saved is None:
             # There was no delivery, or the progress file is lost. If the file is lost, only a log
-            # from 0 on shows all deliveries.
+            # that starts at 0 shows all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
             # If a saved offset is wrong, the saved position cannot be trusted either.
@@ -294,8 +294,8 @@ class DelayedDelivery(Delivery):
     def _times(self, level: int, units: Units, now: int) -> Int64:
         """Return the due time of each entry (``correctDeliverTimestamp``).
 
-        As in RocketMQ, a message that is due later than now plus the level's delay is due now. So
-        after the clock was set back, a message still waits at most for the level's delay.
+        Like RocketMQ, treat a message as due now if its due time is later than now plus the level's
+        delay. So after the clock was set back, a message still waits at most for the level's delay.
         """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
@@ -414,8 +414,8 @@ class DeliveryService(Service):
         """Deliver due messages."""
         try:
             dispatched = self._dispatched()
-            # If no message waits and no message is new, do not search the queues: in an idle
-            # process the search would take most of the store's processor time.
+            # If no message waits and the log has not grown, do not search the queues: in an idle
+            # process, the search would take most of the processor time.
             if dispatched != self._idle_at:
                 is_idle = self._deliver()
                 self._idle_at = dispatched if is_idle else -1

@@ -132,7 +132,8 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # In the heap, messages of the same slot follow this message, so they still wait.
+                # In the heap, the other messages of this slot follow this message, so they still
+                # wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)

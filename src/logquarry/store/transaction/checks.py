@@ -6,7 +6,7 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-To put an open half message back, a check puts a copy at the queue's end, and the progress passes
+To put an open half message back, a check puts a copy at the queue's end. The progress then passes
 the old half message. Then the check calls the listener. The rules follow RocketMQ, unless RocketMQ
 would lose messages:
 
