@@ -57,7 +57,7 @@ class TopicFilter:
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription to a tag expression or an SQL92 filter; None for both selects all.
+    """Parse a subscription to a tag expression or an SQL92 filter; None, None selects all messages.
 
     Raises:
         Refused: if the expression is invalid or too long.

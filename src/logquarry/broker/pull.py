@@ -1,11 +1,12 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
 If a pull finds no message, the broker holds the pull as an object, without a thread. New messages
-in the pull's queue start the pull again. After the pull's time, the answer is PULL_NOT_FOUND.
+in the pull's queue start the pull again. When the pull's waiting time is over, the broker answers
+PULL_NOT_FOUND.
 
-As in RocketMQ (``PullRequestHoldService``), a pull stays held if its filter excludes all new
-messages. A filter by tags is compared with the messages' tags codes; SQL92 needs the messages. At
-most six seconds later, the client gets the offset after these messages.
+Like RocketMQ (``PullRequestHoldService``), the broker continues to hold a pull whose filter
+excludes all new messages. A filter by tags is compared with the messages' tags codes; SQL92 needs
+the messages. At most six seconds later, the client gets the offset after these messages.
 """
 
 from __future__ import annotations
@@ -349,7 +350,8 @@ class Pulling(Part):
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        # Moves held pulls after the new messages, if their tags exclude all new messages.
+        # If a held pull's tags exclude all new messages, moves the pull's offset after these
+        # messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
             # The filter may select messages between the pull's offset and the new messages.

@@ -307,8 +307,8 @@ class _Commit:
 
 
 class _Decision:
-    # The document that decides a load of several brokers. The file exists until the load is
-    # complete.
+    # The document whose existence decides that a load of several brokers will be completed. The
+    # file exists until the load is complete.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan

@@ -410,7 +410,7 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
             try:
-                # The text of a refused row can be invalid.
+                # The text of a rejected row can be invalid.
                 is_none = number in refused or not row.is_valid
                 words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:

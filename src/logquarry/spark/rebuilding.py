@@ -116,10 +116,10 @@ def rebuild_stores(
     For other arguments see :func:`rebuild_on_spark`.
 
     Args:
-        into: folder for the rebuilt files, each store's in a folder named after its broker.
-        apply: without ``into``: replace each store's own files.
-        resume: with ``into``: continue an interrupted call and skip complete stores. Notes in
-            ``into`` record the store of each folder.
+        into: folder for the rebuilt files; each store gets a folder named after its broker.
+        apply: whether to replace each store's own files, if ``into`` is None.
+        resume: whether to continue an interrupted call with the same ``into``, and to skip complete
+            stores. Notes in ``into`` record the store of each folder.
 
     Raises:
         StoreNotFound: if a path is not a store.

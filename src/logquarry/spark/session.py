@@ -303,7 +303,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin/java is not in a Java home, but the linked file may be.
+        # Resolve links: /usr/bin/java is not in a Java home, but the file to which it links may be.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)

@@ -116,7 +116,8 @@ class BaseReader(StoreReads):
     def stats(self) -> StoreStats:
         """Return the store's contents in ``state``. A reader does not count its calls."""
         self._require_open()
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -244,7 +245,8 @@ class BaseReader(StoreReads):
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
-        # Importing takes 0.1 s. A reader of a few messages does not need the modules.
+        # Import late, because the imports take 0.1 s, and a reader of a few messages does not need
+        # the modules.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
         from logquarry.store.consumer.progress import LostOffsets, Progress

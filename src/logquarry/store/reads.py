@@ -115,7 +115,8 @@ class StoreReads(LogReads):
 
     @cached_property
     def _state(self) -> StateReader:
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.state import StateReader
 
         return StateReader(self)
@@ -228,7 +229,8 @@ class StoreReads(LogReads):
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
         """Gets messages for consumers, without the caps of a ``get``."""
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.consumer.source import AT_ONCE
 
         return self._new_getter(AT_ONCE)

@@ -187,7 +187,7 @@ class FaultyDisk(Disk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """Return the whole disk now; after a stop (:meth:`stop_at`), the disk at the stop."""
+        """Return the whole disk now, or after :meth:`stop_at`, at the time of the stop."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},

@@ -112,7 +112,7 @@ class TableExport:
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
     ) -> TableSummary:
-        """Run the export with a function that runs tasks."""
+        """Run the export; ``run`` is a function that runs tasks."""
         began = time.monotonic()
         self.check()
         done = self._advance(run, on_commit)

@@ -105,7 +105,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Fix the start of a group in topics without offsets; later calls change nothing."""
+        """Determine where a group starts in topics without offsets; later calls change nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:

@@ -234,7 +234,7 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
-    """Return the use of the path's disk with the most free space; None if unknown.
+    """Return the use of the least used disk that has one of the paths; None if unknown.
 
     RocketMQ deletes files to free space only if all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
