@@ -7,12 +7,12 @@ the machine hit both. A cell has the median of the rounds, and a ratio has the m
 within a round. The table needs Java and Maven for RocketMQ's column; without them, the column stays
 empty. The same holds for ``lmdb`` and ``rocksdict``.
 
-A virtual machine's host gives a page of memory at its first use, which takes up to ten times as long
-as a page that was in use a moment ago. With ``--prime SIZE``, the program writes a file of that many
-GiB and removes the file before each run of either program.
+A virtual machine's host gives a page of memory at its first use. That takes up to ten times as long
+as a page that was in use a moment ago. With ``--prime SIZE``, the program writes and removes a file
+of SIZE GiB before each run of either program.
 
-The column of shares divides by a limit of the machine, which the program measures first: memory copies,
-CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
+The column of shares divides by a limit of the machine. The program measures the limits first: memory
+copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
 """
 
 from __future__ import annotations

@@ -9,21 +9,24 @@
             print(message.queue_offset, message.keys, message.body)
 
 - `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
-- `Message` is a message to put, `StoredMessage` a message from a store, `StoreConfig` the settings.
+- `Message` is a message to put, `StoredMessage` is a message that a store returned, and
+  `StoreConfig` holds the settings of a store.
 - `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` do the work of the commands with
   the same names. `to_json()` of a result returns the document that the command prints with
   ``--json``.
-- `errors` has all exceptions. A wrong argument raises `errors.UsageError`, a ValueError. If the
-  argument has a wrong type, the exception is an `errors.WrongType`, which is a TypeError too.
+- The module `errors` defines all exceptions. A wrong argument raises `errors.UsageError`, a
+  ValueError. An argument of a wrong type raises `errors.WrongType`, a UsageError that is also a
+  TypeError.
 
-Other packages: `logquarry.replication`, `logquarry.spark`, and `logquarry.testing` with a faulty
-disk and a model of a store for your own tests. The package imports each name at its first use.
+Three packages are separate: `logquarry.replication`, `logquarry.spark` and `logquarry.testing`.
+`logquarry.testing` has a faulty disk and a model of a store for your own tests. The package imports
+each name at its first use.
 """
 
 import os
 
 # Type checkers treat this name as true. An import of typing would take longer than the rest of this
-# module, and the command line handles Ctrl-C only after the import of this module.
+# module. The command line cannot handle Ctrl-C before the import of this module ends.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """Checks of the arguments of public calls.
 
 Each function checks one argument and returns it in the package's form: an integer of any kind (even
-NumPy's) as an int, a path as text, names as a list. A wrong type raises WrongType (a TypeError), a
-wrong value UsageError (a ValueError).
+NumPy's) becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType
+(a TypeError); a wrong value raises UsageError (a ValueError).
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def port(value: object) -> int:
 
 
 def seconds(value: object, field: str = "timeout") -> float:
-    """Check a waiting time in seconds; limited to 100 years."""
-    # A thread cannot wait longer than its platform's limit.
+    """Check a waiting time in seconds; reduce a time above 100 years to 100 years."""
+    # Each platform limits how long a thread can wait.
     found = min(number(value, field, takes="seconds"), _LONGEST_WAIT)
     if math.isnan(found):
         raise UsageError(f"{field} takes seconds, not nan")
@@ -119,7 +119,7 @@ def number(value: object, field: str, *, takes: str = "a number") -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        # A NumPy array with more or fewer than one value has __float__ too.
+        # float() rejects a NumPy array unless the array has exactly one value.
         refuse_type(value, field, takes)
 
 
@@ -167,8 +167,8 @@ def keys(value: object, field: str = "keys") -> str | None:
         None for an empty sequence.
 
     Raises:
-        UsageError: if a word of a sequence is empty or contains a space, because RocketMQ would
-            index other words.
+        UsageError: if a word of a sequence is empty or contains a space: RocketMQ would then index
+            different words.
     """
     if isinstance(value, str):
         return value
@@ -226,10 +226,10 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 def check_fields(record: Any) -> None:
     """Check the fields of a dataclass by their annotations, and convert NumPy's numbers.
 
-    Checks only numbers, bool, text and tuples of text.
+    The function checks only fields of numbers, bool, text and tuples of text.
 
     Raises:
-        WrongType: with the field's name, if a field has a wrong type.
+        WrongType: if a field has a wrong type; the error names the field.
     """
     for name, check, is_optional in _checks(record.__class__):
         value = getattr(record, name)

@@ -105,30 +105,31 @@ class StoreConfig(LayoutConfig):
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. If
-            the distance of a message from the log's end exceeds
-            ``access_message_in_memory_max_ratio`` percent of the machine's memory, the message
-            counts as on disk.
+        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
+            message counts as on disk if its distance from the log's end exceeds
+            ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
             to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
             frame of the log. ``"rocketmq"`` recovers as RocketMQ does, even after a clean shutdown.
-        check_crc_on_recover: whether to compare bodies with their CRCs. After a clean shutdown, the
-            opening checks the last three log files. The recovery ``"rocketmq"`` checks all files
-            that it reads.
+        check_crc_on_recover: whether a recovery compares bodies with their CRCs. If the store was
+            shut down cleanly, only the last three log files are checked. The recovery
+            ``"rocketmq"`` checks all files that it reads.
         message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
             index.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
-        store_host: the store host (``ip:port``) of messages that are put without one.
-        topic_check: topics that a put accepts: ``"store"`` any name that is safe as a folder name,
-            ``"rocketmq-broker"`` the characters that RocketMQ's broker accepts.
+        store_host: the store host (``ip:port``) of messages whose ``store_host`` is None.
+        topic_check: which topics a put accepts. ``"store"`` accepts any name that is safe as a
+            folder name. ``"rocketmq-broker"`` accepts only the characters that RocketMQ's broker
+            accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
         os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
             time, the store refuses other puts.
-        flush_disk_type: ``ASYNC_FLUSH``, or ``SYNC_FLUSH``: each put waits for its flush.
+        flush_disk_type: ``ASYNC_FLUSH`` or ``SYNC_FLUSH``; with ``SYNC_FLUSH``, each put waits for
+            its flush.
         sync_flush_timeout: how long a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
@@ -140,8 +141,9 @@ class StoreConfig(LayoutConfig):
         commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
         commit_commit_log_thorough_interval: pause between two commits that ignore
             ``commit_commit_log_least_pages``.
-        transient_store_pool_enable: whether messages are written to memory first, and from there to
-            the log's files. Only with ASYNC_FLUSH, and not on a slave.
+        transient_store_pool_enable: whether puts write messages to memory first, and a commit
+            copies them to the log's files. The setting needs ASYNC_FLUSH, and has no effect on a
+            slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
         fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
         warm_mapped_file_enable: whether all pages of a new file are loaded into memory.
@@ -160,18 +162,18 @@ class StoreConfig(LayoutConfig):
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             expired files (docs/retention.md).
-        file_reserved_time: hours until a log file expires, counted from the store time of its last
-            message. Older half messages are abandoned.
+        file_reserved_time: hours from the store time of a log file's last message until the file
+            expires. Older half messages are abandoned.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
-        clean_file_forcibly_enable: whether the writer deletes files that have not expired if the
-            disk is more than 85 % full. (RocketMQ: true.)
+        clean_file_forcibly_enable: whether the writer also deletes files that have not expired, if
+            the disk is more than 85 % full. (RocketMQ: true.)
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
-        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. Otherwise
+        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. If False,
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
@@ -181,8 +183,8 @@ class StoreConfig(LayoutConfig):
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
-        broker_settings: (name, value) of broker settings that logquarry does not use, but that
-            decide which files the store has. ``from_mapping`` and ``from_file`` fill the field; the
+        broker_settings: (name, value) of broker settings that determine which files the store has,
+            but that logquarry does not use. ``from_mapping`` and ``from_file`` fill the field; the
             store's features depend on the values.
     """
 
@@ -323,8 +325,8 @@ class StoreConfig(LayoutConfig):
         Skips settings of RocketMQ that logquarry does not use. Logs a warning for an unknown name.
 
         Raises:
-            UsageError: if a value has the wrong type, or if an unknown name is probably a typing
-                error of a setting that logquarry uses.
+            UsageError: if a value has the wrong type, or if an unknown name is probably a
+                misspelling of a setting that logquarry uses.
         """
         arguments.mapping(values, "values", "a mapping of names to values")
         for name in values:
@@ -436,13 +438,13 @@ def broker_names() -> frozenset[str]:
 
 
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
-    """Return a warning for each name that neither RocketMQ nor logquarry knows.
+    """Return a warning for each name that is no setting of RocketMQ or logquarry.
 
     RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
-    ``used`` has the settings that logquarry uses, in RocketMQ's spelling.
+    ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
-        UsageError: if a name is probably a typing error of a used setting.
+        UsageError: if a name is probably a misspelling of a setting in ``used``.
     """
     warnings = []
     for name in names:

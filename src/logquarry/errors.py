@@ -25,8 +25,8 @@
                 ├── MisnamedFile  a log file whose frames contradict its name
                 └── UnreadableFile  a file with bytes that the disk does not deliver
 
-If a call raises an exception, the call has not completed its work. Outcomes of normal work (an
-offset after the end of a queue, a torn tail) are return values, not exceptions.
+A call that raises an exception has not completed its work. Outcomes of normal work (an offset after
+the end of a queue, a torn tail) are return values, not exceptions.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class ReplicationError(LogquarryError):
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    ``events`` has the valid events before the violation, decoded from the same bytes.
+    ``events`` holds the valid events that were decoded from the received bytes before the
+    violation.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -132,8 +133,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: if a ``put_many`` failed in the middle: the result of the first messages of the
-            call, which are in the log; else None.
+        appended: the result for the messages of a failed ``put_many`` that are in the log already;
+            None if there are none, and for other calls.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -164,8 +165,8 @@ class MessageRejected(StoreError):
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: number of the message in a ``put_many``, else None.
-        appended: as in :class:`StoreUnavailable`, if multi-dispatch makes a message too large.
-            Other rejections happen before the first append.
+        appended: as in :class:`StoreUnavailable`. A ``put_many`` appends messages before it rejects
+            one only if multi-dispatch makes a message too large.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
@@ -176,7 +177,7 @@ class MessageRejected(StoreError):
         self.appended: Any = None
 
     def of_message(self, index: int) -> MessageRejected:
-        """Return the same rejection for message ``index`` of a ``put_many``."""
+        """Return a copy of this exception for message ``index`` of a ``put_many``."""
         text = f"message {index}: {self}"
         return MessageRejected(text, status=self.status, reason=self.reason, index=index)
 

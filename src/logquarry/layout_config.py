@@ -28,9 +28,9 @@ class LayoutConfig:
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag (RocketMQ 5.4 and later).
             A new store has no tag entries.
-        enable_multi_dispatch: whether INNER_MULTI_DISPATCH adds a message to further queues (in a
-            new store: no). If the setting is unknown, a message is in further queues only if it has
-            the property INNER_MULTI_QUEUE_OFFSET.
+        enable_multi_dispatch: whether the property INNER_MULTI_DISPATCH adds a message to further
+            queues (in a new store: no). If the setting is unknown, a message is in further queues
+            only if it has the property INNER_MULTI_QUEUE_OFFSET.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
@@ -86,7 +86,7 @@ class LayoutConfig:
 
     @property
     def index_shape(self) -> index.IndexShape | None:
-        """Slots and entries of an index file; None if no setting fixes them."""
+        """Slots and entries of an index file; None if both settings are None."""
         if self.max_hash_slot_num is None and self.max_index_num is None:
             return None
         return index.IndexShape(

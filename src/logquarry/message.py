@@ -41,7 +41,7 @@ class _Fields(NamedTuple):
 
 
 class Message(_Fields):
-    """A message to put. The constructor checks the types of the fields, the put checks the values.
+    """A message to put. The constructor checks the types of the fields; the put checks the values.
 
     Raises:
         WrongType: if a field has a wrong type.
@@ -55,18 +55,18 @@ class Message(_Fields):
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
             contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, stored as given. For a delay and for multi-dispatch
-            the store replaces the string: it encodes ``properties``, or if ``properties`` is None,
-            the properties in the string.
+        properties_string: the property string, stored as given. A delay or multi-dispatch changes
+            the properties, so the store encodes the string again: from ``properties``, or if that
+            is None, from the properties in the string.
         delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
         sys_flag: the field SYSFLAG, whose bits RocketMQ defines (:mod:`logquarry.format.sys_flag`).
-            The store sets the bits of the host families.
-        queue_offset: only for a ROLLBACK of 3.1: the number of its transaction in the state table.
-            For all other messages the store sets the queue offset.
+            The store sets the bits for IPv4 and IPv6 hosts.
+        queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. For
+            all other messages the store sets the queue offset.
         born_timestamp: in milliseconds; ``None`` for the store's clock.
-        born_host: the producer, ``ip:port`` or ``[ip]:port``, or 8 or 20 bytes as in a frame.
+        born_host: the producer: text ``ip:port`` or ``[ip]:port``, or the 8 or 20 bytes of a frame.
         store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
         prepared_transaction_offset: for a COMMIT or ROLLBACK, the physical offset of its half
@@ -159,7 +159,7 @@ class Message(_Fields):
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values, checked as in the constructor."""
+        """Return a copy with other values; check them like the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:
@@ -215,7 +215,7 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# These types must be the same as in the conditions of the constructor.
+# Keep these types equal to the types in the conditions of the constructor.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},

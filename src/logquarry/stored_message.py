@@ -151,7 +151,7 @@ class StoredMessage:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether the message gets a queue entry (not PREPARED, not ROLLBACK)."""
+        """Whether the message gets a queue entry: PREPARED and ROLLBACK messages get none."""
         return sys_flag.advances_queue(self.frame.sys_flag)
 
     def unwrap(self) -> tuple[StoredMessage, ...]:

@@ -76,14 +76,14 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         except OSError:
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-        # For links in a circle, DirEntry.is_dir raises OSError. Path.is_dir returns False.
+        # If links form a circle, DirEntry.is_dir raises OSError. Path.is_dir returns False.
         yield one, [entry.name for entry in found if not Path(entry).is_dir()]
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:
-    """Read at a position of a file; raises OSError.
+    """Read from a file at a position. Raises OSError.
 
-    Without ``pread`` the call moves the file position: no other thread may use the descriptor.
+    Without ``pread``, the call moves the file position, so no other thread may use the descriptor.
     """
     if hasattr(os, "pread"):
         return os.pread(descriptor, length, position)
@@ -218,7 +218,7 @@ class Held:
         self._came: int | None = None
 
     def hold(self) -> None:
-        """Start to hold signals back. Works only in the main thread."""
+        """Start to hold signals back. Call this method only in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in _SIGNALS:

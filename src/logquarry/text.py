@@ -31,8 +31,8 @@ _SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 def printable(text: str) -> str:
     """Escape characters that are not visible: ``\\x1b``, ``\\u202e`` and so on.
 
-    Not visible are control and format characters (such as bidirectional overrides), line ends and
-    lone surrogates.
+    Such characters are control and format characters (for example bidirectional overrides), line
+    ends and lone surrogates.
     """
     if text.isprintable():
         return text
@@ -45,7 +45,7 @@ def size_text(count: int | None) -> str:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        # A value that rounds up to 1024 takes the next unit.
+        # A value that is rounded up to 1024 gets the next unit.
         if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
@@ -76,7 +76,7 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def time_text(ms: int | None) -> str:
-    """Format a time as ISO 8601 in UTC; as a number outside the calendar; a dash for None."""
+    """Format a time as ISO 8601 in UTC, or as a number outside the calendar; a dash for None."""
     if ms is None:
         return "-"
     try:
@@ -207,7 +207,7 @@ def time_ms(value: str | date) -> int:
     Accepts milliseconds, ISO 8601, a date (midnight) or a datetime; UTC without a zone.
 
     Raises:
-        UsageError: if a text is neither milliseconds nor a time.
+        UsageError: if a text is not a number of milliseconds and not a time.
     """
     if isinstance(value, str):
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):

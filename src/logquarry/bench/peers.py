@@ -83,7 +83,7 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 def bench_peer(
     name: str, folder: Path, n: int, body: bytes, warmup: int, each: int = 1
 ) -> dict[str, float]:
-    """Measure writes in one thread, ``each`` messages a call, and delete the database."""
+    """Measure writes of ``each`` messages per call in one thread, and delete the database."""
     if find_spec(name) is None:
         raise UsageError(f"{name} is not installed. Install it: pip install {name}")
     root = tempfile.mkdtemp(prefix="bench-", dir=folder)

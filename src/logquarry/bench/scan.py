@@ -1,12 +1,12 @@
 """Measures scans, recovery, rebuild and verify.
 
-A scan runs on one thread. ``walk`` finds every frame, ``walk_crc`` also checks every body.
+A scan runs on one thread. ``walk`` finds every frame; ``walk_crc`` also checks every body.
 ``fixed_to_arrow`` makes Arrow columns of the topic and of all fields of fixed width,
-``all_to_arrow`` makes all columns and checks every body.
+and ``all_to_arrow`` makes all columns and checks every body.
 
-The other benchmarks measure the same as ``oracle/bench recover`` and ``rebuild`` for RocketMQ. They
-open a store with RocketMQ's file sizes three times in one process, with a warm page cache. The
-measured time ends when all messages are dispatched.
+The other benchmarks measure the work that ``oracle/bench recover`` and ``rebuild`` measure for
+RocketMQ. They open a store with RocketMQ's file sizes three times in one process, with a warm page
+cache. The measured time ends when all messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown
@@ -88,7 +88,7 @@ def bench_scan(
 ) -> dict[str, Timing]:
     """Measure scans, and return the fastest round of each kind.
 
-    The kinds take turns, so that a slow moment affects all kinds.
+    The kinds run in turn, so that a slow moment of the machine affects all kinds.
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}

@@ -1,4 +1,4 @@
-"""Measures puts, gets and a consumer, in the same way as ``oracle/bench`` measures RocketMQ.
+"""Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, warms up, measures, and deletes the store.
 Dispatch runs during the puts, so there are two times: until the last put returns, and until all
@@ -53,24 +53,25 @@ _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
-# In Python 3.11 the lookup of an enum's member takes 0.15 us.
+# A constant, because in Python 3.11 the lookup of an enum's member takes 0.15 us.
 _PUT_OK: Final = PutStatus.PUT_OK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """The messages of a benchmark, and how to put them.
+    """The settings of a benchmark: its messages, and how it puts them.
 
     Attributes:
         n: number of measured messages.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        outstanding: for ``put``: pending ``put_async`` calls of each thread; 0: ``put`` waits for
-            each message.
+        outstanding: for the kind ``put``, the number of pending ``put_async`` calls of each thread.
+            If 0, the thread waits for each message.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
-        as_messages: for ``put-many``: whether to put Message objects instead of record batches.
-        warmup: number of messages before the measurement. None: a quarter of ``n``, at least
-            200,000; with ``is_sync`` at most 2,000.
+        as_messages: for the kind ``put-many``, whether to put Message objects instead of record
+            batches.
+        warmup: number of messages before the measurement. None means a quarter of ``n``, but at
+            least 200,000; with ``is_sync``, None means at most 2,000.
     """
 
     n: int = 1_000_000
@@ -118,7 +119,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # A user's program makes a message with the same call.
+            # Use the call with which a user's program makes a message.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,
@@ -299,7 +300,7 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, with three groups in turn; return the fastest."""
+        """Consume all messages in one thread, as three groups in turn; return the fastest pass."""
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):

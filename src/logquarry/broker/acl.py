@@ -114,8 +114,8 @@ class Account:
 
     def require_producer(self, group: str) -> None:
         """Raise Refused if the account may not send as a member of a producer group."""
-        # PUB for any topic is enough for a group that the account does not list: accounts in
-        # RocketMQ list only consumer groups.
+        # RocketMQ's accounts list only consumer groups. So if the account does not list the group,
+        # the permission PUB for any topic is enough.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:
@@ -144,7 +144,7 @@ class AccessControl:
 
     @classmethod
     def from_file(cls, path: Path) -> AccessControl:
-        """Read accounts from a TOML file. Its keys are named as in ``plain_acl.yml``."""
+        """Read accounts from a TOML file. Its keys have the names of ``plain_acl.yml``."""
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
@@ -158,8 +158,8 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # For an unknown key the check takes as long as for a wrong signature, and gives the same
-        # answer. So a client cannot find out which keys exist.
+        # A client must not find out which keys exist. So an unknown key takes the same time as a
+        # wrong signature, and gets the same answer.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(

@@ -201,7 +201,8 @@ class Admin(Part):
     def all_producers(self, request: Request) -> None:
         """Answer with the producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # ``seen`` is a time of the monotonic clock, and the answer needs the broker's clock.
+        # ``seen`` is a time of the monotonic clock, but the answer needs a time of the broker's
+        # clock.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -220,7 +221,7 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Send the offsets for a time to a group's consumers, which then reset their offsets."""
+        """Make a group's consumers reset their offsets to the offsets of a time."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)

@@ -72,8 +72,9 @@ class Broker:
     """A broker that serves a store to RocketMQ's clients. An asynchronous context manager.
 
     Args:
-        path: the store's folder; created if it is missing. If None, the broker uses a temporary
-            store, in /dev/shm if 1 GiB is free there, and deletes this store when it stops.
+        path: the store's folder; created if it is missing. If None, the broker makes a temporary
+            store, and deletes this store when it stops. The temporary store is in /dev/shm if 1 GiB
+            is free there.
         options: by default the broker listens on loopback, on ports that the system chooses.
         clock: returns the time in milliseconds, for delays, retries and checks of transactions.
             Tests pass a :class:`logquarry.testing.clock.ShiftedClock`.
@@ -353,7 +354,7 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end. If the wait is cancelled, raise CancelledError after the end."""
+    """Wait for a task to end. If cancelled, raise CancelledError after the task's end."""
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -389,7 +390,7 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    # Log a failure and continue: housekeeping and the broker's stop depend on this function.
+    # Log a failure and continue: an exception would end the housekeeping or the broker's stop.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),

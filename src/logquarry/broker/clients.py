@@ -57,7 +57,7 @@ class TopicFilter:
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription to a tag expression or an SQL92 filter; None for both selects all.
+    """Parse a subscription to a tag expression or an SQL92 filter; None, None selects all messages.
 
     Raises:
         Refused: if the expression is invalid or too long.
@@ -84,8 +84,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    # An invalid filter gives the reason. Clients send invalid filters again and again, so the cache
-    # keeps them too.
+    # For an invalid filter, return the reason. Clients send invalid filters again and again, so the
+    # cache keeps them too.
     try:
         return parse(text)
     except BadFilter as error:
@@ -94,7 +94,7 @@ def _compiled(text: str) -> SqlFilter | str:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Client:
-    """A client, as one of its heartbeats describes it.
+    """The description of a client in one of its heartbeats.
 
     Attributes:
         version: RocketMQ's number of the client's version (``MQVersion``).
@@ -129,7 +129,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group, and their subscriptions, with RocketMQ's names of the settings."""
+    """The consumers of a group and their subscriptions; the values are RocketMQ's names."""
 
     clients: dict[Connection, Client] = field(default_factory=dict)
     filters: dict[str, TopicFilter] = field(default_factory=dict)
@@ -187,8 +187,8 @@ class Clients:
                 self._changed(name)
 
     def _claim(self, client: Client, account: Account) -> None:
-        # Replies and some requests of mqadmin are forwarded by client id. So accounts cannot share
-        # a client id at the same time.
+        # Replies and some requests of mqadmin are forwarded by client id. So two accounts cannot
+        # use the same client id at the same time.
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:

@@ -1,4 +1,4 @@
-"""A client's connection: receives its requests, sends answers, and sends requests of the broker.
+"""A client's connection: receives its requests, sends answers, and sends the broker's own requests.
 
 If a client does not read its answers, its connection reads and starts no further requests.
 """
@@ -108,10 +108,10 @@ class Server(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """A client's connection. Only the event loop uses it.
+    """A client's connection. Only the event loop uses this object.
 
     Attributes:
-        host: the client's address, encoded as in a frame.
+        host: the client's address in the binary form that a frame has.
         pending: number of requests in progress, without held pulls.
         heard: time at which the last bytes arrived, by ``time.monotonic``.
         is_writable: whether the client reads its answers in time.
@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
         if self._is_working:
-            # A handler answered at once: the loop below starts the next request.
+            # A handler answered during the loop below: that loop starts the next request.
             return
         self._is_working = True
         backlog = self._backlog

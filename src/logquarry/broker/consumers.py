@@ -115,8 +115,8 @@ class Consuming(Part):
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
         # Follows checkInDiskByConsumeOffset. A new group starts at 0 if the queue still has its
-        # first message, and this message counts as in memory. Otherwise the client chooses the
-        # start by its ConsumeFromWhere.
+        # first message, and if the settings count this message as in memory. Otherwise the client's
+        # ConsumeFromWhere determines the start.
         store = self._core.store
         queue = store.queue(topic, queue_id)
         if queue is None:
@@ -210,7 +210,7 @@ class Progress(Part):
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, request: Request) -> None:
-        """Answer with the end of each queue of a group, and its offset (``ConsumeStats``)."""
+        """Answer with each queue's end, and with a group's offset in it (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -279,7 +279,8 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin 5 shows pullOffset - consumerOffset as messages in flight.
+                # mqadmin 5 shows pullOffset minus consumerOffset as the number of messages in
+                # flight.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))
@@ -287,7 +288,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """Return the store time of the message at a queue offset; 0 if there is no such message."""
+    """Return the store time of the message at a queue offset; 0 if there is no message."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

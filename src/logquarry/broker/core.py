@@ -82,7 +82,7 @@ class Core:
         clock: returns the time in milliseconds.
         spawn: runs a coroutine as a task; the broker's stop cancels the task.
         address: host:port that clients get from the name server.
-        host: the broker's address, encoded as in a frame.
+        host: the broker's address in the binary form that a frame has.
     """
 
     loop: asyncio.AbstractEventLoop

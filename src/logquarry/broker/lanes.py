@@ -42,7 +42,7 @@ class Mailbox(Generic[T]):
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                # A closed loop has no clients to answer.
+                # The loop is closed, so there are no clients to answer.
                 self._items.clear()
 
     def _deliver(self) -> None:
@@ -54,7 +54,7 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # The next items are answers to other clients.
+                # Continue with the next items: they are answers to other clients.
                 logger.exception("an item of another thread was not taken")
 
 

@@ -187,7 +187,7 @@ class KeyValues(Part):
         request.reply()
 
     async def _save(self) -> None:
-        # Copy the table: the loop may change the table while the thread encodes it.
+        # Copy the table, because the event loop may change the table while the thread encodes it.
         copy = {name: dict(values) for name, values in (await self._namespaces()).items()}
         await self._core.slow(lambda: self._file.save(copy))
 

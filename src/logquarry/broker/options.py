@@ -43,7 +43,8 @@ class BrokerOptions:
             (``defaultTopicQueueNums``).
         read_only: whether to open the store for reading. The broker then refuses sends, and writes
             no offsets to the store.
-        offsets: folder for the groups' offsets of a ``read_only`` broker; None for memory only.
+        offsets: folder for the groups' offsets of a ``read_only`` broker; None to keep the offsets
+            only in memory.
         poll_ms: milliseconds between two checks of a ``read_only`` broker for new messages.
         tls: None to serve plain TCP.
         acl: the accounts; None to serve every client.

@@ -22,7 +22,7 @@ _BACKLOG: Final = 1_024
 
 
 class Port:
-    """One listening port. ``port`` is 0 if the broker does not listen there."""
+    """One listening port. ``port`` is its number, or 0 if the object does not listen."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class Port:
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    # The event loop must not resolve the host: libuv would start threads to do so, and would crash
-    # a forked child when it ends these threads.
+    # The event loop must not resolve the host. libuv would start threads to resolve it; in a forked
+    # child, libuv would crash when it ends these threads.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
@@ -98,7 +98,7 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and two ports below for Java clients before RocketMQ 4.6.
+    """Listen at the broker's port, and at the port minus 2 for Java clients before RocketMQ 4.6.
 
     - If the system chooses the broker's port, the broker tries until the lower port is free too.
     - If the options give the broker's port, an unusable lower port only causes a warning.

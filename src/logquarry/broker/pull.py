@@ -1,11 +1,12 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
 If a pull finds no message, the broker holds the pull as an object, without a thread. New messages
-in the pull's queue start the pull again. After the pull's time, the answer is PULL_NOT_FOUND.
+in the pull's queue start the pull again. When the pull's waiting time is over, the broker answers
+PULL_NOT_FOUND.
 
-As in RocketMQ (``PullRequestHoldService``), a pull stays held if its filter excludes all new
-messages. A filter by tags is compared with the messages' tags codes; SQL92 needs the messages. At
-most six seconds later, the client gets the offset after these messages.
+Like RocketMQ (``PullRequestHoldService``), the broker continues to hold a pull whose filter
+excludes all new messages. A filter by tags is compared with the messages' tags codes; SQL92 needs
+the messages. At most six seconds later, the client gets the offset after these messages.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ class Pull:
         offset: queue offset of the first message.
         deadline: time until which the pull may be held, by the loop's clock; 0 means never.
         has_moved: whether ``offset`` is after messages that the filter excludes.
-        awaited: end of the queue that an arrival reported, but the last read did not reach; or -1.
+        awaited: end of the queue that an arrival reported and the last read did not reach; -1 if
+            there is none.
     """
 
     request: Request
@@ -247,12 +249,13 @@ class Pulling(Part):
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:
-                # A message arrived during this read, so read again.
+                # A message arrived during this read: read again.
                 pull.awaited = end
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return
             if end == pull.awaited:
-                # The queue no longer reaches the awaited end: it was deleted or truncated.
+                # The queue no longer reaches the awaited end, because the queue was deleted or
+                # truncated.
                 self._ends[pull.key] = result.min_offset, result.max_offset
             pull.awaited = -1
             if is_patient:
@@ -295,7 +298,7 @@ class Pulling(Part):
         if held is None:
             held = self._held_of[connection] = set()
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # After PULL_NOT_FOUND the client would pull again at once.
+            # Do not answer PULL_NOT_FOUND: the client would pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
@@ -347,7 +350,8 @@ class Pulling(Part):
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        # Moves held pulls after the new messages, if their tags exclude all new messages.
+        # If a held pull's tags exclude all new messages, moves the pull's offset after these
+        # messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
             # The filter may select messages between the pull's offset and the new messages.
@@ -377,7 +381,7 @@ class Pulling(Part):
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """Return the end of a queue, as far as the broker knows it; otherwise 0."""
+        """Return the end of a queue; 0 if the broker does not know the end."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:

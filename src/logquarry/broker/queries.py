@@ -22,7 +22,7 @@ class Queries(Part):
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
-        """Answer with the messages of a key, or of a UNIQ_KEY with ``_UNIQUE_KEY_QUERY``."""
+        """Answer with the messages of a key; with ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY."""
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(

@@ -43,7 +43,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# Constants, because a lookup of an enum's member takes longer than a comparison with it.
+# These are constants, because the lookup of an enum's member takes longer than a comparison.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -121,7 +121,7 @@ class Sending(Part):
         self._new.append((request, message, put))
 
     def _push(self) -> None:
-        # One job for all puts of a loop iteration.
+        # One job runs all puts of a loop iteration.
         puts, self._new = self._new, []
         # submit() accepts every job here, because append() limits the number of waiting puts.
         self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
@@ -134,7 +134,8 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts. Wake the loop once for all answers.
+                # One flush ends the waits of many puts. Their callbacks wake the loop only once for
+                # all answers.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -203,7 +204,8 @@ class Sending(Part):
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        # Follows handleRetryAndDLQ: after the last retry, the message goes to the dead letters.
+        # Follows handleRetryAndDLQ: after the last retry, the broker puts the message into the
+        # dead-letter topic.
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
         if request.fields["reconsumeTimes"] < most_retries(request, settings):
@@ -214,7 +216,7 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """Return a message's property string as RocketMQ's broker stores it."""
+        """Return a message's property string in the form that RocketMQ's broker stores."""
         # Remove WAIT=true, which all clients send although it is the default. Add the cluster's
         # name, because consumers need it to reply to a request.
         text = text.removesuffix(_SEPARATOR)
@@ -353,7 +355,7 @@ class Transactions(Part):
                 *(group, message.physical_offset),
             )
             return
-        # The producer gets the message in the form that a commit gives it.
+        # The producer gets the message as a commit would put it.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -37,7 +37,7 @@ class SparingLog:
 
 
 def line_of(error: BaseException) -> str:
-    """Format an exception as one line, with the file and line that raised it."""
+    """Format an exception as one line, with the file and line at which it was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     return f"{error!r}{where}"

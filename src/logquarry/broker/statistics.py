@@ -1,8 +1,9 @@
 """Statistics of a broker for mqadmin: current numbers, and growth in the last minute, hour and day.
 
-Counts have RocketMQ's names (``BrokerStatsManager``). TOPIC_* counts are by topic, GROUP_* and
-SNDBCK_* counts by topic@group, BROKER_* counts by cluster. Tools fail if the answer to
-``getRuntimeInfo`` lacks a name, so it contains all names of RocketMQ 4.9.
+Counts have RocketMQ's names (``BrokerStatsManager``). The key of a TOPIC_* count is a topic, the
+key of a GROUP_* or SNDBCK_* count is topic@group, and the key of a BROKER_* count is the cluster.
+Tools fail if the answer to ``getRuntimeInfo`` lacks a name, so the answer contains all names of
+RocketMQ 4.9.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class _Window:
 class Statistics(Part):
     """Samples the broker's counts. Only the event loop uses this object.
 
-    ``mornings`` are the totals at the last midnight, ``mornings_before`` at the midnight before.
+    ``mornings`` holds the totals at the last midnight; ``mornings_before`` holds the totals one day
+    earlier.
     """
 
     def __init__(self, core: Core) -> None:

@@ -74,12 +74,14 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # For groups without an offset in that folder, use their offsets in the store.
+                # If the folder ``options.offsets`` has no offsets of a group, use the group's
+                # offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_config.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # A writer has already listed all topics. This call would bring back deleted topics.
+            # Only for a reader: a writer has already listed all topics, and add_queues would bring
+            # back deleted topics.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,

@@ -92,7 +92,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The unparsed values of the options of tables."""
+    """The unparsed values of the options for tables."""
 
     follow: bool = False
     interval: float | None = None

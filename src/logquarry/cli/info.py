@@ -68,7 +68,8 @@ def info(
 
     def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
-            # info opens only a few log files. For a local store a check of all names is cheap.
+            # info opens only a few log files. For a local store, a check of all file names is
+            # cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no queue files: reading the whole log")

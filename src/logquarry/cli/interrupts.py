@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Final
 else:
-    # `_signal` has the functions of `signal`, but is imported faster.
+    # The module `_signal` has the functions of `signal`, but its import is faster.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"

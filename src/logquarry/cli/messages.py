@@ -1,4 +1,4 @@
-"""``logquarry messages``, and the reader of selected messages that ``export`` uses too."""
+"""``logquarry messages``, and the class that reads selected messages for it and for ``export``."""
 
 from __future__ import annotations
 
@@ -220,7 +220,8 @@ class MessageReader:
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        # The queues show the log's end. Much empty space can follow the log's end in its last file.
+        # The queues show the log's end. The last file can have much empty space after the log's
+        # end.
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)

@@ -174,7 +174,8 @@ def bundle(
     """Make a decorator that adds options to a command, and bundles their values in one argument.
 
     Args:
-        kind: makes the value of the argument; its parameters have the names of the options.
+        kind: the class or function that makes the argument's value; its parameters are named like
+            the options.
     """
     names = inspect.signature(kind).parameters
 

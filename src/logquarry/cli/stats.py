@@ -48,7 +48,8 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Read the state first: if the store is unreadable, the state raises, and metrics are empty.
+        # Read the state first: for an unreadable store the state raises an error, but the metrics
+        # are only empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics.collector import prometheus_text
@@ -147,10 +148,10 @@ def _show_pops(out: Output, pops: Pops) -> None:
 def read_store(
     store: str, settings: StoreConfig | None, read: Callable[[MessageStore], T]
 ) -> tuple[T, Mapping[QueueKey, str]]:
-    """Read an open store; leave out queues whose bytes the disk does not deliver.
+    """Open a store and read it; leave out queues whose bytes the disk does not deliver.
 
     Returns:
-        The result, and the left out queues with their reasons.
+        The result of ``read``, and the reason for each queue that was left out.
     """
     from logquarry.read.batch_queue import unreadable_queues
     from logquarry.store.message_store import MessageStore
@@ -169,7 +170,7 @@ def read_store(
 
 
 def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
-    """Make the list of the left out queues for JSON (docs/json.md)."""
+    """Make the JSON list of the queues that were left out (docs/json.md)."""
     return [
         {"topic": topic, "queue_id": queue_id, "reason": reason}
         for (topic, queue_id), reason in sorted(queues.items())
@@ -177,7 +178,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """Warn of the left out queues, and exit with the code for findings if there are any."""
+    """Warn of each queue that was left out; if there is one, exit with the code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

@@ -1,8 +1,8 @@
-"""Commits the rows that many tasks have staged to one or several stores: all exactly once, or none.
+"""Commits the staged rows of many tasks to one or several stores: all rows exactly once, or none.
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
 several stores, a crash can leave the load in some of the stores. So before the first append, a
-document decides which segments belong to the load. After a crash, the next load into the same path
+document records which segments belong to the load. After a crash, the next load into the same path
 completes the decided load, and drops the segments of a second attempt.
 
 ::
@@ -127,8 +127,8 @@ def _is_held(store: str) -> bool:
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
     """Append to all stores in this process, with one thread per processor, at least four threads.
 
-    A small load appends to its stores one after the other, because the files of an open store take
-    much more disk space than a few messages.
+    A small load appends to its stores one after the other: the files of an open store take much
+    more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -199,8 +199,8 @@ def commit_load(
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since the staging: its store gets no segment. If a
-            segment is missing or has another size, no store gets a segment.
+        CorruptFile: if a segment has changed since the staging; then its store gets no segment. If
+            a segment is missing or has another size, no store gets a segment.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -274,7 +274,7 @@ class _Commit:
         if plan.brokers == 1:
             # A load without rows creates the store too, and gets an entry in its ledger.
             store = plan.store(0)
-            # The segment files have the queues too, so do not send the queues to the task.
+            # The segment files list the queues too, so do not send the queues to the task.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}
@@ -307,8 +307,8 @@ class _Commit:
 
 
 class _Decision:
-    # The document that decides a load of several brokers. The file exists until the load is
-    # complete.
+    # The document whose existence decides that a load of several brokers will be completed. The
+    # file exists until the load is complete.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan

@@ -135,7 +135,7 @@ def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
 
 
 def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
-    # Use properties_base64 if the row has it, else properties_string, else properties.
+    # Use the column properties_base64 if the row has it, else properties_string, else properties.
     strings: list[bytes] = []
     for index, document in enumerate(documents):
         if (data := document.get(_BASE64)) is not None:

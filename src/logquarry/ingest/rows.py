@@ -88,7 +88,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
 
 def _is_data(path: Path) -> bool:
-    # Spark and pyarrow ignore the same names.
+    # Ignore these names, because Spark and pyarrow ignore them too.
     return path.is_file() and not path.name.startswith(("_", "."))
 
 
@@ -222,8 +222,8 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    # Without a CRC, check that compressed bodies decompress: an export with --decompress has
-    # decompressed bodies, but the bit for compressed bodies in SYSFLAG.
+    # An export with --decompress decompresses bodies, but keeps SYSFLAG's bit for compressed
+    # bodies. So without a CRC, check that each body with this bit decompresses.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)

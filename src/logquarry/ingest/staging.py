@@ -3,8 +3,8 @@
 A task checks its rows and makes their frames before any store is locked. The commit then only
 copies the frames, and sets their offsets. A task writes one segment for each broker.
 
-A row keeps its queue id; all rows with the same topic and queue id go to the same broker. For a row
-without a queue id, the hash of the key selects a queue of all brokers, as in RocketMQ's
+A row keeps its queue id; all rows with the same topic and queue id go to the same broker. If a row
+has no queue id, the hash of its key selects one of the queues of all brokers, like RocketMQ's
 ``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice does not depend
 on time or chance: a repeated load puts each row into the same queue.
 """
@@ -53,7 +53,7 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: queue of the first row without a key; counts the queues of all brokers.
+        turn: queue of the first row without a key, as an index into the queues of all brokers.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -70,7 +70,7 @@ def place_rows(
         every = brokers * queues
         keys = batch["keys"] if "keys" in batch.schema.names else pa.nulls(count, pa.string())
         hashes = first_word_hashes(keys)
-        # Java's remainder has the sign of the dividend.
+        # Use fmod, because Java's remainder has the sign of the dividend.
         chosen = np.abs(np.fmod(hashes, every))
         # The first remainder keeps the sum in 64 bits.
         turns = (turn % every + np.arange(count)) % every
@@ -128,8 +128,8 @@ class LoadPlan:
         queues: number of queues of each topic in each store, for rows without a queue id.
         config: the user's settings of the stores.
         sizes: `config` with the file sizes of the existing stores.
-        on_rejected: for a row that no store accepts: ``fail`` ends the load, ``deadLetter`` writes
-            the row to the folder `dead_letters`.
+        on_rejected: what to do with a row that no store accepts. ``fail`` ends the load;
+            ``deadLetter`` writes the row to the folder `dead_letters`.
     """
 
     path: str
@@ -339,7 +339,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        # The caller encodes the rows in `odd`.
+        # This method skips the rows in `odd`; the caller encodes them.
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
@@ -411,7 +411,7 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
             try:
-                # The text of a refused row can be invalid.
+                # The text of a rejected row can be invalid.
                 is_none = number in refused or not row.is_valid
                 words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:

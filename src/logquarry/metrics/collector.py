@@ -51,7 +51,8 @@ class StoreCollector(Collector):
     open for reading, so open a separate store for the collector.
 
     Args:
-        node_id: value of the label ``node_id``. By default the store's broker name, as in RocketMQ.
+        node_id: value of the label ``node_id``; None for the store's broker name, which RocketMQ
+            uses.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -59,7 +60,7 @@ class StoreCollector(Collector):
         self._node = store.broker if node_id is None else node_id
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Otherwise the collector's registration would scrape the store."""
+        """Return no metrics, so that registering the collector does not scrape the store."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -247,7 +248,7 @@ class BrokerCollector(Collector):
         self._broker = broker
 
     def describe(self) -> list[Metric]:
-        """Return no metrics. Otherwise the collector's registration would scrape the broker."""
+        """Return no metrics, so that registering the collector does not scrape the broker."""
         return []
 
     def collect(self) -> Iterator[Metric]:

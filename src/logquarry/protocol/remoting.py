@@ -6,9 +6,9 @@ This module is compiled if possible.
 
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
-The header is JSON (type 0) or RocketMQ's binary form (type 1). The header of an answer has the form
-and the ``opaque`` of its request, and the lowest bit of its ``flag`` is set.
-:mod:`logquarry.protocol.remoting_codes` has the codes and their fields.
+The header is JSON (type 0) or RocketMQ's binary form (type 1). An answer's header has the form and
+the ``opaque`` of its request's header, and sets the lowest bit of ``flag``.
+:mod:`logquarry.protocol.remoting_codes` lists the codes and their fields.
 """
 
 from __future__ import annotations

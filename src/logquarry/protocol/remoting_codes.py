@@ -20,8 +20,8 @@ def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
     """Make fields from words ``name:kind``.
 
     A ``?`` after the kind marks an optional field; if such a field is missing, its value is empty,
-    0 or False. With ``??`` a missing field is None. ``keys`` has one letter for each field: the
-    field's name in the short header of a send request.
+    0 or False. With ``??`` a missing field is None. Each letter of ``keys`` is a field's name in
+    the short header of a send request.
     """
     found = []
     for number, word in enumerate(words.split()):
@@ -58,7 +58,8 @@ class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
     ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request,
-    and ``client`` if the broker sends the request to clients. Empty means no support.
+    and ``client`` if the broker sends the request to clients. An empty ``where`` means that
+    logquarry does not support the request.
     """
 
     where: str

@@ -78,7 +78,7 @@ _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
 
-# A tuple is made in a third of a dataclass's time.
+# Creating a tuple takes a third of the time of a dataclass.
 class RemotingCommand(NamedTuple):
     """A request or an answer.
 
@@ -118,8 +118,8 @@ class RemotingCommand(NamedTuple):
         fields: Mapping[str, str] = _NO_FIELDS,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Make the answer to a request, with the same form of header."""
-        # Same result as RemotingCommand(...), without the cost of a Python call.
+        """Make the answer to this request, with this request's form of header."""
+        # The result equals RemotingCommand(...), but this line avoids the cost of a Python call.
         return _new(
             RemotingCommand,
             (code, self[1], _RESPONSE, _LANGUAGE, VERSION, remark, fields, body, self[8]),
@@ -239,7 +239,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # The fastest check that all values are strings.
+            # This is the fastest check that all values are strings.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -321,7 +321,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """If compiled, parse a string; None for no string, or an escape of a non-ASCII character."""
+    """If compiled, parse a string; None if there is none, or it has a non-ASCII escape."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -344,7 +344,7 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """If compiled, parse an integer, or its first 18 digits; None for no integer."""
+    """If compiled, parse an integer, or its first 18 digits; None if there is no integer."""
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
@@ -418,8 +418,9 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT or BOOL; for a number, its bits without the sign bit (31 or 63). ``key`` is the
-    name in the header. ``default`` is REQUIRED if the field must not be missing.
+    ``kind`` is TEXT or BOOL; for a number, ``kind`` is its bit count without the sign bit (31 or
+    63). ``key`` is the name in the header. ``default`` is REQUIRED if the field must not be
+    missing.
     """
 
     name: str
@@ -433,7 +434,7 @@ def parse_fields(
 ) -> dict[str, Any]:
     """Parse the header fields of a request, and ignore unknown fields.
 
-    ``expected`` has each :class:`HeaderField` as a tuple. Raises ValueError if a field is missing
+    ``expected`` holds each :class:`HeaderField` as a tuple. Raises ValueError if a field is missing
     or invalid.
     """
     found: dict[str, Any] = {}
@@ -465,5 +466,5 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# scan_once is raw_decode without a Python call around it; the type stubs lack scan_once.
+# scan_once does the work of raw_decode without a Python call; the type stubs lack it.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

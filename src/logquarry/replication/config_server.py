@@ -71,8 +71,9 @@ _Signature = tuple[int, int, int]
 
 
 class _Found(NamedTuple):
-    # ``document`` is None if there is nothing to serve. ``is_sure`` is False after a failed read,
-    # which is not cached: with the same signature, the next read may succeed.
+    # ``document`` is None if there is no table to serve. ``is_sure`` is False after a failed read.
+    # A failed read is not cached, because the next read may succeed even if the signatures are the
+    # same.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None
@@ -167,7 +168,8 @@ class ConfigServerOptions(ServerOptions):
     Attributes:
         idle_ms: after this many milliseconds without a request, the server closes a connection
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to also listen at the port minus 2, where RocketMQ slaves request topics.
+        fast_port: whether to listen also at the port minus 2, because RocketMQ slaves request
+            topics there.
     """
 
     idle_ms: int = 120_000
@@ -215,7 +217,7 @@ class ConfigServer(Server[_Asking]):
 
     Raises:
         OSError: if the server cannot listen at the address.
-        UsageError: if there is no port two below ``port``, and ``fast_port`` is set.
+        UsageError: if ``fast_port`` is set, and ``port`` minus 2 is not a port.
     """
 
     def __init__(
@@ -256,7 +258,8 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        # Answers one request if the previous answer is sent. Returns the next wait in ms.
+        # Answers one request if the previous answer is sent. Returns the wait until the next call,
+        # in ms.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:

@@ -96,7 +96,8 @@ class _Asker:
         self._opaque = 0
 
     def ask(self, code: int) -> RemotingCommand:
-        # Raises OSError if there is no answer in time, and ProtocolViolation for invalid bytes.
+        # Raises OSError if the broker does not answer in time, and ProtocolViolation for invalid
+        # bytes.
         deadline = time.monotonic() + self._timeout
         self._opaque += 1
         self._connection.settimeout(self._timeout)
@@ -139,8 +140,9 @@ def sync_config(
 class ConfigSync:
     """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
-    The first copy begins at :meth:`start`, or at the start of the ``with`` block. Close this object
-    before you close the store, which must be open for writing with ``broker_role`` SLAVE.
+    The thread makes the first copy after :meth:`start`, or at the start of the ``with`` block.
+    Close this object before you close the store, which must be open for writing with
+    ``broker_role`` SLAVE.
 
     Attributes:
         error: the error that ended the copying; None while the copying continues.

@@ -39,8 +39,8 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        full_history: whether an empty slave gets the log from the first file on. Otherwise it gets
-            the log from the last file on, as from RocketMQ.
+        full_history: whether an empty slave gets the log from the first file on. If False, an empty
+            slave gets the log from the last file on, as RocketMQ's master sends it.
     """
 
     limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
@@ -49,7 +49,7 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """State of a slave, as its master knows it. Offsets are None before the slave's first report.
+    """The master's knowledge of one slave. Offsets are None before the slave's first report.
 
     Attributes:
         next_offset: physical offset of the next byte to send.
@@ -168,7 +168,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Arm before the log's end is read: from this line on, a put wakes this thread.
+        # Arm before reading the log's end, so that a later put wakes this thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
@@ -184,7 +184,7 @@ class HaMaster(Server[_Slave]):
         return ha.LogRange(first, end, fresh)
 
     def _serve(self, slave: _Slave, log: ha.LogRange, now: int) -> int:
-        # Sends as much as possible now. Returns the next wait in ms.
+        # Sends as much as possible now. Returns the wait until the next call, in ms.
         machine, wire = slave.machine, slave.wire
         try:
             if not wire.is_ready:

@@ -65,7 +65,7 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # Dispatch ends between two frames, at the latest before the first unchecked frame.
+        # The dispatched part ends between two frames, and has no unchecked frame.
         self.checked = min(self.feed.dispatched_offset, self.feed.wrote_offset)
         self.position = self.feed.wrote_offset
         self.feed.vouch(self.checked)
@@ -81,19 +81,19 @@ class Replica:
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # Check the bytes that an earlier run did not dispatch, even if no master is reachable.
+        # Even if no master is reachable, check the bytes that an earlier run did not dispatch.
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # In a report, 0 means that the master chooses. So request the whole log from byte 1
-            # on: byte 0 is the highest byte of a frame's size, which is always 0.
+            # In a report, 0 means that the master chooses. So request the whole log from byte 1 on.
+            # Byte 0 need not be sent: it is the highest byte of a frame's size, which is always 0.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
         self.feed.sync()
         last = self._last_frame()
-        # Compare at least one complete frame: frames of different logs have different times, but
-        # two blanks may be equal. Avoid bytes of an earlier file, because the master may have
-        # deleted that file.
+        # Compare at least one complete frame. Frames of different logs have different times, but
+        # their blanks may be equal. Compare no bytes of an earlier file, because the master may
+        # have deleted that file.
         first = last - last % self.feed.file_size
         start = min(last, max(first, wrote - self.overlap))
         self.position = max(1, self.feed.min_offset, self._floor, start)
@@ -213,7 +213,8 @@ class Replica:
             room = size - self.checked % size
             data = self.feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # Too few bytes for a blank. RocketMQ never leaves so few bytes; other writers may.
+                # The file's rest is too short for a blank. RocketMQ never leaves so short a rest,
+                # but other writers may.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -263,7 +264,7 @@ class Replica:
             # data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # An empty slave may begin at the end of the master's log, at the start of a file.
+        # An empty slave may begin at the end of the master's log if a file starts there.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -281,7 +282,7 @@ class Replica:
         if not wrote:
             if offset > self.position:
                 self.start = offset
-            # Otherwise the master's log may still grow to the requested offset.
+            # If ``offset`` is lower, the master's log may still grow to the requested offset.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
@@ -321,8 +322,8 @@ class Replica:
         # Read this offset before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
-        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut its frame
-        # looks torn. Only a durable offset on the disk shows that the frame is complete.
+        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut, such a
+        # frame looks torn. Only a durable offset on the disk shows that it is complete.
         self.feed.keep(not self.check_crc)
         return end
 

@@ -93,7 +93,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. ``mask`` has the events for which the selector watches the socket."""
+    """One connection. ``mask`` holds the events for which the selector watches the socket."""
 
     __slots__ = ("mask", "wire")
 
@@ -112,7 +112,8 @@ class Server(ABC, Generic[P]):
     """A server. The constructor opens the port; :meth:`start` or a ``with`` block serves peers.
 
     Args:
-        listen: makes the listening sockets. The first socket has the server's address.
+        listen: makes the listening sockets. The first socket's address is the address of the
+            server.
         surroundings: clock and sockets; a simulation passes its own.
         read_size: maximum bytes of a read.
 
@@ -200,7 +201,7 @@ class Server(ABC, Generic[P]):
         drive(self.serving())
 
     def serving(self) -> Waits:
-        """Do all work of the server, as a generator. A simulation runs this generator."""
+        """Return a generator that does all work of the server. A simulation runs this generator."""
         try:
             while not self._is_closing:
                 yield from self._turn()
@@ -210,7 +211,7 @@ class Server(ABC, Generic[P]):
             self._end()
 
     def _failed(self, error: Exception) -> LogquarryError:
-        # Returns the value of :attr:`error`.
+        # Returns the exception that becomes :attr:`error`.
         logger.exception("%s failed", self._name)
         return ReplicationError(f"{self._name} failed: {error!r}")
 
@@ -260,8 +261,8 @@ class Server(ABC, Generic[P]):
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # No descriptors are left, or the peer is gone. Without descriptors the listener stays
-            # ready, and a loop without a pause would use a whole CPU.
+            # The process has no descriptor left, or the peer has disconnected. Without descriptors
+            # the listener stays ready, and a loop without a pause would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return

@@ -110,7 +110,8 @@ class SlaveStatus(NamedTuple):
         received_bytes: bytes of the log received since the start.
         connections: number of connections since the start.
         has_all: whether the slave has the whole log, according to the master's last message.
-        trouble: the reason why the slave is not connected or has ended; empty without a problem.
+        trouble: the reason why the slave is not connected or has ended; empty if there is no
+            problem.
         failures: number of failed attempts since the master last sent bytes.
     """
 
@@ -364,7 +365,7 @@ class HaSlave:
         return self._happened(events)
 
     def _sync_here(self) -> None:
-        # For few bytes, a sync here is as fast as a wakeup of the other thread.
+        # For few bytes, a sync in this thread is as fast as a wakeup of the other thread.
         self._owes_sync = False
         is_flushed = self._options.acknowledge == "flushed"
         self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
@@ -408,7 +409,8 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # One check for all events: a check's cost hardly depends on the number of bytes.
+            # Check once for all events, because a check's cost hardly depends on the number of
+            # bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
@@ -455,7 +457,8 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket accepts no bytes now. Report the latest offset when it does.
+                # The socket accepts no bytes now. When it accepts bytes again, report the latest
+                # offset.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

@@ -47,7 +47,7 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work. A put makes a system call only if the
-    thread is armed (:meth:`is_unset`), not while the thread is busy.
+    thread is armed (:meth:`is_unset`). A busy thread is not armed.
     """
 
     def __init__(self) -> None:
@@ -60,11 +60,11 @@ class Wake:
         return self._descriptor
 
     def arm(self) -> None:
-        """Request a wakeup from now on."""
+        """From now on, let the next :meth:`set` wake the thread."""
         self._is_armed = True
 
     def take(self) -> None:
-        """Consume a wakeup. The next wakeup needs :meth:`arm`."""
+        """Consume a wakeup. Call :meth:`arm` to get another wakeup."""
         self._is_armed = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
@@ -95,8 +95,8 @@ class Wake:
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
     """Check the arguments of a master, of a slave or of a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # A reader passes here, because log_feed later raises a better error. A simulation passes a
-    # model of a store, which has only log_feed.
+    # Accept a reader here, because log_feed later raises a better error. A simulation passes a
+    # model of a store; the model has only log_feed.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)

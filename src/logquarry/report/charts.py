@@ -1,7 +1,7 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-A chart contains only a few rows of data, so the page stays small. Names from the store are data of
-a chart, never part of an expression, so a hostile name cannot run code in the page.
+A chart contains only a few rows of data, so the page stays small. A name from the store is data of
+a chart and never part of an expression. So a hostile name cannot run code in the page.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add an empty bin at each end: a single bar would fill the whole chart.
+    # Add an empty bin at each end, because a single bar would otherwise fill the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

@@ -230,9 +230,9 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        notes: sentences to print below the numbers at the top.
+        notes: sentences that the page shows below the numbers at its top.
         title: the page's title; None for the store's path.
-        checked: called with the findings of the verification.
+        checked: called with the report of the verification.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.
@@ -359,7 +359,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    # delayOffset.json has the next queue offset of each delay level.
+    # delayOffset.json contains the next queue offset of each delay level.
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

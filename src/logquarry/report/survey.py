@@ -67,11 +67,12 @@ class Survey:
         bin_ms: width of a time bin, in milliseconds.
         first_bin: start of the first time bin, in milliseconds since 1970.
         bytes: bytes of the frames of each topic.
-        over_time: messages by topic and time bin.
-        body_sizes: messages by the bit length of the body's size.
-        tags: messages by tag; the key None counts messages without a tag.
+        over_time: number of messages by topic and time bin.
+        body_sizes: number of messages by the bit length of the body's size.
+        tags: number of messages by tag; the key None stands for messages without a tag.
         tags_cut: whether the log has more tags than the survey counts.
-        ahead: messages whose producer's clock was ahead of the broker's clock.
+        ahead: number of messages whose born time is after their store time: the producer's clock
+            was ahead.
         first_time: lowest store time; None without messages.
     """
 
@@ -94,7 +95,7 @@ class Survey:
 
     @property
     def total(self) -> int:
-        """Number of all messages."""
+        """Number of messages of all topics."""
         return sum(self.messages.values())
 
     def latency_ms(self, percentile: float) -> int:
@@ -119,7 +120,7 @@ def survey(
 ) -> Survey:
     """Scan a store's log, and count its messages. The scan skips damage.
 
-    ``span`` has the store times of the first and the last message, for the time bins.
+    ``span`` holds the store times of the first and the last message; they determine the time bins.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)

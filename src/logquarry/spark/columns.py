@@ -90,7 +90,7 @@ def _class_of(module: str, name: str) -> Any:
 
 
 class _Absent:
-    """Base of the empty classes that replace classes missing in the installed PySpark."""
+    """Base of the empty classes that replace the classes that the installed PySpark lacks."""
 
 
 if not TYPE_CHECKING:
@@ -113,7 +113,7 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """Base of the writer of a stream that gets Arrow batches."""
+            """Base class of a stream's writer that gets Arrow batches."""
 
 
 def has_sources() -> bool:
@@ -131,7 +131,7 @@ def require_sources() -> None:
 
 
 def has_admission() -> bool:
-    """Return whether Spark passes start and limit of each batch to the reader of a stream."""
+    """Return whether Spark passes each batch's start and limit to a stream's reader."""
     method = getattr(DataSourceStreamReader, "latestOffset", None)
     return method is not None and "limit" in inspect.signature(method).parameters
 

@@ -66,8 +66,8 @@ def compact(
             setting. A file larger than half of this size stays unchanged.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
-        table: ``NAMESPACE.TABLE`` of an Iceberg table, as for the export.
-        catalog: properties of the Iceberg catalog, as for the export.
+        table: ``NAMESPACE.TABLE`` of an Iceberg table; pass the value that the export got.
+        catalog: properties of the Iceberg catalog; pass the value that the export got.
         progress: called with (bytes of files merged, bytes in total).
 
     Raises:
@@ -108,7 +108,7 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Counts of the merged files (before), and of the files that replace them (after)."""
+    """Counts of the files before the compaction, and of the files that replaced them."""
 
     files_before: int
     files_after: int
@@ -126,8 +126,9 @@ class Compaction:
 # A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
 # messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. In the
-# name of a merged file, .to. and the last offset follow, and up to two numbers for uniqueness.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
+# a merged file continues with .to. and the last offset, and with up to two numbers that make it
+# unique.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -144,7 +145,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind; files of one merge have the same first offset."""
+        """Sort key of files of one kind; a merge's files have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -302,8 +303,9 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# A concurrent export can append: a compaction replaces only files that were in the table at its
-# begin. Old files stay for older versions of the table, until you run vacuum or expire_snapshots.
+# A concurrent export can append: a compaction replaces only files that were in the table when the
+# compaction began. Older versions of the table need the old files, so these files stay until you
+# run vacuum or expire_snapshots.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -336,7 +338,8 @@ def _total(sizes: Any) -> int:
 def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compaction:
     """Merge the small files of an Iceberg table.
 
-    The snapshot's operation is ``overwrite``: `pyiceberg` lacks ``replace``, for unchanged rows.
+    The snapshot's operation is ``overwrite``, because `pyiceberg` lacks ``replace``, the operation
+    for unchanged rows.
     """
     if table.look() is None:
         raise StoreNotFound(f"{table.name}: there is no Iceberg table of this name")

@@ -35,7 +35,7 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 class Given:
     """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 
-    `known` has all valid options by lower-case name, by default the options of a read.
+    `known` maps lower-case names to all valid options; the default is the options of a read.
     """
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str] = _READS) -> None:

@@ -109,7 +109,7 @@ def _keys(text: str) -> frozenset[str]:
 
 
 def _tags(text: str) -> frozenset[str] | None:
-    """Parse a list of tags, or a tag expression as in RocketMQ; None means all tags."""
+    """Parse a list of tags or RocketMQ's tag expression; None means all tags."""
     if TAG_SEPARATOR in text or text == "*":
         return tag_expression(text, "it")
     return _names(text)
@@ -166,7 +166,7 @@ def _offset(value: Any) -> int:
 
 
 def _limit(value: int, *, is_start: bool) -> int | None:
-    """Turn an offset into a limit: None for no limit, LONG_MAX for a start after all messages."""
+    """Return an offset's limit: None for no limit, LONG_MAX for a start after all messages."""
     if value == _EARLIEST:
         return None if is_start else 0
     if value == _LATEST:
@@ -175,7 +175,7 @@ def _limit(value: int, *, is_start: bool) -> int | None:
 
 
 def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
-    """Parse physical offsets by broker, or, as in Kafka, queue offsets by topic and partition."""
+    """Parse physical offsets by broker, or Kafka's form: queue offsets by topic and partition."""
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
@@ -194,7 +194,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
-        # A start "latest" and an end "earliest" are valid: the user wants an empty read.
+        # Accept a start "latest" and an end "earliest": the user wants an empty read.
         if first is None or first == java.LONG_MAX or not beyond:
             continue
         if first > beyond:

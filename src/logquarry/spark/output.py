@@ -71,8 +71,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        List the folder only after locking. Otherwise an export that commits after the listing would
-        leave its files beside the new files.
+        List the folder only after locking. Without the lock, an export that commits after the
+        listing would leave its files beside the new files.
         """
         if not self.is_local:
             return None
@@ -235,7 +235,7 @@ class ExportCommit:
     def commit(self, files: Sequence[tuple[str, str]], manifest: Mapping[str, Any]) -> None:
         """Put files in place, remove other files of an earlier export, write manifest and _SUCCESS.
 
-        `files` has (staged path, final path) below the destination.
+        `files` holds (staged path, final path) of each new file, below the destination.
         """
         try:
             self._put(files, manifest)
@@ -307,7 +307,7 @@ def remove_temporary(folder: OutputFolder) -> None:
 
 
 def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
-    """Call `work` for all arguments, several at a time: object stores answer slowly."""
+    """Call `work` for all arguments, several at a time, because object stores answer slowly."""
     with ThreadPoolExecutor(_AT_ONCE, "commit") as pool:
         for _ in pool.map(work, *arguments):
             pass
@@ -338,7 +338,8 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
     """Return a path of a manifest or intent; raise UsageError if no export can have this path.
 
-    The commit removes listed files, so a forged document could otherwise remove other files.
+    The commit removes listed files, so without this check a forged document could remove other
+    files.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
@@ -362,7 +363,7 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
 class CompactionIntent:
     """The intent of a compaction: new files, and the old files to remove.
 
-    `moves` has (staged path, final path) of each new file; `manifest` is the manifest afterwards.
+    `moves` holds (staged path, final path) of each new file; `manifest` is the new manifest.
     """
 
     staging: str
@@ -392,7 +393,7 @@ def finish_compaction(folder: OutputFolder) -> bool:
 
     Raises:
         UsageError: if the intent is invalid.
-        CorruptFile: if a new file is neither staged nor in place.
+        CorruptFile: if a new file is missing: it is not staged and not in place.
     """
     try:
         document = folder.read_json(INTENT)

@@ -46,7 +46,8 @@ _EPOCH: Final = date(1970, 1, 1)
 # The characters that Hive and Spark escape in the name of a partition's folder.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
-# Columns with repeated values. For other columns, a dictionary costs time and saves no space.
+# Columns with repeated values get a dictionary. For other columns, a dictionary costs time and
+# saves no space.
 _DICTIONARY: Final = (
     "broker", "topic", "queue_id", "born_host", "store_host", "sys_flag", "flag", "reconsume_times",
     "prepared_transaction_offset", "tags", "tags_code",
@@ -157,7 +158,7 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 
 
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
-    """Join batches to tables of about one row group each; `in_one` copies a column into one chunk.
+    """Join batches to tables of about a row group; `in_one` copies each column into one chunk.
 
     The caller should delete each table before requesting the next: a table takes most of a task's
     memory.
@@ -216,7 +217,8 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the form."""
         for values, part in _parted(rows, self.form.partition_by):
-            # Move the file to the end of the dict. Of too many open files, the first is closed.
+            # Move the file to the end of the dict. If too many files are open, the first file is
+            # closed.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -251,7 +253,8 @@ class _File:
         staged: str,
         values: tuple[Any, ...],
     ) -> None:
-        # Keep no reference to `parted`: after an error, a cycle would delay closing the sink.
+        # Keep no reference to `parted`: after an error, a reference cycle would delay closing the
+        # sink.
         self._folder, self._form, self._broker = parted.folder, parted.form, parted.broker
         self._path = path
         self._staged = staged
@@ -339,7 +342,7 @@ def _plain_name(word: str) -> str:
 
 
 def partition_folder(names: Sequence[str], values: Sequence[Any]) -> str:
-    """Return a folder such as ``topic=orders/day=2024-05-01``, escaped as by Hive and Spark."""
+    """Return a folder such as ``topic=orders/day=2024-05-01``, with Hive's escapes."""
     return "/".join(f"{n}={_hive_value(v)}" for n, v in zip(names, values, strict=True))
 
 
@@ -368,7 +371,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # For each part, ``take`` from a chunked column would join the chunks again.
+    # Join the chunks once: ``take`` from a chunked column would join them again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
@@ -378,7 +381,7 @@ def _parted(
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """Number the distinct values from 0; return each row's number, and the count of values."""
+    """Number the distinct values from 0; return each row's number and the count of values."""
     if name == "day":
         values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
         distinct, codes = np.unique(values, return_inverse=True)

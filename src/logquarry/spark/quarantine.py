@@ -44,7 +44,7 @@ class Quarantine:
             raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
 
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
-        """Make a callback for :attr:`Decoding.on_bad_body`: decompression of a body failed.
+        """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
 
         The copy has no bytes, because the read returns the message with its compressed body.
         """

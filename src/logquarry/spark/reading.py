@@ -1,4 +1,4 @@
-"""Reads stores as a DataFrame, in the same way on each version of Spark."""
+"""Reads stores as a DataFrame; the result does not depend on the version of Spark."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def rebuild_on_spark(
     pause: Callable[[], None] = lambda: None,
     note: Path | None = None,
 ) -> RebuildReport:
-    """Rebuild consume queues and index; the files have the same bytes as with :func:`rebuild`.
+    """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
     The driver itself builds each queue whose offsets start again, because the topic was deleted and
     recreated. If a process has the store open, the driver builds all queues and the index.
@@ -75,7 +75,8 @@ def rebuild_on_spark(
         spark: a session whose workers reach the store and ``into`` under the same paths.
         path: the store's folder. For all other arguments, and for errors, see :func:`rebuild`.
         split_size: maximum bytes of log in one task.
-        progress: called with (bytes done, total). The log counts three times, once for each read.
+        progress: called with (bytes done, total). The total contains the log's bytes three times,
+            because the log is read three times.
         pause: called at safe points; raise to cancel.
     """
 
@@ -115,10 +116,10 @@ def rebuild_stores(
     For other arguments see :func:`rebuild_on_spark`.
 
     Args:
-        into: folder for the rebuilt files, each store's in a folder named after its broker.
-        apply: without ``into``: replace each store's own files.
-        resume: with ``into``: continue an interrupted call and skip complete stores. Notes in
-            ``into`` record the store of each folder.
+        into: folder for the rebuilt files; each store gets a folder named after its broker.
+        apply: whether to replace each store's own files, if ``into`` is None.
+        resume: whether to continue an interrupted call with the same ``into``, and to skip complete
+            stores. Notes in ``into`` record the store of each folder.
 
     Raises:
         StoreNotFound: if a path is not a store.

@@ -1,8 +1,9 @@
 """Verifies and salvages stores on Spark. The module `rebuilding` rebuilds queues and index.
 
 Verify: a task reads a part of a log, or an index file, and returns its runs of sound frames
-(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store with the same findings as
-without Spark, but skips the sound parts. Salvage: one task salvages one store.
+(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, but skips the sound
+parts. The findings equal those of a verification without Spark. Salvage: one task salvages one
+store.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def verify_stores(
     split_size: int = LARGEST_SPLIT,
     progress: Progress | None = None,
 ) -> list[VerifyReport]:
-    """Verify stores without changing them; the findings are the same as of :func:`verify_store`.
+    """Verify stores without changing them; the findings equal those of :func:`verify_store`.
 
     If a process has a store open, the driver verifies the store alone, because the files change.
 
@@ -182,8 +183,8 @@ def salvage_stores(
 
     Args:
         spark: a session whose workers reach the stores and `into` under the same paths.
-        into: folder for the new stores; each new store gets a folder named after its broker. None
-            to write nothing and only report the messages to be saved.
+        into: folder for the new stores; each new store gets a folder named after its broker. If
+            None, the call only reports the messages that it would save.
         include_stale: whether to also save stale frames: valid frames after the log's end.
         resume: whether to skip complete stores of an interrupted call, and begin all others again.
         progress: called with (bytes of log done, bytes in total) after each store.

@@ -37,7 +37,7 @@ _checked: set[str] = set()
 _DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # With UTC, the same timestamps print as the same text on every machine.
+    # With UTC, a timestamp prints as the same text on every machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
@@ -49,8 +49,8 @@ _WORKERS = {
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# This machine's name can resolve to an address without a listener; a local driver needs only
-# loopback.
+# The machine's name can resolve to an address at which the driver does not listen. A local driver
+# needs only loopback.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -64,15 +64,16 @@ def get_session(
 ) -> SparkSession:
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
-    A new session uses a Java that runs Spark, this interpreter for the Python workers, UTC, Arrow,
-    no web UI and a quiet log. `config` overrides these settings. In a running session, `config`
-    changes only the settings that can change at run time. Under spark-submit, spark-submit sets
-    master and Java.
+    A new session uses a Java that runs Spark, runs the Python workers with this interpreter, and
+    uses UTC and Arrow. It has no web UI and a quiet log. `config` overrides these settings. In a
+    running session, `config` changes only the settings that can change at run time. Under
+    spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # Import spark.columns first: if PySpark is missing, its error names the extra to install.
+    # Import spark.columns first: if PySpark is missing, the error of that module names the extra to
+    # install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -178,10 +179,11 @@ MINIMUM_VERSION = 17
 _UNWANTED_MODULE = "jdk.incubator.vector"
 _START_TIMEOUT_S = 60
 
-# POSIX sh: small images have no bash. `for arg do` iterates over the original arguments while `set
-# --` collects the kept arguments, which preserves blanks and quotes. The script also filters the
-# arguments of the Java program. That is harmless: Spark passes JVM options of a program inside
-# other arguments ("--conf", "spark.x=--add-modules=..."), which do not match.
+# The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
+# original arguments while `set --` collects the kept arguments, which preserves blanks and quotes.
+# The script also filters the arguments of the Java program. That is harmless: Spark passes JVM
+# options of a program inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not
+# match.
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -301,7 +303,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin/java is not in a Java home, but the linked file may be.
+        # Resolve links: /usr/bin/java is not in a Java home, but the file to which it links may be.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)

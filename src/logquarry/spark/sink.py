@@ -3,7 +3,7 @@
 Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
 and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine. `load`
 runs the commit as a second Spark job, with one task for each store. All executors must reach the
-stores' folder under the same path.
+stores' folder under one path.
 """
 
 from __future__ import annotations
@@ -266,7 +266,8 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Only tasks know the query's id, so the tasks' messages to the commit contain the id.
+            # Only tasks know the query's id, so each task passes the id to the commit in its
+            # message.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
@@ -336,7 +337,7 @@ def load(
             once, so a repeated load adds nothing.
         txn_version: number of the load, which must grow with each load of the application. In
             ``foreachBatch``, pass the batch id.
-        on_rejected: what to do with a row that no store accepts: ``fail`` or ``deadLetter``.
+        on_rejected: ``fail`` or ``deadLetter``: what to do with a row that no store accepts.
         dead_letter_path: folder for rejected rows.
         progress: called with (bytes of frames appended, bytes in total).
 

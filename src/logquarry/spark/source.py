@@ -42,10 +42,10 @@ logger = logging.getLogger(__name__)
 
 
 class _Reader(Packaged, DataSourceStreamReader):
-    """Base of the readers of a stream; plans beside the driver, reads in the workers.
+    """Base of a stream's readers: a process beside the driver plans, the workers read.
 
-    The options are parsed at the query's first call: up to version 4.3, PySpark drops the text of
-    an exception that the constructor raises.
+    The options are parsed at the query's first call and not in the constructor: up to version 4.3,
+    PySpark drops the text of a constructor's exception.
     """
 
     def __init__(self, given: Mapping[str, str], struct: StructType) -> None:
@@ -97,8 +97,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit of one batch. Spark takes one limit; :meth:`latestOffset` adds the
-        other."""
+        """Return one limit of a batch. :meth:`latestOffset` adds the other limit."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -132,7 +131,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
 
 
 class RocketMQUnlimitedReader(_Reader):
-    """Reads a stream on a Spark without limits for batches; each batch takes all new messages."""
+    """Reads a stream if Spark does not support limits; each batch takes all new messages."""
 
     @cached_property
     def _planner(self) -> UnlimitedPlanner:
@@ -196,7 +195,7 @@ class RocketMQDataSource(DataSource):
 
 
 class RocketMQReader(Packaged, DataSourceReader):
-    """Reads a batch: plans on the driver, reads in the workers.
+    """Reads a batch. Spark plans on the driver, and reads in the workers.
 
     This class must not override `pushFilters`: up to version 4.3, PySpark caches a filtered plan
     with the loaded table, so later queries on the same DataFrame would miss rows.

@@ -98,8 +98,8 @@ class Summary:
     def of(cls, parts: Iterable[Summary]) -> Summary:
         """Merge summaries; sort topics by name, and damage by file and offset.
 
-        Two queues can point to one damaged span, so two tasks can report the span. The result has
-        it once.
+        Two queues can point to one damaged span, so two tasks can report the span. The result lists
+        the span once.
         """
         whole = cls()
         for part in parts:

@@ -65,10 +65,10 @@ class ReadTask:
 
     Attributes:
         plan: the read plan, with only the parts of this task.
-        options: the options that `plan` does not contain; see :func:`for_workers`.
+        options: the options that are not in `plan`; see :func:`for_workers`.
         delay_levels_ms: delay of each delay level, for the tags codes of delayed messages.
         certain_to: physical offset up to which the log was complete when a stream's batch was
-            planned. The task reads no byte after this offset. None if the read is no stream.
+            planned. The task reads no byte after this offset. None if the read is not a stream.
     """
 
     location: str
@@ -191,7 +191,7 @@ def _split_size(whole: int, min_tasks: int) -> int:
 
 
 def _least_split(length: int) -> int:
-    """Return the minimum bytes of a task for a read of `length` bytes; no option goes below."""
+    """Return the smallest task size that options can request, for a read of `length` bytes."""
     small = min(LEAST_STATED_SPLIT, -(-length // FEW_TASKS))
     return max(small, -(-length // MOST_TASKS), 1)
 
@@ -221,7 +221,7 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
 def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
     """Split a plan into plans of about `size` bytes each; small parts share a plan.
 
-    Each new plan has either ranges of the log or places in the log, never both.
+    A new plan has either ranges of the log or places in the log, not both.
     """
     group: list[Part] = []
     filled = 0
@@ -266,7 +266,7 @@ def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> Non
 
 
 def lost(text: str, *, fail: bool) -> None:
-    """Report that wanted messages were deleted: raise if `fail` is true, else log a warning."""
+    """Report that wanted messages were deleted: raise if `fail`, else log a warning."""
     if fail:
         raise MessageNotFound(f"{text} (give failOnDataLoss=false to read the rest)")
     logger.warning("%s", text)

@@ -142,13 +142,14 @@ class CallCounter:
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
         """Count a put whose message is in the log."""
-        # For compiled code, a call through the class is direct: there is no search for an override.
+        # In compiled code, a call through the class is faster, because it does not search for an
+        # override.
         counts = CallCounter.counts(self)
         if cython.compiled:
             fields = cython.cast(tuple, result)
             size, messages, held_ms = fields[5], fields[6], fields[8]
         else:
-            # Unpacking the tuple takes half as long as reading three fields by name.
+            # Unpack the tuple: this takes half as long as reading three fields by name.
             _, _, _, _, _, size, messages, _, held_ms, _, _ = result
         found = counts.topic(topic)
         found.messages += messages
@@ -179,8 +180,8 @@ class CallCounter:
     def counts(self) -> CallCounts:
         """Return the counts of the calling thread."""
         if cython.compiled:
-            # Compare thread numbers first: reading a thread-local value takes five times as long as
-            # reading the thread's number.
+            # Compare thread numbers first, because reading a thread-local value takes five times as
+            # long.
             thread = PyThread_get_thread_ident()
             if self._last is not None and self._last_thread == thread:
                 return self._last
@@ -201,7 +202,7 @@ class CallCounter:
 
     def _fold_ended(self) -> None:
         """Add up the counts of ended threads, to release their memory."""
-        # A new thread may get the number of an ended thread.
+        # Forget the last thread: a new thread may get the number of an ended thread.
         self._last = None
         alive = []
         for reference, counts in self._threads:

@@ -1,11 +1,11 @@
 """Lists the transactions of a store (``info --transactions``): committed, rolled back, open.
 
-In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. If a half message has ended,
-there is an op message: its topic is RMQ_SYS_TRANS_OP_HALF_TOPIC, its tag is ``d``, and its body is
-the half message's queue offset. A commit also leaves a COMMIT frame with the half message's
-physical offset. The broker's checker puts a copy of an open half message at the queue's end, and
-then advances the offset of its own consumer group. So before this offset, a half message without an
-op message was replaced by a copy.
+In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. For each half message that has
+ended, there is an op message in RMQ_SYS_TRANS_OP_HALF_TOPIC. Its tag is ``d``, and its body is the
+half message's queue offset. A commit also leaves a COMMIT frame with the half message's physical
+offset. The broker's checker puts a copy of an open half message at the queue's end, and then
+advances the offset of its own consumer group. So if a half message before this offset has no op
+message, the checker replaced it by a copy.
 
 In a store of 3.x, a PREPARED message waits outside all queues. A COMMIT or ROLLBACK contains the
 physical offset of the PREPARED message (docs/dialect-3.1.md).

@@ -22,7 +22,8 @@ class LogFeed:
     """The log of an open store, for replication. Any thread may call the methods.
 
     Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset before which
-    all frames are whole. Only these frames are dispatched, and stay when the store is opened again.
+    all frames are whole. The store dispatches only these frames, and keeps only these frames when
+    it is opened again.
     """
 
     files: StoreFiles
@@ -53,7 +54,8 @@ class LogFeed:
         """Physical offset up to which bytes can be read and sent to other slaves.
 
         In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
-        may cut off unchecked bytes. A further slave with these bytes would be ahead of its master.
+        of the store may cut off unchecked bytes. A slave that already has these bytes would then be
+        ahead of its master, this store.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -71,7 +73,8 @@ class LogFeed:
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
         """Return at most ``most`` bytes from an offset to the end of the log or of its file.
 
-        Return None without bytes. The bytes stay valid while the caller holds the view.
+        Return None if there are no such bytes. The bytes stay valid while the caller holds the
+        view.
         """
         return self._log.select(offset, most=most)
 
@@ -104,8 +107,8 @@ class LogFeed:
     def vouch(self, offset: int) -> None:
         """State that the bytes before an offset are whole frames, and wake the dispatcher.
 
-        From then on, the store dispatches only frames before that offset, and the next opening
-        keeps only these frames.
+        From then on, the store dispatches only frames before that offset, and keeps only these
+        frames when it is opened again.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
@@ -113,8 +116,8 @@ class LogFeed:
     def keep(self, durably: bool) -> None:
         """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
 
-        With ``durably``, also sync the saved offset, so that the offset survives a power cut. If
-        all frames are sound, this is not needed, because a recovery keeps sound frames.
+        With ``durably``, also sync the saved offset, so that the offset survives a power cut.
+        ``durably`` is not needed if all frames are sound, because a recovery keeps sound frames.
         """
         # The log may have been synced before vouch() raised the limit of the durable offset.
         self.note_flushed(self._log.flushed_offset)
@@ -123,7 +126,8 @@ class LogFeed:
 
     def note_flushed(self, offset: int) -> None:
         """Raise the durable offset after a sync of the log up to an offset."""
-        # Bytes of another store's log may end inside a frame; dispatched and vouched bytes do not.
+        # Bytes of another store's log may end inside a frame. Dispatched bytes and vouched bytes
+        # end between two frames.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
             offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
@@ -132,13 +136,14 @@ class LogFeed:
     def adopt(self) -> None:
         """Read the next queue offsets from the bytes that :meth:`append_data` appended.
 
-        If the bytes end inside a frame, raise StoreUnavailable: no put may follow.
+        If the bytes end inside a frame, raise StoreUnavailable, because no put may follow them.
         """
         with self._adopting:
             if not self.writer.has_foreign:
                 return
             end = self._log.wrote_offset
-            # A listener runs in the dispatcher's thread, and so cannot wait for the dispatcher.
+            # A listener runs in the dispatcher's thread, so a listener cannot wait for the
+            # dispatcher.
             waits = not self.dispatching.is_current
             if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
@@ -151,8 +156,8 @@ class LogFeed:
     def cut_unvouched(self) -> None:
         """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
 
-        The bytes usually end inside a message, and the zeros after the bytes may seem to complete
-        the message.
+        The bytes usually end inside a message, and the zeros after them may seem to complete the
+        message.
         """
         vouched = self.dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:

@@ -29,8 +29,8 @@ class Wakeable(Protocol):
 class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    ``flushing`` syncs the messages of puts that do not wait for a sync. ``settle_now`` settles the
-    puts of a store in which no put waits.
+    ``flushing`` syncs the messages of puts that do not wait for a sync. If no put of the store
+    waits, ``settle_now`` settles the puts.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:

@@ -109,8 +109,8 @@ class LogReads(ABC):
     def get_data(self, physical_offset: int, size: int) -> bytes:
         """Return bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
 
-        The result has at most ``size`` bytes, possibly of several log files. Only near the
-        log's end is the result shorter; at the end, it is empty.
+        The result has ``size`` bytes, possibly of several log files. Near the log's end, the result
+        is shorter; at the end, it is empty.
 
         Raises:
             MessageNotFound: if the offset is before the log's start or after its end.

@@ -91,15 +91,15 @@ class MessageStore(StoreReads):
             clock: returns store times in milliseconds, for writing.
             broker: the ``broker`` of each message (default: the folder's name).
             storage_options: options of the file system, for a URL.
-            accept_loss: for ``"rw"``: the bytes of messages that a recovery may lose. Without this
-                argument, a recovery may lose only a small share of the messages on the disk.
+            accept_loss: for ``"rw"``, the number of message bytes that a recovery may lose. Without
+                this argument, a recovery may lose only a small share of the messages on the disk.
 
         Raises:
             StoreNotFound: if there is no store, or if the folder to write holds other files.
             UnsupportedStore: if the log is not in ``commitlog/``, or if writing would harm a
                 feature of the store that logquarry does not support.
             StoreUnavailable: if another process has the store open for writing, or if the store
-                needs a recovery that opening cannot do.
+                needs a recovery that this method cannot do.
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.
         """
         arguments.choice(mode, "mode", ("r", "rw"))
@@ -136,7 +136,7 @@ class _NeedsWriter:
         raise ReadOnlyStore.of(store.root)
 
 
-# A __getattr__ would do the same, but would slow down the lookup of a reader's attributes.
+# Do not use __getattr__ instead: it would slow down the lookup of a reader's attributes.
 _ONLY_OF_WRITERS = frozenset(
     name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
 )

@@ -1,8 +1,8 @@
 """Collects a store's contents for ``logquarry info``: queues, messages, bytes per topic, index.
 
 :func:`overview` reads the queue entries, and the log's first and last messages. If the entries do
-not determine the bytes of a topic, the overview has a hint. :func:`count_log` reads the whole log.
-:func:`visible_damage` lists damage that can be found without reading the log.
+not determine the bytes of a topic, the overview's ``hint`` gives the reason. :func:`count_log`
+reads the whole log. :func:`visible_damage` lists damage that can be found without reading the log.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Return the bytes of the entry heads that a DLedger log has before the frames of messages."""
+    """Return the bytes of DLedger's entry heads, which precede the frames of messages."""
     return messages * dledger.HEAD.size if files.has_heads else 0
 
 
@@ -177,7 +177,7 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
 
 
 def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
-    """Find a first or last message of a queue's entries that belongs to another queue."""
+    """If a queue's first or last entry points to a message of another queue, return the message."""
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             found = log.sound_frame_at(unit.physical_offset, check_crc=False)
@@ -191,7 +191,7 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
     """Return why the queues do not determine the bytes; None if the queues do.
 
-    The queues determine the bytes if the queued messages fill the log except for blanks at file
+    The queues determine the bytes if the log consists of queued messages, and of blanks at file
     ends. A blank is smaller than the largest message plus eight bytes.
     """
     length = found.max_offset - found.min_offset
@@ -223,7 +223,7 @@ class LogCount:
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Skip damage."""
-    # The module imports pyarrow. Counting by the queues does not need pyarrow.
+    # Import late: the module imports pyarrow, which counting by the queues does not need.
     from logquarry.log import columns
 
     counted = LogCount()

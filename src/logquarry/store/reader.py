@@ -94,9 +94,9 @@ class BaseReader(StoreReads):
     def refresh(self) -> None:
         """List the folders again: a live broker appends messages and deletes expired files.
 
-        If you request an offset beyond the known files, the reader calls this method itself. If the
-        reader has made the queues from the log, call this method yourself: a refresh then reads the
-        whole log again.
+        If you request an offset after the known files, the reader calls this method. If the reader
+        has made the queues from the log, call this method yourself: a refresh then reads the whole
+        log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -116,7 +116,8 @@ class BaseReader(StoreReads):
     def stats(self) -> StoreStats:
         """Return the store's contents in ``state``. A reader does not count its calls."""
         self._require_open()
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -152,7 +153,7 @@ class BaseReader(StoreReads):
     # ------------------------------------------------------------------------------------ queues
     @property
     def has_queue_files(self) -> bool:
-        """Whether any consume queue has a message. If not, queues are made from the log."""
+        """Whether a consume queue has a message. If not, the reader makes queues from the log."""
         return self._found.has_queue_files
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -244,7 +245,8 @@ class BaseReader(StoreReads):
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
-        # Importing takes 0.1 s. A reader of a few messages does not need the modules.
+        # Import late, because the imports take 0.1 s, and a reader of a few messages does not need
+        # the modules.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
         from logquarry.store.consumer.progress import LostOffsets, Progress
@@ -285,7 +287,7 @@ class _Found:
 
     @cached_property
     def has_other_queues(self) -> bool:
-        """Whether a queue may have no file: a queue in RocksDB, or only in the log."""
+        """Whether queues may have no files, because they are in RocksDB or only in the log."""
         return not self.has_queue_files or self.other_queues.has_rocksdb
 
     @cached_property
@@ -345,7 +347,7 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log follow it; else None (no bound)."""
+        """The log's end if bytes of an earlier log follow; None if a read needs no bound."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
@@ -433,7 +435,8 @@ class LiveStore(StoreReads, SinglePut):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # Another program cut the file, so the file's end is not a torn tail of this writer.
+            # Another program has truncated the file, so the file's end is not a torn tail of this
+            # writer.
             layout.writer_end = stop
         return layout, stop
 

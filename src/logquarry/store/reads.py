@@ -115,7 +115,8 @@ class StoreReads(LogReads):
 
     @cached_property
     def _state(self) -> StateReader:
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.state import StateReader
 
         return StateReader(self)
@@ -198,8 +199,8 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result, and a result never spans two queue files. If there is a message, the
-                result has at least one message.
+                result, and a result never spans two queue files. If the queue has a message there,
+                the result has at least one message.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
@@ -228,7 +229,8 @@ class StoreReads(LogReads):
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
         """Gets messages for consumers, without the caps of a ``get``."""
-        # Importing takes 0.1 s. A reader of a few messages does not need the module.
+        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
+        # the module.
         from logquarry.store.consumer.source import AT_ONCE
 
         return self._new_getter(AT_ONCE)
@@ -264,13 +266,13 @@ class StoreReads(LogReads):
             since: earliest store time, as for :meth:`scan`; the index keeps whole seconds.
             until: latest store time, inclusive.
             max_count: maximum number of messages.
-            exact: whether to leave out messages whose key only has the same hash, and second
-                entries of the same message. RocketMQ returns both.
+            exact: whether to leave out messages whose keys only have the same hash, and repetitions
+                of a message. RocketMQ returns both.
 
-        For a matching inner batch of RocketMQ 5, the result has the messages with the key. If the
-        key is the batch's own UNIQ_KEY (the message id that the producer got), the result has all
-        messages of the batch. RocketMQ indexes a word of KEYS only if the batch itself has this
-        word; :meth:`scan` finds all keys.
+        If an inner batch of RocketMQ 5 matches, the result has those messages in the batch that
+        have the key. If the key is the batch's own UNIQ_KEY (the message id that the producer got),
+        the result has all messages of the batch. RocketMQ indexes a word of KEYS only if the batch
+        itself has this word; :meth:`scan` finds all keys.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")
@@ -288,7 +290,8 @@ class StoreReads(LogReads):
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
             found = search_log(events, topic, key, most, begin, end)
-        # Only an inner batch with several matching messages makes more than max_count.
+        # There can be more than max_count messages, because an inner batch can have several
+        # matching messages.
         stored = (self._stored(frame) for frame in found)
         messages = [one for message in stored for one in of_key(message, key)]
         return messages[-max_count:] if max_count > 0 else []
@@ -321,17 +324,17 @@ class StoreReads(LogReads):
             since: earliest store time: milliseconds since 1970, a datetime, or ISO 8601 text as
                 for ``--since``. A time without a zone is UTC.
             until: store time at which to stop; exclusive.
-            on_damage: ``default`` raises on damage other than a torn tail; ``stop``, ``skip``,
-                ``fail``: see :data:`logquarry.log.batches.OnDamage`.
+            on_damage: ``default`` raises an error for damage other than a torn tail.
+                :data:`logquarry.log.batches.OnDamage` explains ``stop``, ``skip`` and ``fail``.
             damage: a :class:`~logquarry.log.batches.DamageLog` that collects the damage.
             topic: the previous name of ``topics``; deprecated.
 
         Raises:
-            CorruptFrame: on damage, by ``on_damage``.
+            CorruptFrame: for damage, depending on ``on_damage``.
             UsageError: if an argument is invalid, or the filter can match no message.
         """
         self._require_open()
-        # The module imports pyarrow.
+        # Import late, because the module imports pyarrow.
         from logquarry.read import bulk
 
         if topic is not None:
@@ -369,7 +372,7 @@ class StoreReads(LogReads):
             CorruptFrame: while batches are read, by ``on_damage``.
         """
         self._require_open()
-        # The module imports pyarrow.
+        # Import late, because the module imports pyarrow.
         from logquarry.read import bulk
 
         wanted = bulk.message_filter(topics, queue_id, tags, keys, since, until)
@@ -406,9 +409,9 @@ class StoreReads(LogReads):
     ) -> Consumer:
         """Return a consumer of a group: an iterator over messages that are new to the group.
 
-        Some consumer of the group gets each message, at least once. A message counts as handled
-        when you request the next message. The store writes the offsets of handled messages to
-        ``config/consumerOffset.json`` at these times:
+        Each message is delivered at least once, to one consumer of the group. A message counts as
+        handled when you request the next message. The store writes the offsets of handled messages
+        to ``config/consumerOffset.json`` at these times:
 
         - every ``flush_consumer_offset_interval``
         - when the consumer or the store is closed
@@ -426,8 +429,9 @@ class StoreReads(LogReads):
             start: where a group without offsets in a topic begins: ``earliest``, ``latest``,
                 ``timestamp``, or a store time: milliseconds or a datetime.
             timestamp: for ``start="timestamp"``, the store time, as for :meth:`scan`.
-            auto_commit: whether offsets of handled messages are committed without a call.
-            timeout: seconds without a message after which the iteration ends; None: it never ends.
+            auto_commit: whether the consumer commits the offsets of handled messages itself.
+            timeout: the iteration ends after this many seconds without a message; None if it must
+                never end.
             max_reconsume_times: how often a message that is sent back is delivered again.
 
         Raises:
@@ -460,7 +464,8 @@ class StoreReads(LogReads):
         # Two objects would assign a queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
-                # Closing the store may take minutes. A consumer from this time would never end.
+                # Closing the store may take minutes. A consumer that is made meanwhile would never
+                # end.
                 raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()

@@ -45,13 +45,13 @@ class ServiceCalls(ABC):
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function for each queue that has grown. The function must
-        be quick, and cannot wait for the dispatcher. Its exceptions are logged.
+        be quick, and must not wait for the dispatcher. Its exceptions are logged.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
 
     def remove_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
-        """Stop calling a function; does nothing if it was never added."""
+        """Stop calling a function. Do nothing if the function was never added."""
         self._engine.listeners.remove(arguments.function(listener, "listener"))
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
@@ -125,10 +125,10 @@ class ServiceCalls(ABC):
         """Put the half message of a producer's transaction (``prepareMessage``).
 
         The producer ends the transaction with :meth:`end_transaction`. Until then, checks treat the
-        half message like one that a crash left open.
+        half message like a half message that a crash left open.
 
         Args:
-            message, group: as for :meth:`transaction`.
+            message, group: see :meth:`transaction`.
 
         Raises:
             UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.
@@ -180,7 +180,7 @@ class ServiceCalls(ABC):
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``. Each access makes an object: keep the first object."""
+        """``config/subscriptionGroup.json``. Each access makes an object, so keep the first one."""
         return self._open_services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:

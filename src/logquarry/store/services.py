@@ -1,7 +1,7 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
 A service is created at its first use, and ends before the store is closed. A service puts messages
-only after a call or a setting has started the service: the store may be open just for an import.
+only after a call or a setting has started it, because a store may be open only for an import.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ class Services:
     def delivery(self) -> DelayedDelivery:
         """Delivers delayed messages; StoreUnavailable in a slave, because its master delivers."""
         if self._is_slave:
-            # The slave gets the progress of delivery from its master, and must not overwrite it.
+            # A slave gets the progress of delivery from its master, and must not overwrite that
+            # progress.
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
@@ -116,7 +117,8 @@ class Services:
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
         delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
-        # Save the progress found in the log: the next opening then need not search the log.
+        # Save the progress that was found in the log, so that the next opening need not search the
+        # log.
         delivery.save()
         return delivery
 
@@ -342,8 +344,8 @@ class Services:
             return part
 
     def _wait_dispatched(self) -> None:
-        # If the log ends inside a frame of another store, a wait would never end. adopt() raises
-        # then.
+        # If the log ends inside a frame of another store, a wait would never end; adopt() then
+        # raises an error.
         self._engine.feed.adopt()
         self._engine.wait_dispatched(None, None)
 
@@ -369,7 +371,8 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one part cannot save its progress, still save the progress of the other part.
+            # If one of the two deliveries cannot save its progress, save the progress of the other
+            # delivery anyway.
             try:
                 save()
             except StoreUnavailable as error:

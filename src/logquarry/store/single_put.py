@@ -52,7 +52,7 @@ class _Count:
 def _batch_arguments(
     messages: Sequence[Message] | None, wire: bytes | None, field: str
 ) -> tuple[Sequence[Message] | None, bytes | None]:
-    # The code that encodes a list checks its messages later.
+    # Accept a list unchecked: the code that encodes a list checks its messages later.
     if messages is not None and type(messages) is not list:
         messages = require_messages(messages, field)
     if wire is not None and type(wire) is not bytes:
@@ -71,7 +71,7 @@ class SinglePut:
     def _start_puts(
         self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Store the objects that each put needs, so that puts need not look the objects up."""
+        """Store the objects that each put needs, so that a put does not look them up."""
         self._path = path
         self._counter = counter
         self._feed = feed
@@ -106,14 +106,15 @@ class SinglePut:
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         if took > _SLOW:
             log_slow(took, len(message.body), result)
-        # For compiled code, a call through the class is direct: there is no search for an override.
+        # In compiled code, a call through the class is faster, because it does not search for an
+        # override.
         CallCounter.put(self._counter, topic, result, took)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
-        """Put one message; the future is done when the waits for flush and replica are over.
+        """Put one message; return a future that is done after the waits for flush and replica.
 
-        When this method returns, the message is in the log, or the future has the error. The log
+        When this method returns, the message is in the log, or the future has an exception. The log
         has messages in the order of the calls. Callbacks of the future run in the thread that
         syncs, so callbacks must be quick.
         """

@@ -47,11 +47,11 @@ class StoreStats:
         put_rates: rates of put messages.
         topics: number of put messages by topic, and their bytes.
         get_found: number of gets that returned messages.
-        get_missed: number of gets that returned none.
+        get_missed: number of gets that returned no message.
         get_messages: number of messages returned by gets.
         get_rates: rates of messages returned by gets (``getTransferedTps``).
         get_found_rates: rates of gets that returned messages (``getFoundTps``).
-        get_missed_rates: rates of gets that returned none (``getMissTps``).
+        get_missed_rates: rates of gets that returned no message (``getMissTps``).
         get_longest_ms: the longest get (``getMessageEntireTimeMax``).
         dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
         flush_behind: bytes of the log that are not known to be on the disk.

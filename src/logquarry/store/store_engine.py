@@ -194,9 +194,9 @@ class StoreEngine:
             # Log only the text: the error itself would keep open all files that were read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While the store is open, its files have a second name (hard link). After a crash, a
-            # file may have only the second name. Restore the file now: otherwise a file that the
-            # recovery quarantines would return later.
+            # While the store is open, each of its files has a second name (hard link). After a
+            # crash, a file may have only the second name. Restore the first name now: otherwise a
+            # file that the recovery quarantines would return later.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = open_check.plan_to_open(root, config)
@@ -219,8 +219,8 @@ class StoreEngine:
     def _take_back(self) -> None:
         """Undo a failed opening. No message was put, and the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # The opening has dispatched messages. Sync their entries, because without `abort` the
-            # entries count as synced.
+            # The failed opening may have dispatched messages. Sync their queue entries: without
+            # `abort`, the next opening trusts the entries.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -266,17 +266,18 @@ class StoreEngine:
 
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the queue offsets with which the log's writer starts."""
-        # A new store has the schedule topic's queues at offset 0; existing queues override these.
+        # Start the schedule topic's queues at 0, as in a new store. The offsets of existing queues
+        # replace these.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
-            # QUIRK: as in 4.9, queues of multi-dispatch start again at 0 after a recovery.
+            # QUIRK: like RocketMQ 4.9, start queues of multi-dispatch at 0 again after a recovery.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, in the order in which they will end, and the settling of puts."""
+        """Create the services, in the order of their end, and the object that settles puts."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -304,7 +305,8 @@ class StoreEngine:
         )
         self._puts_wait = flushing.group is not None or is_replicated
         self.growth = LogGrowth(self._dispatching, flushing.after_put, wait)
-        # The order matters: a commit allows a dispatch, and a dispatch allows a flush.
+        # Services end in this order: a commit must precede a dispatch, and a dispatch must precede
+        # a flush.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
         housekeeping = Housekeeping(self._abort, files.index, self.recorder.sample, health)
@@ -396,8 +398,8 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # The log refuses a put that has already passed the flags. Do not wait for such a put:
-            # its caller may be a listener or a callback, in a thread that has to end.
+            # The log refuses a put that has already passed the check of the flags. Do not wait for
+            # such a put: its caller may be a listener or a callback, in a thread that has to end.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
@@ -421,7 +423,7 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Bytes and queue entries of an earlier log may follow.
+                # Bytes and queue entries of an earlier log may follow the log's end.
                 note_end(self.disk, self.root, log_end)
             if not (all(ended) and is_whole and failure is None):
                 return False

@@ -32,7 +32,7 @@ class StoreFiles:
     """The open files of one store. If opening a file fails, the earlier files are closed.
 
     Attributes:
-        config: the settings, with all sizes.
+        config: the settings, in which all file sizes are set.
         keeps_tails: whether bytes of an earlier log follow the log's end.
         pool: buffers for puts before the commit; None if puts write directly to the files.
         transactions: state table and redo log of dialect 3.1; None in another dialect.
@@ -164,8 +164,8 @@ class StoreFiles:
 class Housekeeping(Service):
     """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    If a Java broker opens the same store, the broker fails to take the lock. But before, its
-    recovery deletes index files. When the broker then ends, it deletes ``abort``.
+    If a Java broker opens the same store, it cannot take the lock. But before the broker tries the
+    lock, its recovery deletes index files; and when the broker ends, it deletes ``abort``.
     """
 
     def __init__(

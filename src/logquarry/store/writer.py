@@ -95,7 +95,7 @@ class BaseWriter(LiveStore, ServiceCalls):
             engine.close()
             raise
         close_at_exit(store)
-        # A slave gets delivered messages from its master.
+        # A slave delivers no messages, because it gets delivered messages from its master.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
             try:
                 store.start_delivery()
@@ -108,15 +108,16 @@ class BaseWriter(LiveStore, ServiceCalls):
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
         """Put messages of any topics and queues, in order, in bulk.
 
-        The log gets the same bytes as from single puts, but the messages of a chunk of about 1 MiB
-        share one store time. Other threads can put between chunks. All messages are checked before
-        the first message is appended. Arrow columns are named like the fields of
+        The log gets the bytes that single puts would write, but the messages of a chunk of about 1
+        MiB share one store time. Other threads can put between chunks. All messages are checked
+        before the first message is appended. Arrow columns are named like the fields of
         :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
 
         Args:
-            messages: the messages, which all stay in memory: Message objects, or columns of any
-                object that exports Arrow data (``__arrow_c_stream__``): a table or reader of
-                pyarrow, a DataFrame of Polars or pandas (2.2 or later), a relation of DuckDB.
+            messages: Message objects, or any object that exports Arrow data
+                (``__arrow_c_stream__``). Such objects are a table or reader of pyarrow, a DataFrame
+                of Polars or pandas (2.2 or later), and a relation of DuckDB. All messages stay in
+                memory during the call.
 
         Returns:
             The offsets of each message, as arrays.
@@ -125,7 +126,8 @@ class BaseWriter(LiveStore, ServiceCalls):
             StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
                 messages that are in the log; None if the log has no message of the call.
             MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
-                appended.
+                appended, unless multi-dispatch makes the message too large; ``appended`` then has
+                the result for the earlier messages.
             UsageError: if a message is invalid. Nothing is appended.
         """
         return self._put_many(lambda: self._many.put_many(messages))
@@ -241,7 +243,7 @@ class BaseWriter(LiveStore, ServiceCalls):
         return made
 
     def _release_views(self) -> None:
-        # A view of a deleted file keeps the file's disk space in use.
+        # Release the views of deleted files: a view keeps the file's disk space in use.
         self._release_bytes()
         self._live_log.close()
 

@@ -198,9 +198,9 @@ def fill(
 ) -> int:
     """Build a store for benchmarks, and return the number of messages.
 
-    :meth:`StoreBuilder.put` writes the same bytes, but is much slower. The same seed gives the same
-    store. Compression makes the bodies about a quarter smaller. Every message has TAGS, UNIQ_KEY,
-    WAIT and KEYS.
+    :meth:`StoreBuilder.put` would write the same bytes, but much more slowly. The same seed gives
+    the same store. Compression makes the bodies about a quarter smaller. Every message has TAGS,
+    UNIQ_KEY, WAIT and KEYS.
 
     Args:
         root: the folder to write; must not hold a store yet.

@@ -2,7 +2,7 @@
 
 A crash keeps an arbitrary part of the data that is not durable:
 
-- a page of 4 KiB has its old content, its new content, a content in between, or is torn at a
+- a page of 4 KiB has its old content, its new content or an intermediate content, or is torn at a
   multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done. After a rename, the file has
@@ -133,7 +133,7 @@ _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
 class Content(NamedTuple):
     """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    ``versions`` has other contents of pages since the last sync, by page number.
+    ``versions`` holds, by page number, the other contents that a page had since the last sync.
     """
 
     durable: bytes
@@ -142,7 +142,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one name. ``node``: the number of its file or folder; None removes the name."""
+    """A change of one name. ``node`` is the number of its file or folder; None removes the name."""
 
     folder: int
     name: str
@@ -195,7 +195,7 @@ class DiskState:
     Attributes:
         contents: bytes of each file, by its number.
         durable: durable names of each folder, with the numbers of their files or folders.
-        live: current names of each folder, with the same numbers.
+        live: current names of each folder, with the numbers of their files or folders.
         pending: changes from ``durable`` to ``live``, in order.
     """
 

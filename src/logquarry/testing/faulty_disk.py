@@ -1,8 +1,9 @@
 """A disk for tests with injected faults and simulated power cuts.
 
 The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records the
-durable data: a sync of a file makes its pages durable, a sync of a folder its names. One run of a
-store gives thousands of crash images (:class:`~logquarry.testing.disk_state.DiskState`).
+durable data: a sync of a file makes its pages durable, and a sync of a folder makes its names
+durable. One run of a store gives thousands of crash images
+(:class:`~logquarry.testing.disk_state.DiskState`).
 """
 
 from __future__ import annotations
@@ -174,7 +175,7 @@ class FaultyDisk(Disk):
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Simulate a new process with the same page cache, and remove all faults.
+        """Simulate a new process that finds the old page cache, and remove all faults.
 
         First close the store of the old process, and ignore errors of the close.
         """
@@ -186,7 +187,7 @@ class FaultyDisk(Disk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """Return the whole disk now; after a stop (:meth:`stop_at`), the disk at the stop."""
+        """Return the whole disk now, or after :meth:`stop_at`, at the time of the stop."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},
@@ -369,8 +370,8 @@ class FaultyDisk(Disk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder also makes the new name of a rename durable. Otherwise a
-            # crash could remove both names.
+            # A sync of the old folder also makes the new name of a rename durable. If the sync made
+            # only the removal of the old name durable, a crash could remove both names.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             disk_state.apply(self._durable, done)
@@ -408,12 +409,12 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        # The path in the store, without topics, numbers and file names.
+        # Return the path in the store, without topics, numbers and file names.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
             parts = of.absolute().relative_to(self.root).parts
-        # The store is the root folder or any folder in it.
+        # A store can be the root folder or any folder in the root folder.
         kept = [part for part in parts if part in _PARTS]
         return "/".join(kept) or ("root" if isinstance(of, Path) else "?")
 
@@ -432,7 +433,7 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    # The functions of the package that call a sync, the innermost first.
+    # The functions of this package on the stack of a call of sync, the innermost first.
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)

@@ -99,7 +99,8 @@ class Seen:
     """The messages of a store, as read from the store.
 
     Attributes:
-        queues: the messages of each queue as a consumer gets them; None if they were not read.
+        queues: the messages of each queue as a consumer gets them; None if the queues were not
+            read.
         keyed: the bodies found by each (topic, key); None if the keys were not queried.
     """
 
@@ -196,7 +197,7 @@ class Put:
 
 
 class Mark(NamedTuple):
-    """The model at one moment, to check a disk state of the same moment.
+    """The state of the model at one moment, for a check of a disk state of the same moment.
 
     Attributes:
         durable: bodies that must survive a power cut.
@@ -339,7 +340,7 @@ class ModelStore:
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
         """Return the differences between a store and the model.
 
-        ``must`` has the bodies that the store must have; None means all acknowledged bodies.
+        ``must`` holds the bodies that the store must have; None means all acknowledged bodies.
         """
         if must is None:
             must = self.mark().acked
@@ -451,7 +452,7 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """Format the first violations, one a line, and the number of further violations."""
+    """Format the first violations, one per line, and the number of further violations."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")

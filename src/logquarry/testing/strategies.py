@@ -143,12 +143,13 @@ def frames(
     flags: st.SearchStrategy[int] | None = None,
     numbers: st.SearchStrategy[tuple[int, ...]] | None = None,
 ) -> Frame:
-    """Frames of any form that a sound log can contain, with a correct body CRC.
+    """Frames of all forms that a sound log can contain; the body CRCs are correct.
 
     Args:
         flags: SYSFLAG; its bits decide between IPv4 and IPv6 hosts.
-        numbers: queue id, flag, queue offset, born and store timestamp, reconsume times, prepared
-            transaction offset (default: usual numbers, and any numbers that fit the fields).
+        numbers: queue id, flag, queue offset, born and store timestamp, reconsume times and
+            prepared transaction offset. The default generates usual numbers, and any numbers that
+            fit the fields.
     """
     magic = draw(st.sampled_from(magics))
     flag_bits = draw(sys_flags() if flags is None else flags)

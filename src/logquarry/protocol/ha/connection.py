@@ -38,8 +38,8 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # The rate must allow a portion in each heartbeat interval. If the master sent a
-            # heartbeat between two portions, the slave would believe that it has the whole log.
+            # The rate must allow a portion in each heartbeat interval. After a heartbeat between
+            # two portions, the slave would take its part of the log for the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -167,8 +167,8 @@ class SlaveConnection:
     """A slave's side of one connection (``HAClient``). Not thread-safe.
 
     Args:
-        offset: physical offset from which the slave requests the log. 0 means that the slave has no
-            bytes, and the master chooses the offset.
+        offset: physical offset from which the slave requests the log. If 0, the slave has no bytes,
+            and the master chooses the offset.
         now_ms: time of a monotonic clock, in milliseconds.
 
     Attributes:
@@ -235,7 +235,8 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= ha.LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header, even of a heartbeat, has the offset that the master has chosen.
+            # The first header has the offset that the master has chosen, even if it is a
+            # heartbeat's header.
             self.received = offset
         if offset != self.received:
             if size:

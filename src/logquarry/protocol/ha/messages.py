@@ -194,10 +194,10 @@ class SlaveRequested(NamedTuple):
 
 
 class SlaveAcknowledged(NamedTuple):
-    """The slave has all bytes before ``offset``, by its first or a later report.
+    """The slave has reported that it has all bytes before ``offset``.
 
-    This connection began to send at ``since``. Before ``since``, the slave may have other bytes
-    than the master: do not end replica waits for those bytes.
+    This connection began to send at ``since``. The slave's bytes before ``since`` may differ from
+    the master's, so do not end replica waits for those bytes.
     """
 
     offset: int
@@ -205,7 +205,7 @@ class SlaveAcknowledged(NamedTuple):
 
 
 class DataReceived(NamedTuple):
-    """The next bytes of the log, from a physical offset on.
+    """The next bytes of the log; ``offset`` is the physical offset of the first byte.
 
     ``data`` is a view of the caller's buffer; use the view before the buffer changes.
     """
@@ -215,7 +215,7 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master is alive, and the next byte that it sends has this physical offset."""
+    """The master is alive; ``offset`` is the physical offset of the next byte that it sends."""
 
     offset: int
 

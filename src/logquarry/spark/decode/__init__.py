@@ -43,7 +43,7 @@ class DecodeOptions:
         return self.schema is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON form, which must be the same for all exports into one table."""
+        """Return the options as JSON; the JSON must be the same for all exports into one table."""
         digest = None if self.schema is None else hashlib.sha256(self.schema).hexdigest()
         return {"kind": self.kind, "schema_sha256": digest, "message": self.message}
 
@@ -90,7 +90,7 @@ def decoder_for(
     """Make the decoder; return None if the schema must be inferred and there is no message.
 
     Args:
-        known: type of the table's column; None if the table does not exist.
+        known: type of the column ``value`` of the table; None if the table does not exist.
         tasks: tasks whose messages are the sample for an unknown schema.
     """
     if options.kind == "avro":
@@ -131,7 +131,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
     left = SAMPLE
     for task in tasks:
-        # Damage is copied to the quarantine by the export's tasks, not here.
+        # Do not copy damage to the quarantine here: the export's tasks do so.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():

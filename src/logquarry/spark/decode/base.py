@@ -26,7 +26,7 @@ class BodyDecoder(ABC):
         """Decode one body into a value for :func:`pyarrow.array`."""
 
     def field(self, name: str) -> pa.Field:
-        """Return the Arrow field of a column with this name."""
+        """Return the Arrow field of the column `name`."""
         return pa.field(name, self.arrow_type)
 
     def decode(self, bodies: pa.Array) -> tuple[pa.Array, dict[int, str]]:
@@ -129,7 +129,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Replace each Arrow type that a library has changed, such as large_string, by our own type."""
+    """Replace types that a library has changed, such as large_string, by logquarry's types."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])

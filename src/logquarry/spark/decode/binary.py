@@ -1,9 +1,9 @@
 """Decodes binary bodies: Avro and Protobuf.
 
 An Avro body is a single datum without the header of an Avro file; all bodies have the same schema.
-For a field that a Protobuf message lacks, the column is null if Protobuf tracks the field's
-presence, and otherwise the field's default. An enum becomes the name of its value; a value without
-a name becomes its number.
+If a Protobuf message lacks a field, the column gets the field's default, or null if Protobuf tracks
+the field's presence. An enum becomes the name of its value; a value without a name becomes its
+number.
 """
 
 from __future__ import annotations

@@ -315,9 +315,9 @@ def inferred(bodies: Iterable[bytes]) -> tuple[pa.DataType | None, int]:
 
     The struct is None if no object has a field. Types of fields:
 
-    - ``bigint`` for whole numbers; ``double`` for other numbers, or a mix.
-    - string for several types, or only null.
-    - No column for a name that cannot be a column name.
+    - ``bigint`` if all values are whole numbers; ``double`` if all values are numbers.
+    - ``string`` if the values have several types, or are all null.
+    - A field whose name cannot be a column name gets no column.
     """
     found: pa.DataType | None = None
     count = 0
@@ -382,7 +382,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace null and structs without fields by string: tables do not support such types."""
+    """Replace the type null and empty structs by string: tables do not support them."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

@@ -154,7 +154,7 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The start in the options applies only to stores that are new to the table.
+        # The options' start applies only to stores that the table has no messages of.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -217,7 +217,7 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets of the last read, even if the table got no message."""
+        """Commit the offsets of the last read, even if the read found no message."""
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
@@ -258,8 +258,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export reads the same messages again, but
-        writes only the dead letters after the marks of the dead letters' table.
+        After a crash between the two commits, the next export reads these messages again. It then
+        writes only dead letters after the marks of the dead letters' table.
         """
         target = self._target
         if not self._run.name:
@@ -329,7 +329,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Never move a mark back: after a crash, the marks of the dead letters can be ahead."""
+    """Return marks that never move back: after a crash, the dead letters' marks can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

@@ -70,7 +70,7 @@ class TableOptions:
         dead_letters: folder for undecodable messages; None for a folder beside the table.
         follow: whether to also export new messages until the user interrupts the export.
         interval: with `follow`: seconds between two steps.
-        moved: whether a store may have another path than at the last export.
+        moved: whether to accept a store whose path has changed since the last export.
     """
 
     partition_by: Sequence[str] = ()
@@ -123,7 +123,7 @@ class TableExport:
     def run_with(
         self, run: RunTasks, *, on_commit: Callable[[Done], None] | None = None
     ) -> TableSummary:
-        """Run the export with a function that runs tasks."""
+        """Run the export; ``run`` is a function that runs tasks."""
         began = time.monotonic()
         self.check()
         done = self._advance(run, on_commit)
@@ -181,7 +181,7 @@ def export_delta(
     Args:
         spark: a session whose workers reach the stores and ``dest`` under the same paths.
         options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
-            limit the size of a commit. Filters and columns must be the same as in the table's first
+            limit the size of a commit. Filters and columns must equal those of the table's first
             export.
         table_storage_options: options of `deltalake` for a URL.
         progress: called with (bytes of log done, bytes in total) for each commit.
@@ -233,13 +233,13 @@ def export_iceberg(
     on_commit: Callable[[Done], None] | None = None,
     **table_options: Any,
 ) -> TableSummary:
-    """Add the messages of stores to an Iceberg table, each exactly once; as :func:`export_delta`.
+    """Add the messages of stores to an Iceberg table, each exactly once, like :func:`export_delta`.
 
     Args:
         dest: folder that contains the folder of the table, and the catalog. Several tables can
             share it.
         table: ``NAMESPACE.TABLE``; the table of dead letters is ``NAMESPACE.TABLE_dead_letters``.
-        catalog: properties of a catalog, as for `pyiceberg`; None for SQLite in
+        catalog: properties of a catalog, with `pyiceberg`'s names; None for SQLite in
             ``dest/catalog.db``.
     """
     export = iceberg_export(stores, dest, options, table=table, catalog=catalog, **table_options)

@@ -1,8 +1,8 @@
 """An Iceberg table, with the package `pyiceberg`.
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
-rollback to an earlier snapshot restores its marks. If all snapshots of exports have expired, the
-marks are still a property of the table.
+rollback to an earlier snapshot restores its marks. The table has the marks as a property too, in
+case all snapshots of exports have expired.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Iceberg:
             return TableState(identity, document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Raise if the partitioning has changed: it determines which rows share a file."""
+        """Raise UsageError if the partitioning, by which rows share a file, has changed."""
         made = list(parsed(self.name, document).get("partition_by") or [])
         found = [field.name for field in table.spec().fields]
         if found != made:
@@ -227,7 +227,8 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # If a writer other than an export committed first, the next try finds the same marks.
+            # A commit of a writer that is no export leaves the marks unchanged, so the next try
+            # succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -236,7 +237,7 @@ class Iceberg:
     def _commit(
         self, commit: Callable[[IcebergTable | None], None], failure: type[StoreUnavailable]
     ) -> None:
-        """Call `commit` with the current table, until no other process commits first."""
+        """Call `commit` with the current table; try again if another commit was first."""
         from pyiceberg.exceptions import CommitFailedException
 
         with self._catalog() as catalog:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# Options for the start of a new export only; they do not filter later messages.
+# These options only determine where a new export starts; they do not filter later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
@@ -206,16 +206,16 @@ class Table(Protocol):
         """Whether the files contain the columns that partition the table."""
 
     def look(self) -> TableState | None:
-        """Return the current state, or None without a table; UsageError for a foreign table."""
+        """Return the state; None if there is no table; UsageError if no export made it."""
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
-        """Create the table, without rows; keep `document` as the property PROPERTY.
+        """Create the table without rows; store `document` as the property PROPERTY.
 
         In `partition_by`, ``day`` is the day of the store timestamp.
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files, which are at their final place, and move marks, in one commit.
+        """Add files at their final place, and move marks, in one commit.
 
         Args:
             marks: new values.
@@ -252,7 +252,7 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
     """Raise UsageError if `package`, which converts paths to URLs, would write beside the folder.
 
-    `marks` are the characters that end the path of a URL.
+    `marks` are the characters at which the package ends the path of a URL.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):

@@ -98,7 +98,8 @@ class TableWriter:
         damage = DamageLog()
         summary = Summary()
         letters = _DeadLetters(self, task)
-        # Read native columns for partitioning and counting; Kafka's columns are added below.
+        # Read native columns, which partitioning and counting need; Kafka's columns are added
+        # below.
         native = replace(task.options, schema="native", columns=None)
         batches = read_batches(replace(task, columns=self._needed(), options=native), damage)
         if self.is_kafka:
@@ -429,7 +430,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit was made; otherwise make sure that the commit can never be made."""
+    """Return whether the commit was made; if not, make sure that it can never be made."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None

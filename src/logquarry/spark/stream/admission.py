@@ -40,11 +40,13 @@ class StreamOffset:
     """The offsets up to which a stream has read.
 
     Attributes:
-        brokers: physical offset by broker. A missing broker has not been read.
+        brokers: physical offset by broker. If a broker is missing, the stream has read nothing of
+            its store.
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
-        queues: first queue offset to read, by broker and queue. A missing queue is read in full.
-        first: start of the query's first batch; None in later offsets. If the first batch
-            fails, Spark requests the start again; "latest" may have advanced by then.
+        queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
+            reads all of its messages.
+        first: start of the query's first batch; None in later offsets. If the first batch fails,
+            Spark requests the start again, but the end of the log may have advanced since then.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)

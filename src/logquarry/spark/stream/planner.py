@@ -74,7 +74,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # A first queue offset of 0 needs no condition.
+                # If a queue's first offset is 0, the queue needs no condition.
                 if first
             }
             if firsts:
@@ -85,7 +85,7 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the offset at which the batch from ``start`` ends; ``start`` if nothing is new."""
+        """Return the end of the batch from ``start``; ``start`` if no message is new."""
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
@@ -276,7 +276,7 @@ _SAME_START = "this Spark cannot keep a start across a restart; give the origina
 
 
 class UnlimitedPlanner(StreamPlanner):
-    """Plans batches that take all new messages, on a Spark without limits for batches."""
+    """Plans batches that take all new messages, for a Spark without limits for batches."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)

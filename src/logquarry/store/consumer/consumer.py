@@ -38,8 +38,9 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets from ``done`` on, returned to the caller but not yet handled.
-        committed: the queue offset that the user committed, if above ``done``.
+        given: number of queue offsets, from ``done`` on, whose messages the caller has but has not
+            handled yet.
+        committed: the queue offset that the user committed; used if it is above ``done``.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -65,7 +66,8 @@ class Consumer:
 
     Args:
         auto_commit: whether handled messages are committed automatically.
-        timeout: an iteration ends after this many seconds without a message; None: it never ends.
+        timeout: an iteration ends after this many seconds without a message; None if it must never
+            end.
         max_reconsume_times: how often a message can be sent back. After that, the message becomes a
             dead letter.
     """
@@ -139,7 +141,7 @@ class Consumer:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why offset files were unreadable; empty if all were readable."""
+        """The reasons why offset files were unreadable; empty if all files were readable."""
         return self._progress.offsets.problems
 
     def position(self, topic: str, queue_id: int) -> int:
@@ -152,7 +154,7 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Count the messages from the consumer's offsets on, in all queues, matching or not."""
+        """Count all messages after the consumer's offsets, even those that the filter excludes."""
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -241,10 +243,10 @@ class Consumer:
         """Mark all returned messages as handled."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            # End the iteration: messages that it has read ahead must not be returned.
+            # End the iteration, because it must not return messages that it has read ahead.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # Keep this order: a save between the two statements then writes the lower offset.
+            # Keep this order of statements: a save between them then writes the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -264,7 +266,7 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Read messages of the first queue with messages, in the order of the turns."""
+        """Read messages of the first queue that has messages, in the order of `_turns`."""
         # If the assignment changes after this line, the messages read now are invalid.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
@@ -328,7 +330,7 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # The other members have already been asked to release the other queues.
+        # `group` has already asked the other members to release the other wanted queues.
         with self._lock:
             for key in sorted(gained):
                 slot = self._slots[key] = _Slot(key, self._progress.offset(self.group, *key))
@@ -404,9 +406,9 @@ class Consumer:
         ``%DLQ%group``.
 
         Args:
-            delay_level: level of the delay until the group gets the message again. None: level 3
-                (10 s) the first time, and one level more each further time. Below 0: put the
-                message into ``%DLQ%group`` at once.
+            delay_level: level of the delay until the group gets the message again. None means level
+                3 (10 s) the first time, and one level higher each further time. A level below 0
+                puts the message into ``%DLQ%group`` at once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.

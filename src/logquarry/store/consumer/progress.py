@@ -54,14 +54,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """The start of a group in the queues of a topic, if the group has no offset there.
+    """Where a group starts in the queues of a topic if the group has no offset there.
 
     Attributes:
-        queue_ids: the queues at the first call of ``begin``. In a queue that is created later, the
-            group starts at the first message.
+        queue_ids: the queues that existed at the first call of ``begin``. In a queue that is
+            created later, the group starts at the first message.
         start: None to start at the first messages.
-        saved_at: when the lost offsets were last written (milliseconds), and the file that shows
-            this time; None if no offsets were lost.
+        saved_at: time (milliseconds) of the last write of the lost offsets, and the file with this
+            time; None if no offsets were lost.
     """
 
     queue_ids: frozenset[int]
@@ -105,7 +105,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Fix the start of a group in topics without offsets; later calls change nothing."""
+        """Determine where a group starts in topics without offsets; later calls change nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -127,7 +127,7 @@ class Progress:
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
-            # The retry topic has only messages that this group sent back: skip none of them.
+            # The retry topic has only messages that this group sent back, so skip none of them.
             return _Beginning(queue_ids)
         return _Beginning(queue_ids, start)
 
@@ -165,8 +165,8 @@ class Progress:
 #
 # A group with lost offsets must not start like a new group: ``latest`` would skip messages, and
 # ``earliest`` would repeat all messages. At the last write of the file, the group had read nearly
-# all messages. So the group continues at messages stored a little before the last write. Complete
-# entries of a torn file are used unchanged.
+# all messages. So the group continues at messages that were stored a little before the last write.
+# If the file is torn, the group continues at the offsets of its complete entries.
 
 BEFORE_MS: Final = 10_000
 """An estimate starts this many ms before the last write, because brokers write every 5 s."""
@@ -202,7 +202,7 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read the time now: later saves change the files' times.
+        # Read the time now, because later saves change the files' times.
         self.saved_at = self._find_saved_at()
 
     @property
@@ -222,8 +222,8 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group had offsets in a topic that are lost now.
 
-        If the offset file is missing, the group's retry topic, its dead-letter topic or the
-        broker's list of groups shows that the group existed.
+        If the offset file is missing, three places can show that the group existed: its retry
+        topic, its dead-letter topic and the broker's list of groups.
         """
         if self._has_offsets and not self.files:
             return False
@@ -243,8 +243,8 @@ class LostOffsets:
     def _find_saved_at(self) -> tuple[int, Path] | None:
         """Return the last write time (ms) of the lost offsets, and the file with this time.
 
-        If the offset file is missing, the newest file of ``config/`` counts, except for the list of
-        topics: that list changes when messages are put.
+        If the offset file is missing, use the newest file of ``config/``. Ignore the list of
+        topics, because puts change that list.
         """
         paths = self.files
         if not paths and self._config.is_dir():

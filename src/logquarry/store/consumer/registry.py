@@ -148,6 +148,6 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # After a failed sync, raise: otherwise the warning below would repeat forever.
+            # After a failed sync, raise an error: otherwise the warning below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)

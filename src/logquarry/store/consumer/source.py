@@ -50,13 +50,13 @@ class Arrivals:
             callback()
 
     def wait(self, seen: int, timeout: float | None = None) -> bool:
-        """Wait until the version differs from ``seen``; return whether the version differs.
+        """Wait until the version differs from ``seen``; return False after the timeout.
 
         Args:
-            seen: the version before a search that found no message.
+            seen: the version that the caller read before it searched for messages in vain.
             timeout: in seconds (default: no limit).
         """
-        # A lock rejects waits above 292 years.
+        # A lock rejects a timeout above 292 years.
         longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
         with self._changed:
             return self._changed.wait_for(lambda: self.version != seen, longest)
@@ -149,8 +149,9 @@ class QueueBatch(NamedTuple):
     Attributes:
         positions: the queue offset of each message. If a message is in several queues, the position
             can differ from the message's ``queue_offset``.
-        is_moved: whether the queue has no entry at the requested offset (expired, or never
-            written). Then there are no messages, and the next read must start at ``next_offset``.
+        is_moved: whether the queue has no entry at the requested offset, because the entry has
+            expired or was never written. Then there are no messages, and the next read must start
+            at ``next_offset``.
     """
 
     messages: Sequence[StoredMessage]
@@ -221,7 +222,7 @@ class QueueReader:
             return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the first queue offset, and one past the last; (0, 0) if there is no queue."""
+        """Return the first queue offset and the last one plus 1; (0, 0) if there is no queue."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -232,7 +233,7 @@ class QueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Read messages from a queue offset on; raise CorruptFrame if the first one is damaged."""
+        """Read messages from a queue offset on; CorruptFrame if the first message is damaged."""
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
@@ -256,7 +257,8 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # Treat a lost message as late: a start that is too early skips no message.
+                # Treat a lost message as late: the start may then be too early, but skips no
+                # message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
@@ -273,7 +275,7 @@ class PolledQueueReader(QueueReader):
         self._refreshed_for = -1
 
     def look(self, topics: Iterable[str]) -> Hashable:
-        """Return the ends of some topics' queues; new messages change the value."""
+        """Return the ends of some topics' queues; the result changes with each new message."""
         with self._lock:
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -296,7 +298,8 @@ class PolledQueueReader(QueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # If a message is after the listed log files, its file is new: list the files again.
+            # If a message is after the listed log files, list the files again, because its file is
+            # new.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()

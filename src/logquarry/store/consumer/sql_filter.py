@@ -2,8 +2,8 @@
 
 The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None);
 a missing property is unknown. Properties are text. In a comparison with a number, text is parsed as
-the number's Java type. If the parsing fails, the message does not match, regardless of the rest of
-the filter.
+the number's Java type. If the parsing fails, the message does not match, even if the rest of the
+filter is true.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match; None for the retry topic: its messages have matched before."""
+        """Return the tags to match; None for the retry topic: its messages have matched."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
@@ -101,12 +101,12 @@ def sent_back(
 ) -> Message:
     """Return the message to put when a consumer sends a message back (``consumerSendMsgBack``).
 
-    The new message is a delayed copy in the group's retry topic, or, if sent back too often, in the
-    dead-letter topic.
+    The new message is a delayed copy for the group's retry topic. If the message was sent back too
+    often, the copy is for the dead-letter topic.
 
     Args:
-        delay_level: None or 0: 10 s the first time (level 3), and one level more each further time;
-            below 0: the dead-letter topic at once.
+        delay_level: None or 0 means level 3 (10 s) the first time, and one level higher each
+            further time. A level below 0 means the dead-letter topic.
     """
     arguments.instance(message, "message", StoredMessage, "a StoredMessage of this consumer")
     delay_level = arguments.optional(arguments.int32, delay_level, "delay_level")
@@ -162,7 +162,7 @@ class Member(Protocol):
 
 
 class ConsumerGroup:
-    """The members of one group. Thread-safe. ``version`` changes with the assignment."""
+    """The members of one group. Thread-safe. ``version`` changes at each new assignment."""
 
     def __init__(
         self, name: str, queue_ids: Callable[[str], Sequence[int]], wake: Callable[[], None]

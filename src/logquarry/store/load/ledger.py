@@ -203,8 +203,8 @@ def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None
 
     Args:
         folder: the ``loads`` folder.
-        names: segments of this version to delete (default: all segments of this version and of
-            older versions).
+        names: segments of this version to delete; by default, all segments of this version and of
+            older versions.
     """
     own = folder / load.staged
     if names is not None:

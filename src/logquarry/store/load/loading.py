@@ -95,7 +95,7 @@ class Loads:
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self.writer.check_status()
-        # Sync the messages before the load: a crash must not remove them.
+        # Sync the messages before the load, because a crash must not remove these messages.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
@@ -117,7 +117,7 @@ class Loads:
         logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Sync the names of all folders above the segments; tasks sync only the last folder."""
+        """Sync the names of all folders above the segments: tasks sync only the inner folder."""
         folder = Path(os.path.normpath(intent.folder(self.root)))
         top = Path(os.path.normpath(self.root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -139,7 +139,7 @@ class Loads:
         return len(intent.segments), 0
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
-        # Create no log file in advance that the load may not need.
+        # Create no log file in advance, unless the load needs it.
         self.log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
@@ -160,7 +160,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load to finish; ``is_whole``: only the ledger is missing."""
+    """A load to finish. If ``is_whole``, the log has the load, and only the ledger lacks it."""
 
     intent: Intent
     is_whole: bool
@@ -218,7 +218,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
-    # Recover first, so that the log's files can be opened for writing.
+    # Recover the store first: otherwise the log's files cannot be opened for writing.
     plan = plan_safe(root, settings)
     apply_safe(plan, disk, clock)
     if plan.log_end <= intent.start:
@@ -234,7 +234,7 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # Lower the durable offset: otherwise the truncated bytes would count as lost.
+        # Lower the durable offset: otherwise a recovery would report the truncated bytes as lost.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, intent.start, checkpoint.times).close()

@@ -48,8 +48,8 @@ class ExpiredFile:
     Attributes:
         path: path below the store's root.
         base: offset of the first byte (the file's name); 0 for an index file.
-        last_timestamp: for a log file, the store time in ms of the last message. A log file without
-            messages has the time of the next message. None for other files.
+        last_timestamp: for a log file, the store time (ms) of its last message, or if it has no
+            message, of the next message in the log. None for other files.
     """
 
     path: str
@@ -64,7 +64,7 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the leading files of state table and redo log with only messages before ``cut``.
+    """Return the oldest files of state table and redo log with only messages before ``cut``.
 
     RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). An open transaction in such
     a file can no longer be ended, because its message is deleted.
@@ -98,9 +98,9 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules decide which log files are deleted, and so the log's new start. Leading files of queues
-# and index follow if all their messages are deleted, but the last file always stays. RocketMQ does
-# the same (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
+# The rules decide which log files are deleted, and so the log's new start. Then the oldest files of
+# a queue or the index are deleted if all their messages are deleted; the last file always stays.
+# RocketMQ does the same (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -123,7 +123,7 @@ class RetentionPlan:
         transactions: files of 3.x's state table, then of the redo log.
         stays_because: why the oldest kept log file stays.
         messages: number of deleted messages by topic, counted in the queues.
-        refused: why the plan cannot be applied now, None if possible.
+        refused: the reason why the plan cannot be applied now; None if it can be applied.
     """
 
     store: str
@@ -178,10 +178,10 @@ def plan_retention(
     """Plan the retention of a local store.
 
     Args:
-        safe_end: if a writer has the store open: the log is synced and dispatched up to this
-            physical offset.
+        safe_end: physical offset up to which the log is synced and dispatched; None if no writer
+            has the store open.
         held: paths of index files that a writer still uses.
-        always_derived: whether to check queues and index even if no log file is deleted: an
+        always_derived: whether to check queues and index even if no log file is deleted, because an
             interrupted retention may have left expired files.
 
     Raises:
@@ -310,7 +310,7 @@ class _Planner:
         return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """Return the store time of the last message in a file, or else after the file."""
+        """Return the store time of a file's last message, else of the next message."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -345,9 +345,9 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """Return the leading files of a queue whose messages are all deleted.
+        """Return a queue's oldest files whose messages are all deleted.
 
-        From RocksDB, only a broker deletes expired entries; until then the broker skips them.
+        Only a broker deletes expired entries from RocksDB; until then, the broker skips them.
         """
         if isinstance(queue, RocksQueue):
             return ()
@@ -364,7 +364,8 @@ class _Planner:
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # RocketMQ checks only the last entry; in a sound queue this is enough.
+            # Check the last entry first. RocketMQ checks only this entry, which is enough in a
+            # sound queue.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)

@@ -1,8 +1,8 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, files are deleted while other threads put, dispatch and read. A log file can be
-deleted only if the file is synced, dispatched and not the last file, so no thread writes to the
-file. A reader that has mapped a deleted file can still read it.
+In an open store, files are deleted while other threads put, dispatch and read. A retention deletes
+a log file only if it is synced, dispatched and not the last file, so no thread writes to this file.
+A reader that has mapped a deleted file can still read it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LiveRetention:
         if intent is not None:
             # To finish an interrupted load, a writer reads the log from the load's start on.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the list of files: a file that has left `held` never returns.
+        # Read `held` before the list of files, because a file that has left `held` never returns.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             self.layout(),
@@ -142,7 +142,7 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Without a state table (dialect 4.9), these files are not open and stay.
+            # Dialect 4.9 has no open state table; these files then stay.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
@@ -190,7 +190,7 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # After a failed sync, raise; otherwise the next run tries again.
+            # After a failed sync, raise an error. After another failure, the next run tries again.
             self.health.require_writable()
             logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
@@ -228,13 +228,13 @@ def retain(
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan. :attr:`RetentionPlan.refused` says why the plan cannot be applied now.
+        The plan. :attr:`RetentionPlan.refused` gives the reason why the plan cannot be applied now.
 
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a deletion would harm.
         StoreUnavailable: with ``apply``, if the store is open in another program, was not shut down
-            cleanly, has an unfinished load, or if the disk fails.
+            cleanly, or has an unfinished load, and if the disk fails.
         UsageError: if the store is not local.
     """
     root = local_store(path)
@@ -295,11 +295,11 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# The log's files are deleted first, from the log's start on, and each deletion is synced before the
-# next. So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ
-# skip queue entries and index entries before the log's start, so a crash needs no repair, and the
-# next retention finishes the work. In the opposite order, a crash would leave messages in the log
-# that are in no queue.
+# A retention deletes the log's files first, oldest first, and syncs each deletion before the next.
+# So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ skip
+# queue entries and index entries before the log's start. So a crash needs no repair, and the next
+# retention finishes the work. In the opposite order, a crash would leave messages in the log that
+# are in no queue.
 #
 # The new start is recorded before the first deletion: if the log starts after the recorded start,
 # log files are lost.

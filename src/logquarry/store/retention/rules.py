@@ -48,8 +48,8 @@ class Unread:
 
     Attributes:
         group: the consumer group, or DELAYED, or OPEN.
-        offset: the next queue offset of the group. For open transactions: the queue offset of
-            the first open half message, or the state table number of the first PREPARED message.
+        offset: the next queue offset of the group. For OPEN, the queue offset of the first open
+            half message, or the state table number of the first PREPARED message.
     """
 
     topic: str
@@ -76,11 +76,12 @@ def unread(
     If a group's offset is unknown, all expiring messages of its topics count as unread.
 
     Args:
-        firsts: for each queue that loses messages, the first queue offset before and after.
+        firsts: for each queue that loses messages, the first queue offset before and after the
+            retention.
         start: the log's start before the retention.
         cut: the log's start after the retention.
     """
-    # Log at debug level: a running store calls this function every ten seconds.
+    # Log only at debug level, because a running store calls this function every ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {
@@ -233,7 +234,7 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
-    """Return the use of the path's disk with the most free space; None if unknown.
+    """Return the use of the least used disk that has one of the paths; None if unknown.
 
     RocketMQ deletes files to free space only if all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
@@ -254,7 +255,7 @@ def freed_bytes(path: Path) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# The rules, and when a running store applies the rules
+# The rules, and the times at which a running store applies them
 #
 # A log file is deleted only if *all* given rules allow the deletion, unlike in RocketMQ.
 
@@ -275,7 +276,8 @@ class RetentionRules:
 
     Attributes:
         older_than_ms: allows files whose last message was stored at least this long ago.
-        max_disk_ratio: allows the oldest files while the used part of the disk is larger (0 to 1).
+        max_disk_ratio: allows the oldest files while the used part of the disk (0 to 1) is above
+            this value.
         keep_bytes: allows the files before the newest ``keep_bytes`` bytes of the log.
         most_files: maximum number of log files per run.
 
@@ -355,7 +357,8 @@ def rules_due(
     """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
 
     - In the hours of ``delete_when``: all expired files.
-    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until it is not.
+    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until the disk is
+      less full.
     - With ``clean_file_forcibly_enable``, if the disk is fuller than FORCIBLY_RATIO: also files
       that have not expired.
 

@@ -81,7 +81,7 @@ class Delays:
 class Delivery(ABC):
     """Delivers messages that waited for their time. Thread-safe.
 
-    ``put`` puts messages in order, either all messages or the first ones.
+    ``put`` puts messages in order: either all of them, or only the first messages.
     """
 
     def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
@@ -96,7 +96,7 @@ class Delivery(ABC):
 
     @abstractmethod
     def deliver(self, now: int, *, limit: int | None = None) -> int:
-        """Deliver messages that are due at a time in ms; return how many, at most ``limit``.
+        """Deliver at most ``limit`` messages that are due at a time (ms); return their number.
 
         Raises:
             StoreUnavailable: if a put failed. Earlier messages stay delivered, and the next call
@@ -112,9 +112,10 @@ class Delivery(ABC):
         """
 
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages; yield the number of each, and the reason if the store rejects it.
+        """Put messages; yield each one's number, and the reason if the store rejects the message.
 
-        Messages after a rejected message are put without it, because it would block them forever.
+        The delivery continues after a rejected message, which would otherwise block all later
+        messages.
         """
         numbers = list(range(len(messages)))
         while numbers:
@@ -141,7 +142,7 @@ class DelayedDelivery(Delivery):
     """The delivery of the messages with a delay level.
 
     Attributes:
-        offsets: delay level -> next queue offset, for each level that has delivered.
+        offsets: next queue offset of each delay level that has delivered messages.
         delays: for each topic, the delays of delivered messages since their born time.
     """
 
@@ -158,7 +159,7 @@ class DelayedDelivery(Delivery):
         self._levels_ms = levels_ms
         self._progress = progress
         self._saving = threading.Lock()
-        # Another configuration with more levels may have filled further queues.
+        # A writer with more levels in its configuration may have filled further queues.
         known = {*range(len(levels_ms)), *log.queue_ids(props.SCHEDULE_TOPIC)}
         self._queue_ids = sorted(queue_id for queue_id in known if queue_id >= 0)
         self.delays: dict[str, Delays] = {}
@@ -176,7 +177,7 @@ class DelayedDelivery(Delivery):
             level = queue_id + 1
             if level not in self.offsets:
                 continue
-            # Without a queue, the level starts at the first message that the queue will have.
+            # If there is no queue, the level starts at the first message that the queue will have.
             low, high = (0, 0) if queue is None else queue.bounds()
             if low <= self.offsets[level] <= high:
                 continue
@@ -185,8 +186,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the file belongs to
-            # another store, Java skips messages.
+            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the progress file
+            # belongs to another store, Java skips messages.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -201,7 +202,7 @@ class DelayedDelivery(Delivery):
         start, unique = first, True
         if saved is None:
             # There was no delivery, or the progress file is lost. If the file is lost, only a log
-            # from 0 on shows all deliveries.
+            # that starts at 0 shows all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
             # If a saved offset is wrong, the saved position cannot be trusted either.
@@ -234,7 +235,7 @@ class DelayedDelivery(Delivery):
     def deliver(
         self, now: int, *, limit: int | None = None, levels: Iterable[int] | None = None
     ) -> int:
-        """See :meth:`Delivery.deliver`; ``levels``: only these levels."""
+        """See :meth:`Delivery.deliver`; if ``levels`` is given, deliver only these levels."""
         chosen = None if levels is None else set(levels)
         count = 0
         with self._lock:
@@ -277,7 +278,7 @@ class DelayedDelivery(Delivery):
         times = self._times(level, units, now)
         late = np.flatnonzero(times > now)
         count = int(late[0]) if len(late) else len(units)
-        # Keep the order of the queue, even if the clock was set back between two puts.
+        # Deliver in the order of the queue, even if the clock was set back between two puts.
         order = np.maximum.accumulate(times[:count]).tolist()
         there = has_message(units[:count])
         offsets, sizes = units["physical_offset"].tolist(), units["size"].tolist()
@@ -293,8 +294,8 @@ class DelayedDelivery(Delivery):
     def _times(self, level: int, units: Units, now: int) -> Int64:
         """Return the due time of each entry (``correctDeliverTimestamp``).
 
-        As in RocketMQ, a message that is due later than now plus the level's delay is due now. So
-        after the clock was set back, a message still waits at most for the level's delay.
+        Like RocketMQ, treat a message as due now if its due time is later than now plus the level's
+        delay. So after the clock was set back, a message still waits at most for the level's delay.
         """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
@@ -307,7 +308,7 @@ class DelayedDelivery(Delivery):
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, as many as one call takes.
+        """Put due messages, as many as one call of ``put`` accepts.
 
         Returns:
             The number of delivered messages, and the number of delivered or skipped messages.
@@ -413,8 +414,8 @@ class DeliveryService(Service):
         """Deliver due messages."""
         try:
             dispatched = self._dispatched()
-            # If no message waits and no message is new, do not search the queues: in an idle
-            # process the search would take most of the store's processor time.
+            # If no message waits and the log has not grown, do not search the queues: in an idle
+            # process, the search would take most of the processor time.
             if dispatched != self._idle_at:
                 is_idle = self._deliver()
                 self._idle_at = dispatched if is_idle else -1

@@ -31,7 +31,7 @@ class Undeliverable(ValueError):
 
 
 def due_message(frame: Frame) -> Message:
-    """Return the message to deliver. Raises Undeliverable without an allowed destination."""
+    """Return the message to deliver. Raises Undeliverable if its destination is not allowed."""
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
     if topic is None:
@@ -48,8 +48,8 @@ def due_message(frame: Frame) -> Message:
 # Progress files: RocketMQ's ``config/delayOffset.json`` and ``.logquarry/delay.json``
 #
 # ``delayOffset.json`` has the next queue offset of each level. ``delay.json`` also has the log's
-# end at the time of writing; later deliveries are in the log after this position. If another
-# program has written ``delayOffset.json`` since, the position is unknown.
+# end at the time of writing; deliveries after that write are in the log after this position. If
+# another program has written ``delayOffset.json`` since that write, the position is unknown.
 #
 # A save syncs the log, writes ``delay.json``, then writes ``delayOffset.json``. So ``delay.json``
 # also keeps the previous position, which is valid until ``delayOffset.json`` is written.
@@ -76,8 +76,8 @@ class Progress(NamedTuple):
 
     Attributes:
         offsets: for each delay level, the next queue offset of its queue in the schedule topic.
-        position: physical offset: ``offsets`` counts the deliveries before this position in the
-            log, and no later delivery. UNKNOWN if not known.
+        position: physical offset in the log. ``offsets`` contains exactly the deliveries before
+            this position. UNKNOWN if the position is not known.
     """
 
     offsets: dict[int, int]
@@ -117,7 +117,7 @@ class DelayProgress:
         """If the progress changed, write and sync the files; return whether files were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # If the saved position is after the log's end, the log was truncated since.
+        # If the saved position is after the log's end, the log was truncated after the save.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -163,8 +163,8 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 #     log, from the saved position            ... a' ... b' ... c' |end
 #                                             -> the next message is d
 #
-# A delivery must equal its message in all bytes except for offsets and store time. So after a crash
-# no message is lost or delivered twice.
+# A delivery must equal its message in all bytes except for offsets and store time. So a crash
+# neither loses a message nor makes the delivery repeat a message.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
 """Called with a level and a queue offset; yields queue offset and message of each entry of the

@@ -10,10 +10,11 @@
     .logquarry/timers.json          progress, written periodically and at the end
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
-Each message is delivered once, not before its time. A message that cannot be delivered is skipped
-with an error in the log. After a crash, the log shows the deliveries since the last save. But a
-broker started then repeats these deliveries, because its timer wheel is older. To prevent this,
-open the store with logquarry for writing and close the store, before the broker starts.
+Each message is delivered once, and never before its time. A message that cannot be delivered is
+skipped with an error in the log. After a crash, the log shows the deliveries since the last save.
+But a broker that starts after the crash repeats these deliveries, because its timer wheel is older.
+To prevent this, open the store with logquarry for writing and close the store, before the broker
+starts.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerDelivery(Delivery):
-    """The delivery of timer messages; ``known``: the deliveries that ``timercheck`` shows."""
+    """The delivery of timer messages; ``known`` holds the deliveries that ``timercheck`` shows."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class TimerDelivery(Delivery):
 
     @property
     def waiting(self) -> int:
-        """The number of waiting messages in the part of the queue that was read so far."""
+        """The number of waiting messages in the part of the queue that the delivery has read."""
         return len(self._timers.waiting)
 
     @property
@@ -132,7 +133,8 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # In the heap, messages of the same slot follow this message, so they still wait.
+                # In the heap, the other messages of this slot follow this message, so they still
+                # wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -202,8 +204,8 @@ class TimerDelivery(Delivery):
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # Messages before read_time or before the first waiting message count as delivered, without
-        # being listed.
+        # The file need not list messages before read_time or before the first waiting message: they
+        # count as delivered.
         if read_time <= self._last_left_out:
             # The clock was set back: read_time no longer covers messages that it covered before.
             for offset in range(first, timers.stop):
@@ -268,5 +270,5 @@ class TimerDelivery(Delivery):
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """Return the sort key in the heap: by slot, and messages that delete other messages first."""
+    """Return the sort key in the heap: by slot; in a slot, deleting messages are first."""
     return one.slot_time, one.deletes is None, one.queue_offset

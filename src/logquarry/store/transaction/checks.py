@@ -6,20 +6,21 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-To put an open half message back, a check puts a copy at the queue's end, and the progress passes
+To put an open half message back, a check puts a copy at the queue's end. The progress then passes
 the old half message. Then the check calls the listener. The rules follow RocketMQ, unless RocketMQ
 would lose messages:
 
 - A half message is checked if it is older than the timeout. The property
-  CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout. A younger half message with this property is
-  put back. At a younger half message without this property, the check stops.
+  CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout. A check puts a younger half message with this
+  property back, and stops at a younger half message without this property.
 - Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts a put-back without a check, so RocketMQ can
-  move a half message that was never checked.
+  to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts each time that it puts a half message back
+  without a check. So RocketMQ can move a half message that was never checked.
 
 Even after a crash, no half message is committed twice, and only the last copy of a half message is
-checked. For this, the first check after the opening searches the log for commits and copies. The
-log is synced before the progress is saved, so a power cut loses no copy that was counted.
+checked. To ensure this, the first check after the store was opened searches the log for commits and
+copies. The log is synced before the progress is saved, so a power cut loses no copy that was
+counted.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class CheckReport:
         unknown: transactions that stay open although the listener was called.
         put_back: half messages that were put back without a call of the listener.
         given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: half messages that ended before a crash, and got their op message from this check.
+        noted: half messages that ended before a crash, and whose op message this check has put.
         unreadable: damaged half messages.
     """
 
@@ -117,9 +118,9 @@ class _Round:
     """One check of one queue.
 
     Attributes:
-        start: queue offset of the first half message.
+        start: queue offset of the first half message of this check.
         next: queue offset of the next half message; all earlier half messages are finished.
-        ops: queue offset of a half message -> queue offsets of its op messages.
+        ops: for the queue offset of a half message, the queue offsets of its op messages.
         old: half messages before ``start`` that have op messages.
         op_start: queue offset of the first op message.
         done: queue offsets of op messages that are no longer needed.
@@ -154,7 +155,7 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # For each queue, the outcome of older half messages, as the first check found it.
+        # The outcome of older half messages by queue; the first check finds this outcome.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -297,7 +298,8 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # Without a copy at the queue's end, the check waits until this half message is ended.
+            # The store rejected the copy, so the check cannot pass this half message until it has
+            # ended.
             return self._ask(round_, half, half, times + 1)
         round_.next = offset + 1
         self._ask(round_, half, moved, times + 1)
@@ -311,7 +313,7 @@ class TransactionChecks:
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it, e.g. with new limits."""
+        """Put a copy of a half message; None if the store rejects it, for example by new limits."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:

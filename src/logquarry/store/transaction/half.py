@@ -79,16 +79,17 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message for a message; raise UsageError if the message cannot be in one."""
+    """Return the half message for a message; raise UsageError if the message cannot have one."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
     if props.DELAY in values or is_timed(values):
-        # RocketMQ's client silently drops the delay; its store would lose the half message.
+        # Reject a delay: RocketMQ's client silently drops the delay, and its store would lose the
+        # half message.
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # This property identifies the transaction after its half message was put back.
+    # UNIQ_KEY identifies the transaction after its half message was put back.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
@@ -184,7 +185,8 @@ def put_back(
 
     Args:
         check_times: number of checks including this check, if the listener is called.
-        first_offset: the half message's first queue offset, if there is no check.
+        first_offset: the half message's first queue offset, if the half message is put back without
+            a check.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -208,7 +210,7 @@ FrameAt = Callable[[int], Frame | None]
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Return queue offsets of the half messages that op messages from ``start`` on list."""
+    """Return queue offsets of half messages that are listed in op messages from ``start`` on."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -277,7 +279,7 @@ def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read the new messages. Read half messages first: an op message follows its half message."""
+    """Read the new messages. Read half messages before op messages, which follow them."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

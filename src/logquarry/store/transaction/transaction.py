@@ -117,7 +117,8 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # A check ends the transaction later. An exception of the block takes precedence.
+            # A check ends the transaction later. If the block raised an exception, that exception
+            # takes precedence.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._service.leave(self)
@@ -138,7 +139,8 @@ class TransactionService:
     Attributes:
         lock: held while a half message is ended or put back.
         live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended, until a check reads their op messages.
+        ended: half messages that this process has ended, and whose op messages no check has read
+            yet.
         unnoted: the half messages in ``ended`` whose op message could not be put.
     """
 
@@ -226,8 +228,8 @@ _LOOK_MS: Final = 500
 class TransactionCheckService(Service):
     """Runs checks at an interval; the first check runs after the first interval.
 
-    The interval ends when the store's clock or the machine's clock shows its end: the store's clock
-    can be set back.
+    The interval ends as soon as either the store's clock or the machine's clock shows its end,
+    because the store's clock can be set back.
     """
 
     def __init__(
