@@ -11,7 +11,7 @@ A virtual machine's host gives a page of memory at its first use. That takes up 
 as a page that was in use a moment ago. With ``--prime SIZE``, the program writes and removes a file
 of SIZE GiB before each run of either program.
 
-The column of shares divides by a limit of the machine. The program measures the limits first: memory
+The column of shares divides by a limit of the machine. The program measures these limits: memory
 copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
 """
 
