@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -98,7 +99,8 @@ class PageFile:
         """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
 
 from logquarry.config import StoreConfig
-from logquarry.errors import UsageError
+from logquarry.errors import StoreNotFound, UsageError
 from logquarry.format import checkpoint, frame, queue_entry
 from logquarry.format import properties as props
 from logquarry.log.filesystem import FileSystem, FileView
@@ -91,13 +91,14 @@ def read_durable(filesystem: FileSystem) -> Durable | None:
     """Read the durable offset and the start of the log; None if there is no valid record.
 
     After another program has written the store, the record is not valid
-    (:class:`logquarry.format.checkpoint.DurableMark`).
+    (:class:`logquarry.format.checkpoint.DurableMark`). A file that this user may not read is no
+    record, too.
     """
     try:
         data = filesystem.read(DURABLE)
         mark = checkpoint.decode_mark(data)
         found = checkpoint.decode(filesystem.read(CHECKPOINT))
-    except (OSError, ValueError):
+    except (OSError, StoreNotFound, ValueError):
         return None
     if mark is None or not mark.speaks_of(found):
         return None

@@ -20,6 +20,7 @@ from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+from logquarry.errors import StoreNotFound
 from logquarry.format import frame
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
@@ -34,6 +35,7 @@ from logquarry.read.rocksdb_queue import RocksQueue
 logger = logging.getLogger(__name__)
 
 _MOST_OF_ROCKSDB: Final = 64
+_INVALID: Final = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
 
 
 class Noted(NamedTuple):
@@ -69,7 +71,7 @@ def known_damage(layout: StoreLayout) -> DamageMap:
         spans = [Noted(int(span["offset"]), int(span["length"])) for span in document["damage"]]
     except FileNotFoundError:
         return DamageMap()
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+    except (OSError, StoreNotFound, *_INVALID) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
     # Without a durable offset, another program wrote to the store last, and may have cut the log.

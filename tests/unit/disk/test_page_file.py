@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.disk.disk import Disk
-from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.page_file import CheckpointFile, DurableFile, PageFile
 from logquarry.format.checkpoint import Checkpoint
 
 
@@ -57,3 +57,11 @@ def test_an_unreadable_file_is_set_aside(
     aside = tmp_path / ".logquarry" / "quarantine" / path.name
     assert aside.read_bytes() == b"\1" * 4096 and disk.writes == 0
     assert path.read_bytes() != aside.read_bytes()
+
+
+def test_a_fork_may_find_the_descriptor_closed(tmp_path: Path) -> None:
+    """A child may have closed all descriptors, as daemons do, before it abandons the file."""
+    file = PageFile(Disk(), tmp_path / "page", 4096, tmp_path)
+    os.close(file._descriptor)
+    file.abandon_in_child()
+    assert not file.is_open

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +15,7 @@ from logquarry.config import StoreConfig
 from logquarry.log import kept_settings
 from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import DAMAGE, DURABLE, SETTINGS
 from tests.helpers.small_store import config, forget_start, opened
 
 CONFIG = StoreConfig(
@@ -151,3 +155,26 @@ def test_another_program_wrote_the_store(root: Path) -> None:
     path.write_bytes(b"\1" * 8 + path.read_bytes()[8:])
     first_files(root, 1)[0].unlink()
     assert StoreLayout.open(root).lost_head is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(DURABLE, "durable_mark_invalid"), (DAMAGE, None), (SETTINGS, "bad_settings")],
+)
+def test_a_record_that_this_user_may_not_read(
+    root: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str | None
+) -> None:
+    (root / name).touch()
+    really_open = os.open
+
+    def open_(path: str, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(name):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return really_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_)
+    with lq.MessageStore.open(root, config=config()) as store:
+        assert len(store.get("orders", 0, 0).messages) == 20
+        assert len(list(store.scan())) == 100
+    found = [finding for finding in lq.verify(root).findings if finding.kind == kind]
+    assert kind is None or "Permission denied" in found[0].reason

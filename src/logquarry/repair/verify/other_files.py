@@ -162,7 +162,7 @@ def check_sidecar(
         kept_settings.decode(files.read(SETTINGS))
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, StoreNotFound, ValueError, RecursionError) as error:
         report.add("bad_settings", SETTINGS, 0, str(error))
     for folder in _LEFTOVERS:
         for entry in files.list(folder):
@@ -175,7 +175,7 @@ def check_sidecar(
         mark = checkpoint.decode_mark(files.read(DURABLE))
     except (FileNotFoundError, UnreadableFile):
         return
-    except OSError as error:
+    except (OSError, StoreNotFound) as error:
         report.add("durable_mark_invalid", DURABLE, 0, str(error))
         return
     if mark is None:
