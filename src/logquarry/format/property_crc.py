@@ -9,6 +9,7 @@ These 20 bytes hold the CRC-32 of all bytes before them, without its highest bit
 
 from __future__ import annotations
 
+import re
 import zlib
 from typing import Final
 
@@ -23,6 +24,7 @@ _MASK: Final = 0x7FFFFFFF
 _END: Final = b"\x02"
 assert len(PREFIX) + _DIGITS + len(_END) == SIZE
 
+_CRCS: Final = re.compile(rb"(?:\A|(?<=\x02))" + re.escape(PREFIX) + rb"[^\x02]*(?:\x02|\Z)")
 _FIRST: Final = PREFIX[0]
 _TAIL: Final = np.arange(SIZE)
 _PREFIX_BYTES: Final = np.frombuffer(PREFIX, np.uint8)
@@ -39,11 +41,11 @@ def encode(frame: bytes | memoryview) -> bytes:
 
 
 def with_room(properties: bytes) -> bytes:
-    """Remove a CRC from a property string, and add room for a new CRC at its end."""
-    at = properties.find(PREFIX)
-    if at == 0 or (at > 0 and properties[at - 1 : at] == _END):
-        end = properties.find(_END, at)
-        properties = properties[:at] + (b"" if end < 0 else properties[end + 1 :])
+    """Remove each CRC from a property string, and add room for a new CRC at its end.
+
+    As in ``MessageDecoder.deleteProperty``, the name of the property within a value does not count.
+    """
+    properties = _CRCS.sub(b"", properties)
     glue = b"" if not properties or properties.endswith(_END) else _END
     return properties + glue + bytes(SIZE)
 
