@@ -246,9 +246,11 @@ def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
 
 
 def _name(data: bytes) -> tuple[str, bytes]:
-    if len(data) < _LENGTH.size:
+    end = _LENGTH.size
+    if len(data) >= end:
+        end += _LENGTH.unpack_from(data)[0]
+    if len(data) < end:
         raise ValueError(f"the key ends in {data!r}")
-    end = _LENGTH.size + _LENGTH.unpack_from(data)[0]
     return _text(data[_LENGTH.size : end]), data[end:]
 
 
