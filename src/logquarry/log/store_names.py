@@ -29,7 +29,8 @@ def find_stores(
     ``[...]``) matches within one name. An existing path with a wildcard character counts as a path.
     Locations without wildcards are not checked.
 
-    Raises StoreNotFound if a glob matches no store.
+    Raises StoreNotFound if a glob matches no store, and UsageError for a wildcard in the name of a
+    bucket or host.
     """
     found: dict[str, None] = {}
     for location in locations:
@@ -112,6 +113,11 @@ def _matches(pattern: str, storage_options: Mapping[str, Any] | None) -> list[st
     wildcard = _WILDCARD.search(pattern)
     assert wildcard is not None
     base = pattern[: wildcard.start()].rpartition("/")[0]
+    if base.endswith(":/"):
+        raise UsageError(
+            f"{pattern}: the name of the bucket or host has a wildcard, but wildcards match only "
+            "folders: give one location for each bucket or host"
+        )
     rest = pattern[len(base) + 1 :].strip("/")
     try:
         folder = open_filesystem(base or "/", storage_options)

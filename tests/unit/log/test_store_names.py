@@ -89,6 +89,12 @@ def test_globs_that_match_nothing(tmp_path: Path, pattern: str) -> None:
         find_stores([tmp_path / pattern])
 
 
+@pytest.mark.parametrize("url", ["s3://buck*/store", "s3://*", "s3://b?cket/a*", "gs://b[12]/*/c"])
+def test_a_wildcard_in_the_name_of_a_bucket(url: str) -> None:
+    with pytest.raises(UsageError, match="the name of the bucket or host has a wildcard"):
+        find_stores([url])
+
+
 def test_no_locations() -> None:
     with pytest.raises(UsageError):
         find_stores([])
