@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Container, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
@@ -39,6 +39,21 @@ class _Listing:
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
         self.found: dict[str, Any] = {}
+        self.has_given_log = False
+
+
+def _listing_settings(config: StoreConfig) -> tuple[object, ...]:
+    """The settings that the lists of a layout depend on."""
+    return (
+        config.broker_settings,
+        config.mapped_file_size_commit_log,
+        config.state_table_file_size,
+        config.redo_log_file_size,
+    )
+
+
+_BY_SETTINGS: Final = frozenset({"lost_head", "log_names", "state_table", "redo_log"})
+"""The lists that depend on settings, except ``commit_log``."""
 
 
 class _listed(Generic[_T]):  # noqa: N801
@@ -121,9 +136,20 @@ class StoreLayout:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     def with_config(self, config: StoreConfig) -> StoreLayout:
-        """Make a layout of the same files with another configuration."""
+        """Make a layout of the same files with another configuration.
+
+        Lists that do not depend on the configuration are not made again.
+        """
         other = copy.copy(self)
         other.config = config
+        other.__dict__.pop("delay_levels_ms", None)
+        if _listing_settings(config) != _listing_settings(self.config):
+            other.__dict__.pop("log_folders", None)
+            other._listing = listing = _Listing(other)
+            listing.has_given_log = self._listing.has_given_log
+            old = _BY_SETTINGS if listing.has_given_log else _BY_SETTINGS | {"commit_log"}
+            known = self._listing.found
+            listing.found = {name: known[name] for name in known.keys() - old}
         return other
 
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
@@ -156,6 +182,7 @@ class StoreLayout:
     def use_commit_log(self, files: FileSequence) -> None:
         """Use these files as the commit log, until the next refresh."""
         self._listing.found["commit_log"] = files
+        self._listing.has_given_log = True
 
     def open_file(self, path: str) -> FileView:
         """Open a file below the root. Raises MisnamedFile for a log file with a wrong name."""

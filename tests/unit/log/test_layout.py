@@ -242,6 +242,37 @@ def test_files_that_come_are_seen_after_a_refresh(tmp_path: Path) -> None:
     assert len(layout.commit_log.files) == 2
 
 
+def test_another_configuration_has_its_own_lists(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / f"{0:020d}").write_bytes(bytes(100))
+    layout = log_of(tmp_path, f0=100, f100=100)
+    settings = StoreConfig.from_mapping({"storePathCommitLog": "elsewhere"})
+    levels = StoreConfig(message_delay_level="7s")
+    plain = StoreConfig(mapped_file_size_commit_log=100)
+    default = layout.delay_levels_ms
+    assert layout.with_config(plain).commit_log.file_size == 100
+    for _ in range(2):
+        # The second time, the lists of the old layout are known.
+        sized = layout.with_config(StoreConfig(mapped_file_size_commit_log=200))
+        assert sized.commit_log.file_size == 200
+        assert layout.with_config(settings).log_folders.missing is not None
+        assert layout.with_config(levels).delay_levels_ms == (7_000,)
+        assert layout.commit_log.file_size == 100
+        assert layout.log_folders.missing is None
+        assert layout.delay_levels_ms == default
+
+
+def test_a_given_log_stays_with_another_configuration(tmp_path: Path) -> None:
+    layout = log_of(tmp_path, f0=100, f100=100)
+    files = layout.commit_log
+    given = FileSequence(files.files[:1], files.file_size)
+    layout.use_commit_log(given)
+    other = layout.with_config(StoreConfig(mapped_file_size_commit_log=200))
+    assert other.commit_log == given
+    other.refresh()
+    assert len(other.commit_log.files) == 2
+
+
 def test_a_mark_that_moves_is_seen_after_a_refresh(tmp_path: Path) -> None:
     layout = make(tmp_path, "commitlog/x", DURABLE)
     assert layout.durable_end is None
