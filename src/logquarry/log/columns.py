@@ -249,21 +249,29 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
-    The CRC covers only the body, so only this check finds a torn page in topic or properties.
+    The CRC covers only the body, so only this check finds a torn page in topic or properties. A
+    frame that matches its property CRC is as it was written, and does not count.
     """
     fast = codec.kernels()
     if fast is not None:
         marks = np.zeros(len(rows), np.uint8)
         fast.mark_suspects(window.address, rows, len(rows), marks)
-        return [int(i) for i in np.flatnonzero(marks)]
-    return [
-        i
-        for i, row in enumerate(rows.tolist())
-        if any(
-            _is_suspect(_part(window, row, at, length))
-            for at, length in ((r.TOPIC_AT, r.TOPIC_LENGTH), (r.PROPS_AT, r.PROPS_LENGTH))
-        )
-    ]
+        found = [int(i) for i in np.flatnonzero(marks)]
+    else:
+        found = [
+            i
+            for i, row in enumerate(rows.tolist())
+            if any(
+                _is_suspect(_part(window, row, at, length))
+                for at, length in ((r.TOPIC_AT, r.TOPIC_LENGTH), (r.PROPS_AT, r.PROPS_LENGTH))
+            )
+        ]
+    return [i for i in found if not _matches_property_crc(window, rows[i].tolist())]
+
+
+def _matches_property_crc(window: Window, row: Sequence[int]) -> bool:
+    start = row[r.POSITION]
+    return property_crc.is_sound(window.data[start : start + row[r.SIZE]].tobytes()) is True
 
 
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:

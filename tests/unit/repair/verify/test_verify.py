@@ -271,3 +271,17 @@ def test_messages_that_only_the_index_names_count_as_lost(tmp_path: Path) -> Non
     assert loss.messages > 0
     assert report.counts["lost_messages"] == loss.messages
     assert report.counts["lost_bytes"] == loss.bytes
+
+
+def test_a_nul_byte_that_a_property_crc_covers_is_no_finding(tmp_path: Path) -> None:
+    settings = {"enabledAppendPropCRC": "true", "mappedFileSizeCommitLog": "16384"}
+    config = lq.StoreConfig.from_mapping(settings)
+    with lq.MessageStore.open(tmp_path, mode="rw", config=config) as store:
+        store.put(lq.Message("T", b"x", properties={"a": "before\0after"}))
+    assert not verify_store(StoreLayout.open(tmp_path, config)).has_damage
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    with path.open("rb") as file:
+        at = file.read(1000).index(b"before")
+    overwrite(path, at, b"\0")
+    found = {finding.kind for finding in verify_store(StoreLayout.open(tmp_path, config)).findings}
+    assert {"suspect_text", "bad_property_crc"} <= found
