@@ -174,7 +174,7 @@ def test_a_record_that_this_user_may_not_read(
 
     monkeypatch.setattr(os, "open", open_)
     with lq.MessageStore.open(root, config=config()) as store:
-        assert len(store.get("orders", 0, 0).messages) == 32
+        assert len(store.get("orders", 0, 0).messages) == 20
         assert len(list(store.scan())) == 100
     found = [finding for finding in lq.verify(root).findings if finding.kind == kind]
     assert kind is None or "Permission denied" in found[0].reason

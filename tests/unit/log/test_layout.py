@@ -243,9 +243,9 @@ def test_files_that_come_are_seen_after_a_refresh(tmp_path: Path) -> None:
 
 
 def test_another_configuration_has_its_own_lists(tmp_path: Path) -> None:
-    layout = log_of(tmp_path, f0=100, f100=100)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / f"{200:020d}").write_bytes(bytes(50))
+    (tmp_path / "elsewhere" / f"{0:020d}").write_bytes(bytes(100))
+    layout = log_of(tmp_path, f0=100, f100=100)
     settings = StoreConfig.from_mapping({"storePathCommitLog": "elsewhere"})
     levels = StoreConfig(message_delay_level="7s")
     plain = StoreConfig(mapped_file_size_commit_log=100)
@@ -255,10 +255,10 @@ def test_another_configuration_has_its_own_lists(tmp_path: Path) -> None:
         # The second time, the lists of the old layout are known.
         sized = layout.with_config(StoreConfig(mapped_file_size_commit_log=200))
         assert sized.commit_log.file_size == 200
-        assert "elsewhere" in layout.with_config(settings).log_folders.paths
+        assert layout.with_config(settings).log_folders.missing is not None
         assert layout.with_config(levels).delay_levels_ms == (7_000,)
         assert layout.commit_log.file_size == 100
-        assert layout.log_folders.paths[0] == "commitlog"
+        assert layout.log_folders.missing is None
         assert layout.delay_levels_ms == default
 
 
