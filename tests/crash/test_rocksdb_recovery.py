@@ -14,6 +14,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.repair.verify.verify import verify_store
+from logquarry.testing.builder import StoreBuilder
 from tests.conformance.rocketmq5 import rocksdb_stores
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.golden_data import copy_store
@@ -59,6 +60,42 @@ def test_the_next_recovery_comes_to_the_same(
         assert _records(copy) == expected, f"call {number}, {whole.order[number]}"
         assert not verify_store(StoreLayout.open(copy)).by_kind
         shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("wrong_time", [False, True])
+def test_verify_of_a_topic_that_was_recreated(
+    stores: dict[str, Path], tmp_path: Path, wrong_time: bool
+) -> None:
+    """Verify compared an old message's store time with the new entry, and told of each twice."""
+    source = stores["5.5.0-rocksdb-separate"] / "store"
+    root = copy_store(source, tmp_path / "store")
+    size = next((root / "commitlog").iterdir()).stat().st_size
+    shutil.rmtree(root / "commitlog")
+    for name in ("index", ".logquarry", "timerwheel", "timerlog"):
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("config/consumerOffset.json", "checkpoint"):
+        (root / name).unlink(missing_ok=True)
+
+    def write(later: int) -> None:
+        shutil.rmtree(root / "commitlog", ignore_errors=True)
+        with StoreBuilder(root, file_size=size) as builder:
+            for number in range(15):
+                if number == 7:
+                    builder.forget_queue("demo", 0)
+                time = 1_700_000_000_000 + number * 1_000 + (later if number == 9 else 0)
+                builder.put("demo", b"x%d" % number, store_timestamp=time)
+        shutil.rmtree(root / "consumequeue")
+
+    write(0)
+    (root / "abort").touch()
+    lq.recover(root, apply=True, accept_loss=1 << 40)
+    if wrong_time:
+        write(1)
+    found = verify_store(StoreLayout.open(root)).findings
+    epochs = [one.reason for one in found if one.kind == "new_epoch"]
+    assert epochs == ["queue 0 of demo starts again at 0"]
+    wrong = [one.reason for one in found if one.kind == "queue_entry_wrong"]
+    assert wrong == ["queue 0 of demo: entry 2 has another store time"] * wrong_time
 
 
 @pytest.mark.parametrize("seed", range(int(os.environ.get("LOGQUARRY_ROCKSDB_CUTS", "4"))))
