@@ -122,3 +122,18 @@ def test_any_document_is_read_or_a_value_error(decode: Decoder, table: str) -> N
 def test_a_topic_without_some_entries() -> None:
     found = broker_config.decode_topics('{"topicConfigTable":{"t":{"perm":6}}}')
     assert found == {"t": TopicConfig("t", 0, 0, 6, 0, False)}
+
+
+@pytest.mark.parametrize(
+    ("value", "order"),
+    [("true", True), ("false", False), ('"true"', True), ('"false"', False), ("null", False)],
+)
+def test_order_as_fastjson_reads_it(value: str, order: bool) -> None:
+    found = broker_config.decode_topics(f'{{"topicConfigTable":{{"t":{{"order":{value}}}}}}}')
+    assert found["t"].order is order
+
+
+@pytest.mark.parametrize("value", ['"maybe"', "[]", "1.5"])
+def test_an_order_that_is_no_flag_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="instead of true or false"):
+        broker_config.decode_topics(f'{{"topicConfigTable":{{"t":{{"order":{value}}}}}}}')
