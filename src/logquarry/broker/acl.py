@@ -12,12 +12,13 @@ import base64
 import hashlib
 import hmac
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from logquarry.errors import UsageError
+from logquarry import arguments
+from logquarry.errors import UsageError, WrongType
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.store.consumer.subscription import DEAD_PREFIX, RETRY_PREFIX
@@ -49,6 +50,10 @@ _PERMISSIONS: Final = {
     "SUB|PUB": frozenset({PUB, SUB}),
     "ANY": frozenset({PUB, SUB}),
 }
+
+_QUOTED: Final = "text in quotes"
+_RULES: Final = "a mapping of names to sets of permissions"
+_WORDS: Final = "a set of permissions"
 
 _C = RequestCode
 _OPEN: Final = frozenset(
@@ -91,6 +96,17 @@ class Account:
     groups: Mapping[str, frozenset[str]] = field(default_factory=dict)
     default_topic: frozenset[str] = frozenset()
     default_group: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        arguments.text(self.access_key, "access_key")
+        _require_secret(self.secret_key, "secret_key")
+        # bool("false") is True, so a conversion would make an administrator.
+        arguments.flag(self.admin, "admin")
+        for name, rules in (("topics", self.topics), ("groups", self.groups)):
+            for words in arguments.mapping(rules, name, _RULES).values():
+                arguments.instance(words, f"each value of {name}", Set, _WORDS)
+        arguments.instance(self.default_topic, "default_topic", Set, _WORDS)
+        arguments.instance(self.default_group, "default_group", Set, _WORDS)
 
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.
@@ -232,25 +248,37 @@ def _named(body: bytes) -> Iterator[tuple[str, str]]:
 
 
 def _account(entry: Mapping[str, Any]) -> Account:
+    _require_secret(entry["secretKey"], "secretKey")
     return Account(
-        access_key=str(entry["accessKey"]),
-        secret_key=str(entry["secretKey"]),
-        admin=bool(entry.get("admin", False)),
-        topics=_rules(entry.get("topicPerms", ())),
-        groups=_rules(entry.get("groupPerms", ())),
-        default_topic=_permissions(str(entry.get("defaultTopicPerm", "DENY"))),
-        default_group=_permissions(str(entry.get("defaultGroupPerm", "DENY"))),
+        access_key=arguments.text(entry["accessKey"], "accessKey", takes=_QUOTED),
+        secret_key=entry["secretKey"],
+        admin=arguments.instance(entry.get("admin", False), "admin", bool, "true or false"),
+        topics=_rules(entry, "topicPerms"),
+        groups=_rules(entry, "groupPerms"),
+        default_topic=_default(entry, "defaultTopicPerm"),
+        default_group=_default(entry, "defaultGroupPerm"),
     )
 
 
-def _rules(entries: Any) -> dict[str, frozenset[str]]:
+def _require_secret(value: object, field: str) -> None:
+    if not isinstance(value, str):
+        # The error must not show the secret.
+        raise WrongType(f"{field} takes {_QUOTED}, not an object of type {type(value).__name__}")
+
+
+def _rules(entry: Mapping[str, Any], field: str) -> dict[str, frozenset[str]]:
     found = {}
-    for entry in entries:
-        name, separator, words = str(entry).partition("=")
+    for rule in arguments.instance(entry.get(field, []), field, list, "a list of NAME=PERMISSION"):
+        words = arguments.text(rule, f"each entry of {field}", takes=_QUOTED)
+        name, separator, permission = words.partition("=")
         if not separator:
-            raise ValueError(f"{entry!r} is not NAME=PERMISSION")
-        found[name.strip()] = _permissions(words)
+            raise ValueError(f"{rule!r} is not NAME=PERMISSION")
+        found[name.strip()] = _permissions(permission)
     return found
+
+
+def _default(entry: Mapping[str, Any], field: str) -> frozenset[str]:
+    return _permissions(arguments.text(entry.get(field, "DENY"), field, takes=_QUOTED))
 
 
 def _permissions(words: str) -> frozenset[str]:

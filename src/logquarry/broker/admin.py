@@ -15,7 +15,7 @@ from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.pull import Pulling
 from logquarry.disk.config_file import delay_offsets
 from logquarry.format import broker_config, fastjson
-from logquarry.format.broker_config import TopicConfig
+from logquarry.format.broker_config import TopicConfig, as_flag
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.read.messages import frames_of
 
@@ -50,7 +50,7 @@ class Admin(Part):
                         name: int(one[name]) for name in ("readQueueNums", "writeQueueNums", "perm")
                     },
                     "topicSysFlag": int(one.get("topicSysFlag", 0)),
-                    "order": bool(one.get("order", False)),
+                    "order": as_flag(one.get("order"), "order"),
                 }
                 for one in entries
             ]

@@ -6,6 +6,7 @@ key-value settings here (``KVConfigManager``), in ``config/kvConfig.json`` of th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -152,6 +153,7 @@ class KeyValues(Part):
         )
         self._file = config_file(Disk(), Path(core.store.root), table)
         self._found: Namespaces | None = None
+        self._changing = asyncio.Lock()
 
     async def _namespaces(self) -> Namespaces:
         if self._found is None:
@@ -164,32 +166,39 @@ class KeyValues(Part):
     async def put(self, request: Request) -> None:
         """Store a value under a namespace and a key."""
         self._core.tables.require_writer()
-        fields, namespaces = request.fields, await self._namespaces()
-        size = sum(
-            len(name) + sum(len(key) + len(value) for key, value in values.items())
-            for name, values in namespaces.items()
-        )
-        if size + sum(map(len, fields.values())) > _MOST_CHARACTERS:
-            raise Refused(
-                f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting"
+        fields = request.fields
+        async with self._changing:
+            namespaces = await self._copy()
+            size = sum(
+                len(name) + sum(len(key) + len(value) for key, value in values.items())
+                for name, values in namespaces.items()
             )
-        namespaces.setdefault(fields["namespace"], {})[fields["key"]] = fields["value"]
-        await self._save()
+            if size + sum(map(len, fields.values())) > _MOST_CHARACTERS:
+                raise Refused(
+                    f"the name server keeps at most {_MOST_CHARACTERS} characters; delete a setting"
+                )
+            namespaces.setdefault(fields["namespace"], {})[fields["key"]] = fields["value"]
+            await self._save(namespaces)
         request.reply()
 
     @answers(RequestCode.DELETE_KV_CONFIG)
     async def delete(self, request: Request) -> None:
         """Delete the value of a namespace and a key, if there is one."""
         self._core.tables.require_writer()
-        fields, namespaces = request.fields, await self._namespaces()
-        if namespaces.get(fields["namespace"], {}).pop(fields["key"], None) is not None:
-            await self._save()
+        fields = request.fields
+        async with self._changing:
+            namespaces = await self._copy()
+            if namespaces.get(fields["namespace"], {}).pop(fields["key"], None) is not None:
+                await self._save(namespaces)
         request.reply()
 
-    async def _save(self) -> None:
-        # Copy the table, because the event loop may change the table while the thread encodes it.
-        copy = {name: dict(values) for name, values in (await self._namespaces()).items()}
-        await self._core.slow(lambda: self._file.save(copy))
+    async def _copy(self) -> Namespaces:
+        return {name: dict(values) for name, values in (await self._namespaces()).items()}
+
+    async def _save(self, changed: Namespaces) -> None:
+        # If the save fails, the settings in memory stay as they are in the file.
+        await self._core.slow(lambda: self._file.save(changed))
+        self._found = changed
 
     @answers(RequestCode.GET_KV_CONFIG)
     async def get(self, request: Request) -> None:

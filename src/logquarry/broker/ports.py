@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable, Mapping
@@ -43,7 +44,7 @@ class Port:
         """Listen at a port; 0 lets the system choose."""
         options = self._core.options
         try:
-            sockets = await asyncio.to_thread(_bound, options.host, port)
+            sockets = await asyncio.to_thread(_bound_at_one_port, options.host, port)
         except OSError as error:
             raise listen_error(error, options.host, port, option) from error
         self.port = int(sockets[0].getsockname()[1])
@@ -82,6 +83,17 @@ class Port:
             request.account = acl.admit(request.command, request.fields)
 
 
+def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
+    for _ in range(_TRIES - 1):
+        try:
+            return _bound(host, port)
+        except OSError as error:
+            # The port that the system chose for one address can be in use at another address.
+            if port or error.errno != errno.EADDRINUSE:
+                raise
+    return _bound(host, port)
+
+
 def _bound(host: str, port: int) -> list[socket.socket]:
     # The event loop must not resolve the host. libuv would start threads to resolve it; in a forked
     # child, libuv would crash when it ends these threads.
@@ -89,7 +101,11 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
-            sockets.append(socket.create_server(address, family=family, backlog=_BACKLOG))
+            # If the system chooses the port, all addresses take the port of the first: clients
+            # learn only one port.
+            chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
+            where = (address[0], chosen, *address[2:])
+            sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))
     except OSError:
         for one in sockets:
             one.close()

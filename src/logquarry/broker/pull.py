@@ -294,9 +294,7 @@ class Pulling(Part):
         connection = pull.request.connection
         if not connection.is_open:
             return
-        held = self._held_of.get(connection)
-        if held is None:
-            held = self._held_of[connection] = set()
+        held = self._held_of.get(connection, set())
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
             # Do not answer PULL_NOT_FOUND: the client would pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
@@ -309,7 +307,7 @@ class Pulling(Part):
             pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
             pull.request.fields = {}
         self._held_count += 1
-        held.add(pull)
+        self._held_of.setdefault(connection, held).add(pull)
         self._held.setdefault(pull.key, set()).add(pull)
         self._set_end(pull)
 

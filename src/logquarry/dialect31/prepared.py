@@ -174,7 +174,9 @@ class PreparedTransactions:
             self._ending.add(offset)
         try:
             return self._put(_end_of(frame, known.number, end))
-        except LogquarryError:
+        except BaseException:
+            # After a KeyboardInterrupt too, the user may end the transaction again. If the put has
+            # reached the log, the table shows the end after the next dispatch.
             with self._lock:
                 self._ending.discard(offset)
             raise

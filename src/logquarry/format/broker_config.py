@@ -29,6 +29,10 @@ BATCH_TYPE = "BatchCQ"
 
 _GROUP_SEPARATOR = "@"
 _WHOLE = re.compile("-?[0-9]{1,19}")
+_FLAGS: Final = {
+    **dict.fromkeys(("true", "1", "y", "t"), True),
+    **dict.fromkeys(("false", "0", "n", "f", "null", ""), False),
+}
 
 
 class TopicConfig(NamedTuple):
@@ -86,9 +90,19 @@ def topics_of_document(document: Any) -> dict[str, TopicConfig]:
             write_queues=whole(entry.get("writeQueueNums", 0), name),
             perm=whole(entry.get("perm", 0), name),
             sys_flag=whole(entry.get("topicSysFlag", 0), name),
-            order=bool(entry.get("order", False)),
+            order=as_flag(entry.get("order"), name),
         )
     return result
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Convert a JSON value to a flag, as fastjson does (``TypeUtils.castToBoolean``)."""
+    if isinstance(value, int):
+        return value == 1
+    word = "" if value is None else value
+    if not isinstance(word, str) or word.lower() not in _FLAGS:
+        raise ValueError(f"{name!r} holds {value!r} instead of true or false")
+    return _FLAGS[word.lower()]
 
 
 def encode_topics(

@@ -277,14 +277,18 @@ def _count(
 
 # ------------------------------------------------------------------------------------ the rest
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Return the store times of the log's first and last message, if readable."""
+    """Return the store times of the log's first and last message; None if unreadable."""
     log = CommitLog(store.layout)
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
-    offsets = [store.min_offset, *([max(ends)] if ends else [])]
-    frames = (log.sound_frame_at(offset) for offset in offsets)
-    times = [found.store_timestamp for found in frames if found is not None]
-    return (times[0], times[-1]) if times else (None, None)
+    first = log.sound_frame_at(store.min_offset)
+    last = log.sound_frame_at(max(ends, default=store.min_offset))
+    # One readable frame does not give the time of the other frame.
+    return _time_of(first), _time_of(last)
+
+
+def _time_of(found: frame.Frame | None) -> int | None:
+    return None if found is None else found.store_timestamp
 
 
 def _index(store: StoreReads) -> list[IndexOverview]:

@@ -268,7 +268,7 @@ class Services:
         state = TransactionState(arguments.choice(state, "state", ("commit", "rollback")))
         arguments.text(group, "group")
         half = self._store._frame_at(at)
-        if half is None or half.topic.decode() != HALF_TOPIC:
+        if half is None or half.topic != HALF_TOPIC.encode():
             raise UsageError(f"there is no half message at physical offset {physical_offset}")
         if props.decode_bytes(half.properties).get(props.PRODUCER_GROUP) != group:
             raise UsageError(

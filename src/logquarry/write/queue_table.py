@@ -104,7 +104,7 @@ class TopicTable:
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
-            self._noted.update(queues)
+                self._noted.update(queues)
 
     def configs(self) -> dict[str, TopicConfig]:
         """Return the topics of the table by name, including topics that the next flush adds."""
@@ -128,10 +128,12 @@ class TopicTable:
                 else:
                     table[name] = {**table.get(name, {}), **broker_config.topic_entry(topic)}
             removed = {name for name, topic in topics.items() if topic is None}
-            self._new = {key for key in self._new if key[0] not in removed}
             document = self._versioned(old, table)
             self._file.save(document)
             self._document = document
+            self._new = {key for key in self._new if key[0] not in removed}
+            # If the topic gets a message again, the next flush must list it again.
+            self._noted = {key for key in self._noted if key[0] not in removed}
 
     def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
         version = dict(old["dataVersion"])

@@ -392,21 +392,25 @@ class BatchQueueWriter(ConsumeQueueWriter):
         starts = new["base"].astype(np.int64)
         expected = int(starts[0]) if self._next is None else self._next
         cuts = falls(starts, starts + new["count"], expected)
-        for at, stop in zip([0, *cuts], [*cuts, len(new)], strict=True):
-            if at < stop:
-                self._append_run(int(starts[at]), new[at:stop])
-        return len(new)
+        return sum(
+            self._append_run(int(starts[at]), new[at:stop])
+            for at, stop in zip([0, *cuts], [*cuts, len(new)], strict=True)
+            if at < stop
+        )
 
     def _append_run(self, offset: int, units: BatchEntries) -> int:
         expected = offset if self._next is None else self._next
         if offset < expected:
             if self._mending is None:
-                # Like a queue of 20-byte entries, skip entries that the queue already has.
-                return 0
-            if self.files.bases:
-                # The topic was deleted and recreated: the old entries no longer count.
-                self.files.truncate_to(self.files.min_offset, aside=self._mending.aside)
-            expected = offset
+                # As in queues of 20-byte entries, skip entries that the queue already has.
+                units = units[units["base"] >= expected]
+                if not len(units):
+                    return 0
+            else:
+                if self.files.bases:
+                    # The topic was deleted and recreated: the old entries no longer count.
+                    self.files.truncate_to(self.files.min_offset, aside=self._mending.aside)
+                expected = offset
         made = without_gaps(units, expected)
         if made is not units and (
             self._mending is None or len(made) > len(units) + MOST_GAP // MOST_MESSAGES

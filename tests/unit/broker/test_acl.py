@@ -246,3 +246,46 @@ def test_a_client_id_belongs_to_the_account_that_uses_it(tmp_path: Path) -> None
             await strangers[0].close()
 
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('admin = "false"', "admin takes true or false"),
+        ("admin = 1", "admin takes true or false"),
+        ("topicPerms = 'orders=SUB'", "topicPerms takes a list"),
+        ('topicPerms = { "orders=PUB" = "DENY" }', "topicPerms takes a list"),
+        ("groupPerms = [5]", "each entry of groupPerms takes text"),
+        ("defaultTopicPerm = true", "defaultTopicPerm takes text"),
+        ('defaultGroupPerm = ["PUB"]', "defaultGroupPerm takes text"),
+    ],
+)
+def test_a_field_of_a_wrong_type_is_refused(line: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "accounts.toml"
+    path.write_text(f'[[accounts]]\naccessKey = "client1"\nsecretKey = "{SECRET}"\n{line}\n')
+    with pytest.raises(UsageError, match=f"accounts.toml.*{named}"):
+        AccessControl.from_file(path)
+
+
+def test_keys_of_a_wrong_type_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "accounts.toml"
+    path.write_text(f'[[accounts]]\naccessKey = 12345678\nsecretKey = "{SECRET}"\n')
+    with pytest.raises(UsageError, match="accessKey takes text"):
+        AccessControl.from_file(path)
+    path.write_text('[[accounts]]\naccessKey = "client1"\nsecretKey = 87654321\n')
+    with pytest.raises(UsageError, match="secretKey takes text") as refused:
+        AccessControl.from_file(path)
+    assert "87654321" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"admin": "false"}, {"topics": [("t", PUB)]}, {"topics": {"t": "PUB"}}),
+        *({"groups": {"g": None}}, {"default_topic": "PUB"}, {"default_group": True}),
+        *({"access_key": 12345678}, {"secret_key": b"12345678"}),
+    ],
+)
+def test_an_account_with_an_argument_of_a_wrong_type(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        Account(**{"access_key": "client1", "secret_key": SECRET} | wrong)

@@ -167,8 +167,10 @@ def test_lists_of_topics_and_groups(tmp_path: Path) -> None:
         assert await update(code, name, [one, one | {"topicName": "two", "order": True}]) == 0
         topics = broker.core.tables.topics
         assert topics["one"][1:4] == (2, 3, 6) and topics["two"].order
+        assert await update(code, name, [one | {"topicName": "two", "order": "false"}]) == 0
+        assert not broker.core.tables.topics["two"].order
         wrong: Any
-        for wrong in (one | {"topicName": "?"}, one | {"perm": "x"}, {}, 7):
+        for wrong in (one | {"topicName": "?"}, one | {"order": []}, one | {"perm": "x"}, {}, 7):
             found = [one | {"topicName": "three"}, wrong]
             assert await update(code, name, found) == ResponseCode.SYSTEM_ERROR
         code, name = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, "groupConfigList"

@@ -406,3 +406,18 @@ def test_tls_handshakes_have_a_limit_and_an_end(
             await client.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
+
+
+def test_a_refused_pull_leaves_nothing_of_its_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pull, "_MOST_HELD", 0)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        await arrived(client, "t")
+        answer = await client.ask(11, pull_fields("t", 1, **SUSPENDS))
+        assert answer.code == ResponseCode.SYSTEM_BUSY
+        assert not broker._pulling._held_of
+
+    play(scenario, tmp_path / "s")

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from logquarry.broker import Broker, names
+from logquarry.disk.config_file import ConfigFile
+from logquarry.errors import StoreUnavailable
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, connected, document_of, play
 
@@ -106,5 +108,26 @@ def test_the_name_server_takes_the_write_permission_away(tmp_path: Path) -> None
         port = broker.name_server.rpartition(":")[2]
         assert f"listenPort={port}\n".encode() in settings.body
         await names.close()
+
+    play(scenario, tmp_path / "s")
+
+
+def test_settings_stay_if_a_save_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, where = RequestCode, {"namespace": "n", "key": "k"}
+
+    def full(*_: object) -> bool:
+        raise StoreUnavailable("the disk is full")
+
+    async def scenario(broker: Broker, _: Client) -> None:
+        client = await connected(broker.name_server)
+        assert (await client.ask(code.PUT_KV_CONFIG, where | {"value": "1"})).code == 0
+        with monkeypatch.context() as failing:
+            failing.setattr(ConfigFile, "save", full)
+            assert (await client.ask(code.PUT_KV_CONFIG, where | {"value": "2"})).code != 0
+            assert (await client.ask(code.DELETE_KV_CONFIG, where)).code != 0
+            assert (await client.ask(code.GET_KV_CONFIG, where)).ext_fields == {"value": "1"}
+        assert (await client.ask(code.DELETE_KV_CONFIG, where)).code == 0
+        assert (await client.ask(code.GET_KV_CONFIG, where)).code == ResponseCode.QUERY_NOT_FOUND
+        await client.close()
 
     play(scenario, tmp_path / "s")

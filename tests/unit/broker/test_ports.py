@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from logquarry.broker import Broker
+from logquarry.broker import Broker, ports
 from logquarry.broker.ports import Port
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting_codes import RequestCode
@@ -66,3 +69,37 @@ def test_the_port_two_below_is_taken(
     has_warning = "before RocketMQ 4.6" in caplog.text
     assert has_warning is (taken > 1)
     assert not has_warning or f"the port {tried[-1]} is in use" in caplog.text
+
+
+def test_all_addresses_of_a_host_take_one_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients learn only one port; the system would choose another port for each address."""
+    resolve = socket.getaddrinfo
+
+    def both(host: str, *args: Any, **more: Any) -> list[Any]:
+        hosts = ("127.0.0.1", "127.0.0.2") if host == "two.example" else (host,)
+        return [found for one in hosts for found in resolve(one, *args, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", both)
+    found = ports._bound_at_one_port("two.example", 0)
+    try:
+        first, second = (one.getsockname() for one in found)
+        assert (first[0], second[0]) == ("127.0.0.1", "127.0.0.2")
+        assert first[1] == second[1]
+    finally:
+        for one in found:
+            one.close()
+
+
+def test_a_port_that_another_address_lacks_is_chosen_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[Any] = [OSError(errno.EADDRINUSE, "in use"), []]
+
+    def bound(_: str, __: int) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(ports, "_bound", bound)
+    assert ports._bound_at_one_port("h", 0) == [] and not answers

@@ -7,9 +7,10 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.broker import Broker
+from logquarry.format import frame
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.testing.clock import FakeClock
-from tests.helpers.broker_client import Client, arrived, messages_of, play, send_fields
+from tests.helpers.broker_client import SMALL, Client, arrived, messages_of, play, send_fields
 
 HALF = send_fields("t", f=4, i="TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01u7")
 
@@ -88,5 +89,23 @@ def test_the_end_of_a_transaction_names_its_half_message(tmp_path: Path) -> None
         assert (await client.ask(RequestCode.END_TRANSACTION, right)).code == 0
         got = messages_of(await arrived(client, "t", 2))
         assert [message.body for message in got] == [b"plain", b"kept"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_the_end_of_a_message_whose_topic_is_not_utf8(tmp_path: Path) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=SMALL) as store:
+        store.append_data(0, frame.encode(frame.Frame(b"\xff\xfe", b"x").with_crc()))
+
+    async def scenario(_: Broker, client: Client) -> None:
+        end = {
+            "producerGroup": "pg",
+            "tranStateTableOffset": 0,
+            "commitLogOffset": 0,
+            "commitOrRollback": 8,
+        }
+        answer = await client.ask(RequestCode.END_TRANSACTION, end)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "no half message at physical offset 0" in str(answer.remark)
 
     play(scenario, tmp_path / "s")

@@ -141,3 +141,18 @@ def test_the_key_of_an_offset_has_its_whole_names() -> None:
             broker_config.document(
                 broker_config.CONSUMER_OFFSET_FILE, [(prefix + key, bytes(8))], version=2
             )
+
+
+@pytest.mark.parametrize(
+    ("value", "order"),
+    [("true", True), ("false", False), ('"true"', True), ('"false"', False), ("null", False)],
+)
+def test_order_as_fastjson_reads_it(value: str, order: bool) -> None:
+    found = broker_config.decode_topics(f'{{"topicConfigTable":{{"t":{{"order":{value}}}}}}}')
+    assert found["t"].order is order
+
+
+@pytest.mark.parametrize("value", ['"maybe"', "[]", "1.5"])
+def test_an_order_that_is_no_flag_is_refused(value: str) -> None:
+    with pytest.raises(ValueError, match="instead of true or false"):
+        broker_config.decode_topics(f'{{"topicConfigTable":{{"t":{{"order":{value}}}}}}}')

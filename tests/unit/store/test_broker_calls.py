@@ -73,3 +73,11 @@ def test_the_frames_of_a_get_are_those_of_the_log(tmp_path: Path, count: int) ->
                 expected = b"".join(frame.encode(m.frame) for m in result.messages)
                 assert result.frames == expected
                 assert len(result.frames) == result.size
+
+
+def test_a_topic_that_is_not_utf8_is_no_half_message(tmp_path: Path) -> None:
+    """A client of a broker chooses the physical offset."""
+    with opened(tmp_path / "s") as store:
+        assert store.append_data(0, frame.encode(frame.Frame(b"\xff\xfe", b"x").with_crc()))
+        with pytest.raises(UsageError, match="no half message at physical offset 0"):
+            store.end_transaction(0, "commit", group="g")

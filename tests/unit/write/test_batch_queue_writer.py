@@ -99,3 +99,15 @@ def test_a_recovery_starts_again_with_a_recreated_topic(
     mender = BatchQueueWriter(files, "queue", Mending(0, {}, tmp_path / "aside"))
     _append(mender, entries((0, 2), (2, 5), (0, 1), (1, 3)))
     assert _written(files) == [(0, 1, 0), (1, 3, 0)]
+
+
+@pytest.mark.parametrize("calls", [[(0, 8)], [(0, 5), (5, 8)]])
+def test_a_recreated_topic_continues_after_the_known_entries(
+    calls: list[tuple[int, int]], files: MappedFileQueue
+) -> None:
+    writer = BatchQueueWriter(files, "queue")
+    _append(writer, entries(*((at, 1) for at in range(5))))
+    again = entries(*((at, 1) for at in range(9)), place=500)
+    assert sum(_append(writer, again[start:stop]) for start, stop in calls) == 3
+    assert _append(writer, again[8:]) == 1
+    assert _written(files) == [(at, 1, 0) for at in range(9)]

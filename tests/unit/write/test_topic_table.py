@@ -124,3 +124,13 @@ def test_system_topics_and_queues_without_a_topic_are_not_listed() -> None:
     queues = [("SCHEDULE_TOPIC_XXXX", 2), ("rmq_sys_wheel_timer", 0), ("%LMQ%a", 0), ("t", 0)]
     assert list(topics_of(queues)) == ["t"]
     assert is_listed("%DLQ%g") and not is_listed("RMQ_SYS_TRANS_HALF_TOPIC")
+
+
+def test_a_removed_topic_that_gets_messages_again_is_listed(tmp_path: Path) -> None:
+    table = table_of(tmp_path, [])
+    for _ in range(2):
+        table.note([("orders", 1), ("other", 0)])
+        table.flush()
+        assert set(table.configs()) == set(counts(tmp_path)) == {"orders", "other"}
+        table.change({"orders": None})
+        assert set(table.configs()) == {"other"}
