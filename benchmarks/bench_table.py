@@ -1,10 +1,10 @@
 """Measure logquarry beside RocketMQ, other embedded stores and this machine, as one table.
 
-    python -m benchmarks.bench_table --rounds 3 --dir /data/bench > table.md
+    python -m benchmarks.bench_table --rounds 3 --dir /data/bench
 
 Each round runs ``logquarry bench`` and then ``oracle/bench`` with the same load, so slow moments of
-the machine hit both. A cell has the median of the rounds, and a ratio has the median of the ratios
-within a round. The table needs Java and Maven for RocketMQ's column; without them, the column stays
+the machine hit both. A cell has the median of the rounds, and the cell of ratios has the ratio
+of each round. The table needs Java and Maven for RocketMQ's column; without them, the column stays
 empty. The same holds for ``lmdb`` and ``rocksdict``.
 
 A virtual machine's host gives a page of memory at its first use. That takes up to ten times as long

@@ -53,6 +53,7 @@ _PERMISSIONS: Final = {
 
 _QUOTED: Final = "text in quotes"
 _RULES: Final = "a mapping of names to sets of permissions"
+_SETS: Final[type[Any]] = Set
 _WORDS: Final = "a set of permissions"
 
 _C = RequestCode
@@ -104,9 +105,9 @@ class Account:
         arguments.flag(self.admin, "admin")
         for name, rules in (("topics", self.topics), ("groups", self.groups)):
             for words in arguments.mapping(rules, name, _RULES).values():
-                arguments.instance(words, f"each value of {name}", Set, _WORDS)
-        arguments.instance(self.default_topic, "default_topic", Set, _WORDS)
-        arguments.instance(self.default_group, "default_group", Set, _WORDS)
+                arguments.instance(words, f"each value of {name}", _SETS, _WORDS)
+        arguments.instance(self.default_topic, "default_topic", _SETS, _WORDS)
+        arguments.instance(self.default_group, "default_group", _SETS, _WORDS)
 
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.

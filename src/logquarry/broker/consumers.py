@@ -115,7 +115,7 @@ class Consuming(Part):
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
         # Follows checkInDiskByConsumeOffset. A new group starts at 0 if the queue still has its
-        # first message, and if the settings count this message as in memory. Otherwise the client's
+        # first message, and if this message counts as in memory. Otherwise the client's
         # ConsumeFromWhere determines the start.
         store = self._core.store
         queue = store.queue(topic, queue_id)

@@ -110,7 +110,8 @@ class AllocateMappedFileService(Service):
         self._fast_fail = fast_fail
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
-        # By file name: folders without room can change the folder of a file after its request.
+        # Keys are file names, not paths: if a folder becomes full after the request, the file is
+        # created in another folder.
         self._requests: dict[str, _Request] = {}
         # The request whose file the last call of take returned.
         self._handed: _Request | None = None

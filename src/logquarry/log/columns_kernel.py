@@ -203,8 +203,8 @@ class KernelColumns:
         lengths = np.empty((4, self.count), np.int32)
         longest = int(self.rows[:, r.PROPS_LENGTH].max(initial=0)) if want_pairs else 0
         total = int(self.rows[:, r.PROPS_LENGTH].sum(dtype=np.int64)) if want_pairs else 0
-        # Each property takes at least four bytes, because it has two separators. The last property
-        # of a string can take three, because its second separator may be missing.
+        # A property has at least four bytes: a name, a value and two separators. The last property
+        # has at least three bytes, because its second separator may be missing.
         pairs = np.empty((4, total // _SMALLEST_PAIR + self.count + 1), np.int32)
         pair_offsets = np.empty(self.count + 1, np.int32)
         size = 1 << max(4, (2 * (longest // _SMALLEST_PAIR + 1)).bit_length())

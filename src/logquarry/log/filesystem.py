@@ -49,7 +49,7 @@ class FileView(ABC):
     """One file, open for reading.
 
     Attributes:
-        is_mapped: whether a window is a part of a map, without a copy.
+        is_mapped: whether a window is a view of a map; False if a window is a copy.
         is_growing: whether another program may write the file, so that a copy can become outdated.
     """
 

@@ -331,8 +331,8 @@ class _Identification:
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all known names are wrong by one distance, the names of empty files are wrong by it
-        # too.
+        # If all known names differ from the right names by the same amount, assume that the names
+        # of empty files differ by that amount too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:

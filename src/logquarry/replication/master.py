@@ -281,7 +281,7 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Called before status() lists the slave, because puts must wait for each listed slave.
+    # Add the slave before status() lists it, because puts must wait for each listed slave.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

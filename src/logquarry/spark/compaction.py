@@ -126,9 +126,8 @@ class Compaction:
 # A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
 # messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. The name of
-# a merged file continues with .to. and the last offset, and with up to two numbers that make it
-# unique.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A
+# merged file's name also has ".to.", the last offset, and up to two numbers against equal names.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )

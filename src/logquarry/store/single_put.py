@@ -126,7 +126,7 @@ class SinglePut:
             return failed_future(error)
 
     def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return its result, and the future of its result after all waits."""
+        """Append a message; return the append's result, and the future of its waits."""
         count = _Count(self._counter, message.topic)
         try:
             if self._path.bar is not None:

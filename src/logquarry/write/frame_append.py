@@ -270,7 +270,7 @@ class FrameAppend:
             self._lock = threading.Lock()
 
     def head_of(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> FrameHead:
-        """Compiled: return a frame head; errors as :class:`FrameHead`."""
+        """Compiled: return a frame head. Raises the errors of :class:`FrameHead`."""
         head = self._head
         if (
             head is None

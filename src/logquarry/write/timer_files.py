@@ -58,7 +58,8 @@ def write_timer_files(
     If the disk fails or is full, raise StoreUnavailable.
     """
     begin = now // precision_ms * precision_ms
-    # The read time must not cover a waiting message: readers find the message by TIMER_OUT_MS.
+    # The read time must stay before the time of every waiting message. Otherwise RocketMQ would
+    # skip the message.
     read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
     read_time = min(begin, read_time - read_time % precision_ms)
     check = root / CONFIG / timer.CHECK_FILE

@@ -32,9 +32,7 @@ keys after the index's end       index_behind, index_missing       build_index
 
 Verify reports every harmed (changed) queue offset (:mod:`.queues`). Recover corrects harmed queue
 offsets, with the queue as evidence, and writes a queue again from its first difference
-(:mod:`.first_difference`). The two audits of queues disagree on 12 of 363 golden and harmed stores
-(November 2026): 6 whose log recover cuts, 3 without copies by multi-dispatch, 2 with harmed queue
-offsets, and 1 with other delay levels.
+(:mod:`.first_difference`). The two audits gave different verdicts for 12 of 363 test stores.
 
 The recovery mode ``rocketmq`` uses no audit (``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

@@ -92,7 +92,7 @@ class FirstDifference:
 
 @dataclass(frozen=True, slots=True)
 class AuditedQueue:
-    """A queue after the comparison with the whole log.
+    """The result of the comparison of one queue with the whole log.
 
     In a batch queue, numbers of entries replace the queue offsets.
 
