@@ -128,7 +128,8 @@ class ServiceCalls(ABC):
         half message like a half message that a crash left open.
 
         Args:
-            message, group: see :meth:`transaction`.
+            message: see :meth:`transaction`.
+            group: see :meth:`transaction`.
 
         Raises:
             UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.
