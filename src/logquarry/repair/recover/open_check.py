@@ -38,6 +38,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
+from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
@@ -257,6 +258,7 @@ def recovered_store(
         return found
     # A crash can leave only the second name of a file: restore the file's name. Otherwise its
     # messages count as lost.
+    check_entries(root, config)
     folders = StoreLayout.open(root, config).log_folders
     NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
     check_before_lock(root, config, accept_loss)
