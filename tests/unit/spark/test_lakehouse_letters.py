@@ -11,6 +11,7 @@ import pytest
 
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.spark.decode import parse_decode_options
+from logquarry.spark.lakehouse import advance as advance_module
 from logquarry.spark.lakehouse import export as export_module
 from logquarry.spark.lakehouse import table as table_module
 from logquarry.spark.lakehouse.delta import Delta
@@ -75,17 +76,88 @@ def test_messages_are_no_dead_letters(tmp_path: Path) -> None:
     assert len(one.rows()) == 1
 
 
-def test_a_table_that_was_moved_with_its_dead_letters(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_old", [False, True])
+@pytest.mark.parametrize("letters", [None, "one/dead", "moved alone", "of another name"])
+def test_a_table_that_was_moved_with_its_dead_letters(
+    is_old: bool, letters: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = tmp_path / "store"
     put(store, b'{"n": true}')
-    one, two = Lake("delta", tmp_path / "a"), Lake("delta", tmp_path / "b")
-    one.export(store, decode=NUMBER)
-    for end in ("", "_dead_letters"):
-        Path(f"{one.dest}{end}").rename(f"{two.dest}{end}")
+    one, two = Lake("delta", tmp_path / "one" / "table"), Lake("delta", tmp_path / "two" / "table")
+    more: dict[str, Any] = {}
+    if letters == "one/dead":
+        more["dead_letters"] = tmp_path / letters
+    elif letters is not None:
+        two = Lake("delta", tmp_path / "one" / "orders")
+    with monkeypatch.context() as patch:
+        if is_old:
+            old_documents(patch)
+        one.export(store, decode=NUMBER, **more)
+    if letters == "one/dead":
+        (tmp_path / "one").rename(tmp_path / "two")
+        more["dead_letters"] = dead = tmp_path / "two" / "dead"
+    else:
+        two.dest.parent.mkdir(exist_ok=True)
+        one.dest.rename(two.dest)
+        dead = Path(f"{two.dest if letters != 'moved alone' else one.dest}_dead_letters")
+        if letters == "moved alone":
+            more["dead_letters"] = dead
+        else:
+            Path(f"{one.dest}_dead_letters").rename(dead)
     put(store, b'{"n": 2}', b'{"n": 3.5}')
-    done = two.export(store, decode=NUMBER)
+    if is_old and letters == "moved alone":
+        # Another table that shared the dead letters would look the same.
+        with pytest.raises(UsageError, match=f"{dead}: holds the dead letters of {one.dest}, not"):
+            two.export(store, decode=NUMBER, **more)
+        return
+    if is_old and letters is None:
+        # An unrelated new table at the earlier place does not matter.
+        one.export(store, decode=BOOLEAN)
+    done = two.export(store, decode=NUMBER, **more)
     assert (done.messages, done.dead_messages) == (1, 1)
-    assert len(two.rows(dead=True)) == 2
+    assert two.export(store, decode=NUMBER, **more).dead_messages == 0
+    assert len(Lake("delta", dead).rows()) == 2
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_table_through_a_link(
+    is_old: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, real = tmp_path / "store", tmp_path / "real"
+    put(store, b'{"n": true}')
+    real.mkdir()
+    (tmp_path / "link").symlink_to(real)
+    dead = tmp_path / "dead"
+    with monkeypatch.context() as patch:
+        if is_old:
+            old_documents(patch)
+        Lake("delta", tmp_path / "link" / "a").export(store, decode=NUMBER, dead_letters=dead)
+    for place in (real / "a", tmp_path / "link" / "a"):
+        put(store, b'{"n": 2}', b'{"n": 3.5}')
+        done = Lake("delta", place).export(store, decode=NUMBER, dead_letters=dead)
+        assert (done.messages, done.dead_messages) == (1, 1)
+    assert len(Lake("delta", dead).rows()) == 3
+
+
+def test_another_table_beside_moved_dead_letters_of_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two tables shared their dead letters; then one table was removed, and all was moved."""
+    store = tmp_path / "store"
+    put(store, b'{"n": true}', b'{"n": 1}')
+    with monkeypatch.context() as patch:
+        old_documents(patch)
+        patch.setattr(advance_module, "check_letters", no_checks)
+        for name in ("a", "b"):
+            lake = Lake("delta", tmp_path / "one" / name)
+            lake.export(store, decode=NUMBER, dead_letters=tmp_path / "one" / "dead")
+    shutil.rmtree(tmp_path / "one" / "a")
+    for place in ("one", "two"):
+        root = tmp_path / place
+        if place == "two":
+            (tmp_path / "one").rename(root)
+        with pytest.raises(UsageError, match=f"holds the dead letters of .*a, not of {root}/b"):
+            Lake("delta", root / "b").export(store, decode=NUMBER, dead_letters=root / "dead")
 
 
 @pytest.mark.parametrize("is_old", [False, True])

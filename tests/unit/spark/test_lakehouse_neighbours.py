@@ -139,3 +139,21 @@ def test_a_table_of_an_earlier_version_keeps_its_folder(
     assert compact(dest, table="sales.messages").files_before == 2
     assert len(list((dest / "messages").glob("*.parquet"))) == 3
     assert not (dest / "sales.messages").exists()
+
+
+def test_a_new_table_takes_no_folder_of_a_table_of_an_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Iceberg's removal of orphan files deletes what one table does not name from its folder."""
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Iceberg, "folder", property(lambda self: self._below("messages")))
+        export(dest, store, "sales.messages")
+    for name in ("logquarry.messages", "audit.messages"):
+        export(dest, store, name)
+        put(store, b"b")
+        assert export(dest, store, name) == 1
+        assert len(list((dest / name).glob("*.parquet"))) == 2
+    assert export(dest, store, "sales.messages") == 2
+    assert len(list((dest / "messages").glob("*.parquet"))) == 2

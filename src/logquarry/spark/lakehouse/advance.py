@@ -74,21 +74,21 @@ class Target:
         decode = None if self.decode is None else self.decode.as_json()
         return identity(self.read, self.partition_by, decode)
 
-    def look_at_letters(self, table_id: str | None) -> TableState | None:
+    def look_at_letters(self, state: TableState | None) -> TableState | None:
         """Return the state of the dead letters; None if they have no table yet.
 
         Args:
-            table_id: id of the table of the messages; None if the table does not exist yet.
+            state: state of the table of the messages; None if the table does not exist yet.
 
         Raises:
             UsageError: if the dead letters belong to another table.
         """
-        state = None if self.dead_letters is None else self.dead_letters.look()
-        if state is not None:
+        letters = None if self.dead_letters is None else self.dead_letters.look()
+        if letters is not None:
             assert self.dead_letters is not None
             own = self.identity
-            check_letters(self.dead_letters, state.document, self.table, table_id, own)
-        return state
+            check_letters(self.dead_letters, letters.document, self.table, state, own)
+        return letters
 
 
 @dataclass(slots=True)
@@ -113,8 +113,7 @@ class Advance:
         self._identity = target.identity
         self._decoder: BodyDecoder | None = None
         self.done = Done()
-        state = target.table.look()
-        self._table_id = None if state is None else state.id
+        self._state = state = target.table.look()
         places = stores_by_name(target.read.paths, target.read.storage_options)
         self._committed: dict[str, int] = {}
         kept: dict[str, Any] | None = None
@@ -129,6 +128,10 @@ class Advance:
         elif target.decode is not None and not target.decode.needs_sample:
             self._decoder = decoder_for(target.decode, None)
         self._planner, self._at = self._planned(kept)
+
+    @property
+    def _table_id(self) -> str | None:
+        return None if self._state is None else self._state.id
 
     def _check_places(self, places: Mapping[str, str]) -> None:
         name = self._target.table.name
@@ -239,7 +242,7 @@ class Advance:
     def _write(self, tasks: Sequence[ReadTask]) -> list[TableResult]:
         target = self._target
         dead_from: dict[str, int] = {}
-        if (state := target.look_at_letters(self._table_id)) is not None:
+        if (state := target.look_at_letters(self._state)) is not None:
             names = {_broker(task.broker): task.broker for task in tasks}
             dead_from = {names[name]: value for name, value in state.marks(names).items()}
         writer = TableWriter(
@@ -268,12 +271,12 @@ class Advance:
         self._run.tell(marks, self._table_id)
         if dead:
             assert target.dead_letters is not None
-            assert self._table_id is not None
-            state = target.look_at_letters(self._table_id)
+            assert self._state is not None
+            state = target.look_at_letters(self._state)
             if state is None:
-                kept = letters_document(target.table, self._table_id, self._identity)
+                kept = letters_document(target.table, self._state.id, self._identity)
                 target.dead_letters.create(dead_letter_schema(), (), kept)
-                state = target.look_at_letters(self._table_id)
+                state = target.look_at_letters(self._state)
                 assert state is not None
             before = state.marks(marks)
             target.dead_letters.append(dead, _forward(marks, before), before)
@@ -284,7 +287,7 @@ class Advance:
         self.done.commits += 1
 
     def _create(self) -> None:
-        if self._table_id is not None:
+        if self._state is not None:
             return
         target = self._target
         columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
@@ -294,9 +297,8 @@ class Advance:
         kept = {name: value for name, value in start.items() if name != "offsets"}
         letters = None if target.dead_letters is None else target.dead_letters.name
         target.table.create(columns, target.partition_by, document(self._identity, kept, letters))
-        state = target.table.look()
-        assert state is not None
-        self._table_id = state.id
+        self._state = target.table.look()
+        assert self._state is not None
 
     # -------------------------------------------------------------------------------------- marks
     def _marks(self, offset: Mapping[str, Any]) -> dict[str, int]:

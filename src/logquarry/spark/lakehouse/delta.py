@@ -8,6 +8,7 @@ mark, Delta rejects one commit.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,8 +60,10 @@ class Delta:
         return self.folder.location
 
     def is_called(self, name: str) -> bool:
-        """See :meth:`Table.is_called`."""
-        return name == self.name
+        """See :meth:`Table.is_called`; symbolic links are followed."""
+        if not self.folder.is_local:
+            return name == self.name
+        return os.path.realpath(name) == os.path.realpath(self.name)
 
     def has_neighbours(self) -> bool:
         """See :meth:`Table.has_neighbours`; the destination is the table's own folder."""

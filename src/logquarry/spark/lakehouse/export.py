@@ -101,7 +101,7 @@ class TableExport:
         state = table.look()
         if state is None:
             _check_free(self.folder, table)
-        self.target.look_at_letters(None if state is None else state.id)
+        self.target.look_at_letters(state)
 
     def run(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import unquote
 
@@ -95,7 +96,7 @@ def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str
 
 
 def check_letters(
-    letters: Table, text: str, table: Table, table_id: str | None, own: Mapping[str, Any]
+    letters: Table, text: str, table: Table, state: TableState | None, own: Mapping[str, Any]
 ) -> None:
     """Raise UsageError if `letters`, with the document `text`, does not belong to a table.
 
@@ -103,7 +104,7 @@ def check_letters(
 
     Args:
         table: the table of the messages.
-        table_id: its id; None if the table does not exist yet.
+        state: its state; None if the table does not exist yet.
         own: the identity of the export.
     """
     advice = "give another folder for the dead letters"
@@ -114,9 +115,15 @@ def check_letters(
             f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
             f"{table.name}: {advice}"
         )
-    # A Delta table can be moved, with its dead letters: the ids then still agree.
-    if found.get("table_id") is not None and found["table_id"] == table_id:
-        return
+    # A Delta table can be moved, with its dead letters: the ids then still agree. An earlier
+    # version wrote no id, but both tables have the earlier name of the other.
+    if state is not None:
+        table_id = found.get("table_id")
+        names = str(owner), str(parsed(table.name, state.document).get("dead_letters"))
+        if table_id == state.id or (
+            table_id is None and _is_moved(names, (table.name, letters.name))
+        ):
+            return
     if not table.is_called(str(owner)):
         raise UsageError(
             f"{letters.name}: holds the dead letters of {owner}, not of {table.name}: {advice}"
@@ -124,11 +131,19 @@ def check_letters(
     # The table was created again, or an earlier version wrote the document.
     if isinstance(found.get("identity"), dict):
         check_same(letters.name, own, found["identity"])
-    elif table_id is None:
+    elif state is None:
         raise UsageError(
             f"{letters.name}: holds the dead letters of an earlier table {owner}, whose settings "
             f"are unknown: remove it, or {advice}"
         )
+
+
+def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
+    """Whether one change of a common prefix turns two earlier names into the present names."""
+    start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
+    ends = [name[start:] for name in before]
+    starts = {name.removesuffix(end) for name, end in zip(now, ends, strict=True)}
+    return len(starts) == 1 and all(map(str.endswith, now, ends))
 
 
 def _plain(value: Any) -> Any:
