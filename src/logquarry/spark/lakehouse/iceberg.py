@@ -101,19 +101,32 @@ class Iceberg:
         """Folder of the table's files.
 
         Tables of other namespaces than DEFAULT_NAMESPACE have a folder with their full name. Tables
-        of earlier versions, all of which have a folder with the last part of the name, keep it.
+        of earlier versions, all of which have a folder with the last part of the name, keep it. A
+        new table of DEFAULT_NAMESPACE gets its full name if such a table has the folder.
         """
         if self._folder is None:
-            name = self._identifier[-1]
-            if self._identifier[:-1] != (DEFAULT_NAMESPACE,):
-                whole = ".".join(self._identifier)
-                location = self._location()
-                if location is None or location.rstrip("/").rpartition("/")[2] == whole:
-                    name = whole
-            folder = self._below(name)
+            short, whole = self._identifier[-1], ".".join(self._identifier)
+            location = self._location()
+            if location is not None:
+                is_short = location.rstrip("/").rpartition("/")[2] != whole
+            else:
+                is_default = self._identifier[:-1] == (DEFAULT_NAMESPACE,)
+                is_short = is_default and not self._is_taken(self._below(short))
+            folder = self._below(short if is_short else whole)
             check_location(folder, "pyiceberg", "?#")
             self._folder = folder
         return self._folder
+
+    def _is_taken(self, folder: OutputFolder) -> bool:
+        """Whether a table of another namespace has a folder that is named after both tables."""
+        if self._has_no_catalog():
+            return False
+        with self._catalog() as catalog:
+            return any(
+                catalog.load_table(found).location().rstrip("/") == _uri(folder)
+                for found in _tables(catalog)
+                if found[-1] == self._identifier[-1]
+            )
 
     def _below(self, name: str) -> OutputFolder:
         return OutputFolder(f"{self._dest.location}/{name}", self._dest.storage_options)
