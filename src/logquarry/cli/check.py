@@ -125,11 +125,12 @@ def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None
     """Compare two stores, and show where they diverge.
 
     A and B are for example the stores of a master and its slave. diff compares the logs byte by
-    byte in the range that both have, then the consume queues. A store that begins later or ends
-    earlier has not diverged. Brokers may have both stores open.
+    byte in the range that both have, then the queues. A store that begins later or ends earlier has
+    not diverged. Brokers may have both stores open.
 
-    Exit code 1 if the stores have diverged, if their logs have no range in common, or if a store
-    lacks its last log files; 0 if they are equal, or one continues where the other ends.
+    Exit code 1 if the stores have diverged, if their logs have no range in common, if a store lacks
+    its last log files, or if queues in RocksDB cannot be read; 0 if the stores are equal, or one
+    continues where the other ends.
 
     Example: logquarry diff /data/master /data/slave
     """
@@ -142,7 +143,7 @@ def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None
         out.json(found.to_json())
     else:
         _show_diff(out, found, a, b, config)
-    if found.has_diverged or found.lost:
+    if found.has_diverged or found.lost or found.unread:
         click.get_current_context().exit(ExitCode.FINDINGS)
 
 
@@ -170,6 +171,9 @@ def _verdict(out: Output, found: StoreDiff) -> str:
     if found.verdict == "prefix":
         words = out.style("equal in the range that both have", "green")
         return f"{words}: {compared} of log, {_queue_count(found)}"
+    if found.verdict == "incomplete":
+        words = out.style("not all queues were compared", "red")
+        return f"{words}: equal are {compared} of log, {_queue_count(found)}"
     if found.verdict == "disjoint":
         words = out.style("no range in common", "red")
         return f"{words}: one log ends before the other begins; the stores cannot be compared"
@@ -248,7 +252,8 @@ def _show_queues(out: Output, found: StoreDiff) -> None:
 
 
 def _show_next(out: Output, found: StoreDiff, a: str, b: str, config: str | None) -> None:
-    lost = [store for name, store in (("a", a), ("b", b)) if name in found.lost]
+    faulty = found.lost or found.unread
+    lost = [store for name, store in (("a", a), ("b", b)) if name in faulty]
     if not lost and (not found.has_diverged or found.verdict == "disjoint"):
         return
     divergence = found.divergence

@@ -9,7 +9,7 @@ the end of an earlier entry.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -98,19 +98,31 @@ class Spans:
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
         """Yield one unit per queue offset; a gap between queue offsets begins a new run."""
+        for offset, part, counts in self._parts(first, last):
+            units = np.empty(len(part), UNIT_DTYPE)
+            units["physical_offset"], units["size"] = part["physical_offset"], part["size"]
+            codes = part["tags_code"].astype(np.int64)
+            units["tags_code"] = np.where((counts > 1) | (codes == 0), NO_CODE, codes)
+            yield offset, np.repeat(units, counts)
+
+    def rows(self, first: int, last: int) -> Iterator[tuple[int, BatchEntries]]:
+        """Like :meth:`units`, with all fields of the entries."""
+        for offset, part, counts in self._parts(first, last):
+            yield offset, np.repeat(part, counts)
+
+    def _parts(self, first: int, last: int) -> Iterator[tuple[int, BatchEntries, Int64]]:
+        """Yield some entries at a time: first queue offset, entries, messages of each entry."""
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
         cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
         at = 0
         for cut in [*cuts.tolist(), last - first]:
             part = self.entries[first + at : first + cut]
-            counts = stops[at:cut] - starts[at:cut]
-            units = np.empty(len(part), UNIT_DTYPE)
-            units["physical_offset"], units["size"] = part["physical_offset"], part["size"]
-            codes = part["tags_code"].astype(np.int64)
-            units["tags_code"] = np.where((counts > 1) | (codes == 0), NO_CODE, codes)
-            yield int(starts[at]), np.repeat(units, counts)
+            yield int(starts[at]), part, stops[at:cut] - starts[at:cut]
             at = cut
+
+
+_Read = Callable[[Spans, int, int], Iterator[tuple[int, Records]]]
 
 
 class BatchQueue(FileQueue):
@@ -173,12 +185,24 @@ class BatchQueue(FileQueue):
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """Yield one unit per queue offset in a range; missing queue offsets are skipped."""
+        return self._repeated(start, stop, Spans.units)
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, BatchEntries]]:
+        """See :meth:`Queue.rows`."""
+        return self._repeated(start, stop, Spans.rows)
+
+    def _repeated(
+        self,
+        start: int,
+        stop: int,
+        read: Callable[[Spans, int, int], Iterator[tuple[int, Records]]],
+    ) -> Iterator[tuple[int, Records]]:
         for spans in self.spans(start, stop):
             first = int(np.searchsorted(spans.stops, start, "right"))
             last = int(np.searchsorted(spans.starts, stop, "left"))
-            for begin, units in spans.units(first, last) if first < last else ():
-                at, end = max(begin, start), min(begin + len(units), stop)
-                yield at, units[at - begin : end - begin]
+            for begin, rows in read(spans, first, last) if first < last else ():
+                at, end = max(begin, start), min(begin + len(rows), stop)
+                yield at, rows[at - begin : end - begin]
 
     def spans(self, start: int, stop: int) -> Iterator[Spans]:
         """Yield the entries of each file that can have queue offsets in a range."""

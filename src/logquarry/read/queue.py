@@ -103,6 +103,10 @@ class Queue(ABC):
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
 
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, Records]]:
+        """Yield the same entries as :meth:`runs`, with all stored fields."""
+        return self.runs(start, stop)
+
     def units(self, start: int, stop: int) -> Units:
         """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 

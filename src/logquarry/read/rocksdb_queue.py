@@ -247,15 +247,20 @@ class RocksQueue(Queue):
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """Yield the entries in a range, in runs without a gap."""
-        for offsets, entries in self._entries(start, min(stop, self._stop)):
+        for offset, entries in self.rows(start, stop):
             units = np.empty(len(entries), UNIT_DTYPE)
             for name in UNIT_DTYPE.names or ():
                 units[name] = entries[name]
-            cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-            for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):
-                yield int(offsets[begin]), units[begin:end]
+            yield offset, units
         if self._tail is not None:
             yield from self._tail.runs(start, stop)
+
+    def rows(self, start: int, stop: int) -> Iterator[tuple[int, RocksEntries]]:
+        """See :meth:`Queue.rows`; without the tail, which has no stored entries."""
+        for offsets, entries in self._entries(start, min(stop, self._stop)):
+            cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+            for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):
+                yield int(offsets[begin]), entries[begin:end]
 
     def _entries(self, start: int, stop: int) -> Iterator[tuple[Int64, RocksEntries]]:
         try:

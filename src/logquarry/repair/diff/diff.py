@@ -1,9 +1,8 @@
-"""Compares two stores: logs byte by byte, then consume queues, then the files of config/."""
+"""Compares two stores: logs byte by byte, then queues, then the files of config/."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
@@ -11,9 +10,8 @@ import numpy as np
 
 from logquarry.disk.open_files import OpenFiles
 from logquarry.format import message_id
-from logquarry.format.arrays import Bools, Bytes
+from logquarry.format.arrays import Bytes
 from logquarry.format.frame import BLANK, Damage, Frame
-from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
@@ -21,9 +19,8 @@ from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import last_entries, missing_end
 from logquarry.read.lost_messages import lost_messages
-from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.read.store_sizes import require_log
-from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.diff.queue_diff import Common, StoreQueues, compare_queues
 from logquarry.repair.diff.store_diff import (
     Divergence,
     LogBounds,
@@ -32,7 +29,6 @@ from logquarry.repair.diff.store_diff import (
     QueueDiff,
     Side,
     StoreDiff,
-    UnitPair,
 )
 from logquarry.units import Progress
 
@@ -208,119 +204,7 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
     )
 
 
-# ------------------------------------------------------------------------------------- the queues
-_QUEUE_DIFF_STEP: Final = 1 << 18
-
-Unit = tuple[int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Common:
-    """The physical offsets that both logs have.
-
-    If a writer has a store open (``is_live``), the store's queues can be behind its log.
-    """
-
-    start: int
-    end: int
-    is_live: bool
-
-    def relevant(self, units: Units) -> Bools:
-        """Mark the entries that point to messages in both logs."""
-        found: Bools = (
-            (units["size"] > 0)
-            & (units["size"] != FILLER_SIZE)
-            & (units["physical_offset"] >= self.start)
-            & (units["physical_offset"] < self.end)
-        )
-        return found
-
-
-def compare_queue(
-    key: tuple[str, int], a: ConsumeQueue | None, b: ConsumeQueue | None, common: Common
-) -> QueueDiff:
-    """Compare one queue of two stores; ignore entries of messages that only one log has."""
-    bounds = _bounds(a), _bounds(b)
-    if a is not None and b is not None:
-        for earlier, later, is_a in ((a, b, True), (b, a, False)):
-            stop = min(_first(later), earlier.max_offset)
-            # If expired files explain the later start, these entries are not relevant.
-            lacking = _first_relevant(earlier, _first(earlier), stop, common)
-            if lacking is not None:
-                return _lacks(key, bounds, lacking, is_a=is_a)
-        start = max(_first(a), _first(b))
-        stop = min(a.max_offset, b.max_offset)
-        for at in range(start, stop, _QUEUE_DIFF_STEP):
-            end = min(stop, at + _QUEUE_DIFF_STEP)
-            found = _first_difference(a.units(at, end), b.units(at, end), common)
-            if found is not None:
-                number, left, right = found
-                reason = f"entry {at + number} differs"
-                pair = UnitPair(at + number, left, right)
-                return QueueDiff(*key, "differs", *bounds, pair, reason)
-    else:
-        stop = 0
-    for longer, shorter, is_a in ((a, b, True), (b, a, False)):
-        end = 0 if shorter is None else shorter.max_offset
-        if longer is None or longer.max_offset <= max(stop, end):
-            continue
-        lacking = _first_relevant(longer, max(end, _first(longer)), longer.max_offset, common)
-        name = "b" if is_a else "a"
-        if lacking is None:
-            return QueueDiff(*key, "behind", *bounds, None, f"{name} ends before, like its log")
-        if common.is_live:
-            reason = f"{name} lacks entry {lacking[0]} so far; a writer has a store open"
-            return QueueDiff(*key, "behind", *bounds, None, reason)
-        return _lacks(key, bounds, lacking, is_a=is_a)
-    return QueueDiff(*key, "equal", *bounds)
-
-
-def _lacks(
-    key: tuple[str, int],
-    bounds: tuple[LogBounds | None, LogBounds | None],
-    lacking: tuple[int, Unit],
-    *,
-    is_a: bool,
-) -> QueueDiff:
-    """Report an entry that only one queue has; ``is_a``: store a has it."""
-    number, unit = lacking
-    name = "b" if is_a else "a"
-    reason = f"{name} lacks entry {number}, but its log has the message at {unit[0]}"
-    pair = UnitPair(number, unit if is_a else None, None if is_a else unit)
-    return QueueDiff(*key, "differs", *bounds, pair, reason)
-
-
-def _bounds(queue: ConsumeQueue | None) -> LogBounds | None:
-    return None if queue is None else LogBounds(queue.min_offset, queue.max_offset)
-
-
-def _first(queue: ConsumeQueue) -> int:
-    return queue.files[0].base // UNIT_SIZE if queue.files else 0
-
-
-def _first_difference(a: Units, b: Units, common: Common) -> tuple[int, Unit, Unit] | None:
-    if a.tobytes() == b.tobytes():
-        return None
-    differs = ~same_entries(a, b, TagsRule())
-    differs &= common.relevant(a) | common.relevant(b)
-    if not differs.any():
-        return None
-    at = int(np.argmax(differs))
-    return at, a[at].item(), b[at].item()
-
-
-def _first_relevant(
-    queue: ConsumeQueue, start: int, stop: int, common: Common
-) -> tuple[int, Unit] | None:
-    for at in range(start, stop, _QUEUE_DIFF_STEP):
-        units = queue.units(at, min(stop, at + _QUEUE_DIFF_STEP))
-        found = common.relevant(units)
-        if found.any():
-            number = int(np.argmax(found))
-            return at + number, units[number].item()
-    return None
-
-
+# ------------------------------------------------------------------------------------- the stores
 class _Store:
     """One of the two stores, at the time of its opening; a writer may append afterwards."""
 
@@ -329,10 +213,7 @@ class _Store:
         self.layout = layout
         self.is_live = layout.is_live()
         files = OpenFiles(layout)
-        found = ConsumeQueue.all_of(layout, files)
-        self.queues: dict[tuple[str, int], ConsumeQueue] = {
-            (queue.topic, queue.queue_id): queue for queue in found
-        }
+        self.queues = StoreQueues.of(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
         # If a writer has the store open, it may have made a new log file after the listing.
@@ -381,10 +262,7 @@ def compare_stores(
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))
-    keys = sorted(left.queues.keys() | right.queues.keys())
-    queues = tuple(
-        compare_queue(key, left.queues.get(key), right.queues.get(key), common) for key in keys
-    )
+    queues = tuple(compare_queues(left.queues, right.queues, common))
     return StoreDiff(
         a=a.root,
         b=b.root,
@@ -398,6 +276,7 @@ def compare_stores(
         config=_compare_config(left.config(), right.config()),
         notes=(*_notes(left, right, queues), *log.notes),
         lost=tuple(name for name, store in sides if store.missing is not None),
+        unread=tuple(name for name, store in sides if store.queues.unread),
     )
 
 
@@ -419,6 +298,8 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
                 f"{name} has messages after its end at {store.log.max_offset}: its last file is "
                 "damaged there, or a recovery left them"
             )
+        for folder, reason in store.queues.unread.items():
+            found.append(f"{name}: the queues in {folder} (RocksDB) were not compared: {reason}")
         if store.missing is not None:
             found.append(
                 f"{name} lacks its last log files: it ends at {store.log.max_offset}, and its log "

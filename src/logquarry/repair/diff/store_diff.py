@@ -108,6 +108,7 @@ class StoreDiff:
             change these files, so they do not affect the verdict.
         notes: facts that are not a divergence.
         lost: the stores without their last log files.
+        unread: the stores whose queues in RocksDB could not be read, and were not compared.
     """
 
     a: str
@@ -122,6 +123,7 @@ class StoreDiff:
     config: dict[str, str]
     notes: tuple[str, ...]
     lost: tuple[Side, ...] = ()
+    unread: tuple[Side, ...] = ()
 
     @property
     def is_disjoint(self) -> bool:
@@ -132,11 +134,16 @@ class StoreDiff:
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``prefix`` (one log is longer), ``diverged`` or ``disjoint``."""
+        """``equal``, ``prefix`` (one log is longer), ``diverged``, ``disjoint`` or ``incomplete``.
+
+        ``incomplete``: no difference was found, but not all queues were compared.
+        """
         if self.divergence is not None or any(q.state == "differs" for q in self.queues):
             return "diverged"
         if self.is_disjoint:
             return "disjoint"
+        if self.unread:
+            return "incomplete"
         return "equal" if self.log_a == self.log_b else "prefix"
 
     @property
@@ -161,6 +168,7 @@ class StoreDiff:
             "config": self.config,
             "notes": list(self.notes),
             "lost": list(self.lost),
+            "unread": list(self.unread),
         }
 
 

@@ -1,0 +1,265 @@
+"""Compares the queues of two stores: consume queues, batch queues and queues in RocksDB.
+
+Two stores can have the same queue in different forms, because each broker has its own settings. The
+queues are then compared by the units that readers get. Otherwise all stored fields are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from logquarry.disk.open_files import OpenFiles
+from logquarry.errors import CorruptFile
+from logquarry.format.arrays import Bools, Records
+from logquarry.format.queue_entry import FILLER_SIZE
+from logquarry.log.layout import StoreLayout
+from logquarry.log.rocksdb import is_installed
+from logquarry.read.batch_queue import BatchQueue
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, Queue
+from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
+from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, UnitPair
+
+_STEP: Final = 1 << 14
+_MORE_FIELDS: Final = {
+    "store_timestamp": "store time",
+    "base": "first queue offset",
+    "count": "number of messages",
+}
+_ORDER: Final = ("equal", "behind", "differs")
+
+Forms = Mapping[type[Queue], Queue]
+"""The same queue in each form that the store has it in."""
+_Run = tuple[int, Records]
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The physical offsets that both logs have.
+
+    If a writer has a store open (``is_live``), the store's queues can be behind its log.
+    """
+
+    start: int
+    end: int
+    is_live: bool
+
+    def relevant(self, rows: Records) -> Bools:
+        """Mark the entries that point to messages in both logs."""
+        found: Bools = (
+            (rows["size"] > 0)
+            & (rows["size"] != FILLER_SIZE)
+            & (rows["physical_offset"] >= self.start)
+            & (rows["physical_offset"] < self.end)
+        )
+        return found
+
+
+@dataclass(slots=True)
+class StoreQueues:
+    """The queues of one store, at the time of :meth:`of`.
+
+    Attributes:
+        unread: the folders of RocksDB that could not be read, each with the reason.
+        folder: path of the folder of RocksDB, and its name in the store; None without RocksDB.
+        dispatched_end: after a crash, the physical offset up to which RocksDB has all entries. None
+            if RocksDB has all entries, or the store has no RocksDB.
+    """
+
+    forms: dict[QueueKey, dict[type[Queue], Queue]] = field(default_factory=dict)
+    unread: dict[str, str] = field(default_factory=dict)
+    folder: tuple[str, str] | None = None
+    dispatched_end: int | None = None
+
+    @classmethod
+    def of(cls, layout: StoreLayout, files: OpenFiles) -> StoreQueues:
+        """List the queues of a store."""
+        found = cls()
+        found._add(*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files))
+        databases = []
+        for folder in rocksdb_folders(layout):
+            if not is_installed():
+                found.unread[folder] = "install it with: pip install 'logquarry[rocksdb]'"
+                continue
+            try:
+                databases.append(QueueDb(layout, folder))
+            except CorruptFile as error:
+                found.unread[folder] = error.reason
+        if databases:
+            # Readers use the same database.
+            newest = max(databases, key=lambda one: one.dispatched_end)
+            start = layout.commit_log.start
+            found._add(*(RocksQueue(newest, key, start, None) for key in newest.bounds))
+            found.folder = layout.filesystem.full_path(newest.folder), newest.folder
+            if layout.has_abort:
+                found.dispatched_end = newest.dispatched_end
+        return found
+
+    def _add(self, *queues: Queue) -> None:
+        for queue in queues:
+            self.forms.setdefault((queue.topic, queue.queue_id), {})[type(queue)] = queue
+
+    def could_not_read(self, error: CorruptFile) -> bool:
+        """Record that RocksDB is damaged; return whether it is the RocksDB of this store."""
+        if self.folder is None or self.folder[0] != error.path:
+            return False
+        self.unread[self.folder[1]] = error.reason
+        return True
+
+    def lags_at(self, queue: Queue | None, place: int) -> bool:
+        """Whether a crash explains that a queue lacks the entry of a message."""
+        is_in_files = queue is not None and not isinstance(queue, RocksQueue)
+        return self.dispatched_end is not None and not is_in_files and place >= self.dispatched_end
+
+
+def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
+    """Compare all queues of two stores, by name.
+
+    Queues that cannot be read are left out. If a store has such queues, the queues that only the
+    other store has are left out too.
+    """
+    for key in sorted(a.forms.keys() | b.forms.keys()):
+        left, right = a.forms.get(key, {}), b.forms.get(key, {})
+        if (a.unread and not left) or (b.unread and not right):
+            continue
+        pairs = dict.fromkeys(
+            (left.get(form, _any(left)), right.get(form, _any(right))) for form in {**left, **right}
+        )
+        found = []
+        for pair in pairs:
+            try:
+                found.append(_Pair(key, *pair, a, b, common).compared())
+            except CorruptFile as error:
+                if not any(one.could_not_read(error) for one in (a, b)):
+                    raise
+        if found:
+            yield max(found, key=lambda one: _ORDER.index(one.state))
+
+
+def _any(forms: Forms) -> Queue | None:
+    return next(iter(forms.values()), None)
+
+
+class _Pair:
+    """One queue of two stores. Entries of messages that only one log has are ignored."""
+
+    def __init__(
+        self,
+        key: QueueKey,
+        a: Queue | None,
+        b: Queue | None,
+        of_a: StoreQueues,
+        of_b: StoreQueues,
+        common: Common,
+    ) -> None:
+        self._key = key
+        self._queues = a, b
+        self._stores = of_a, of_b
+        self._common = common
+        self._bounds = _bounds(a), _bounds(b)
+        self._ends = [0 if one is None else one.max_offset for one in self._bounds]
+        self._is_same_form = type(a) is type(b)
+
+    def compared(self) -> QueueDiff:
+        """Find the first difference."""
+        for start, left, right in _merged(*map(self._steps, self._queues)):
+            found = self._first_difference(start, left, right)
+            if found is not None:
+                return found
+        if self._ends[0] == self._ends[1]:
+            return self._diff("equal")
+        name = "b" if self._ends[0] > self._ends[1] else "a"
+        return self._diff("behind", f"{name} ends before, like its log")
+
+    def _steps(self, queue: Queue | None) -> Iterator[_Run]:
+        if queue is None:
+            return iter(())
+        read = queue.rows if self._is_same_form else queue.runs
+        return _steps(read(0, queue.max_offset))
+
+    def _first_difference(
+        self, start: int, left: Records | None, right: Records | None
+    ) -> QueueDiff | None:
+        if left is not None and right is not None and left.tobytes() == right.tobytes():
+            return None
+        if left is None or right is None:
+            some = left if left is not None else right
+            assert some is not None
+            none = np.zeros(len(some), some.dtype)
+            left, right = (none if side is None else side for side in (left, right))
+        differs = ~same_entries(left, right, TagsRule())
+        more = [name for name in _MORE_FIELDS if name in (left.dtype.names or ())]
+        for name in more:
+            differs |= left[name] != right[name]
+        differs &= self._common.relevant(left) | self._common.relevant(right)
+        if not differs.any():
+            return None
+        at = int(differs.argmax())
+        rows = left[at], right[at]
+        names = [_MORE_FIELDS[name] for name in more if rows[0][name] != rows[1][name]]
+        return self._described(start + at, rows, names)
+
+    def _described(self, number: int, rows: tuple[np.void, np.void], more: list[str]) -> QueueDiff:
+        units = [tuple(row.item()[:3]) if row["size"] > 0 else None for row in rows]
+        for side, lacking, other in ((0, "b", 1), (1, "a", 0)):
+            unit = units[side]
+            if unit is None or units[other] is not None:
+                continue
+            text = f"{lacking} lacks entry {number}"
+            is_last = number >= self._ends[other]
+            if is_last and self._common.is_live:
+                return self._diff("behind", f"{text} so far; a writer has a store open")
+            if is_last and self._stores[other].lags_at(self._queues[other], unit[0]):
+                return self._diff("behind", f"{text} so far; the broker had not written it")
+            reason = f"{text}, but its log has the message at {unit[0]}"
+            return self._diff("differs", reason, UnitPair(number, *units))
+        is_more = units[0] == units[1] and more
+        reason = f"entry {number} differs" + (f": {', '.join(more)}" if is_more else "")
+        return self._diff("differs", reason, UnitPair(number, *units))
+
+    def _diff(self, state: str, reason: str = "", pair: UnitPair | None = None) -> QueueDiff:
+        if reason and any(isinstance(queue, RocksQueue) for queue in self._queues):
+            reason = f"RocksDB: {reason}"
+        return QueueDiff(*self._key, state, *self._bounds, pair, reason)
+
+
+def _bounds(queue: Queue | None) -> LogBounds | None:
+    return None if queue is None else LogBounds(queue.min_offset, queue.max_offset)
+
+
+def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
+    """Join runs to arrays of ``_STEP`` queue offsets; an array without an entry is left out."""
+    start, rows = -1, np.empty(0, UNIT_DTYPE)
+    for offset, found in runs:
+        at = 0
+        while at < len(found):
+            begin = (offset + at) % _STEP
+            if offset + at - begin != start:
+                if start >= 0:
+                    yield start, rows
+                start, rows = offset + at - begin, np.zeros(_STEP, found.dtype)
+            count = min(len(found) - at, _STEP - begin)
+            rows[begin : begin + count] = found[at : at + count]
+            at += count
+    if start >= 0:
+        yield start, rows
+
+
+def _merged(
+    a: Iterator[_Run], b: Iterator[_Run]
+) -> Iterator[tuple[int, Records | None, Records | None]]:
+    """Yield the arrays of both sides that start at the same queue offset; None for no array."""
+    left, right = next(a, None), next(b, None)
+    while left is not None or right is not None:
+        start = min(one[0] for one in (left, right) if one is not None)
+        of_a = of_b = None
+        if left is not None and left[0] == start:
+            of_a, left = left[1], next(a, None)
+        if right is not None and right[0] == start:
+            of_b, right = right[1], next(b, None)
+        yield start, of_a, of_b
