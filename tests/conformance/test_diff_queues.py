@@ -170,6 +170,8 @@ def test_a_killed_broker_had_not_written_its_last_entries(copied: Copied, tmp_pa
     assert found.verdict in ("equal", "prefix")
     assert {queue.state for queue in found.queues} == {"behind"}
     assert "a lacks entry 0 so far; the broker had not written it" in found.queues[0].reason
+    assert found.log_a == found.log_b
+    assert any(note.endswith("different ends") for note in found.notes)
     # After a clean shutdown, nothing explains it.
     (a / "abort").unlink()
     assert compared(a, b).verdict == "diverged"

@@ -313,7 +313,7 @@ def _notes(left: _Store, right: _Store, queues: tuple[QueueDiff, ...]) -> list[s
     behind = sum(queue.state == "behind" for queue in queues)
     if behind:
         words = "1 queue has" if behind == 1 else f"{behind} queues have"
-        found.append(f"{words} different ends, like the logs")
+        found.append(f"{words} different ends{', like the logs' if left.log != right.log else ''}")
     return found
 
 
