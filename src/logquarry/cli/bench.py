@@ -276,7 +276,7 @@ def scan(
 
 def parse_range(word: str) -> tuple[int, int]:
     """Parse ``256-1024`` or ``256`` to the smallest and the largest body size."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:
         raise UsageError(f"--body takes bytes below 4 MiB, 256, or a range, 256-1024, not {word!r}")
