@@ -105,11 +105,13 @@ def next_data(descriptor: int, position: int) -> int:
 
 def lock_request(kind: int) -> bytes:
     """Return a ``struct flock`` for byte 0, the byte that Java's ``tryLock(0, 1)`` locks."""
-    if sys.platform == "linux":
-        # Type, whence, start, length, pid.
-        return struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
-    # macOS and FreeBSD: start, length, pid, type, whence, and in FreeBSD sysid.
-    return struct.pack("qqihhi4x", 0, 1, 0, kind, os.SEEK_SET, 0)
+    # Linux: type, whence, start, length, pid. macOS and FreeBSD: start, length, pid, type, whence,
+    # and in FreeBSD sysid.
+    return (
+        struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
+        if sys.platform == "linux"
+        else struct.pack("qqihhi4x", 0, 1, 0, kind, os.SEEK_SET, 0)
+    )
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
