@@ -97,5 +97,6 @@ def test_bench_beside_another_store(tmp_path: Path, kind: str, small_files: None
     ],
 )
 def test_body_sizes_that_bench_refuses(body: str, tmp_path: Path) -> None:
+    run("bench", "put", "--dir", tmp_path / "p", "--body", body, code=2)
     result = run("bench", "scan", "--dir", tmp_path / "s", "--body", body, code=2)
     assert "--body takes bytes below 4 MiB" in result.stderr

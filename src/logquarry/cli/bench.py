@@ -58,7 +58,7 @@ _QUEUES: Final = _number("--queues", "Queues of each topic.", 4)
 _LOAD: Final = (
     _folder("Folder for the store; the store is deleted at the end."),
     _number("--n", "Messages to measure.", 1_000_000, name="count", metavar="N"),
-    _number("--body", "Bytes of a body.", 256, least=0, metavar="B"),
+    _number("--body", "Bytes of a body.", 256, least=0, most=(1 << 22) - 1, metavar="B"),
     _TOPICS,
     _QUEUES,
     _number(
