@@ -77,7 +77,9 @@ def integer(
             refuse_type(value, field, takes)
     if not least <= value <= most:
         limits = f"at least {least}" if value < least else f"at most {most}"
-        raise UsageError(f"{field} is {value}, and must be {limits}")
+        # Python refuses to format very long numbers.
+        shown = _shown(value) or "a longer number"
+        raise UsageError(f"{field} is {shown}, and must be {limits}")
     return value
 
 
@@ -104,7 +106,7 @@ def port(value: object) -> int:
 def seconds(value: object, field: str = "timeout") -> float:
     """Check a waiting time in seconds; reduce a time above 100 years to 100 years."""
     # Each platform limits how long a thread can wait.
-    found = min(number(value, field, takes="seconds"), _LONGEST_WAIT)
+    found = max(min(number(value, field, takes="seconds"), _LONGEST_WAIT), -_LONGEST_WAIT)
     if math.isnan(found):
         raise UsageError(f"{field} takes seconds, not nan")
     return found

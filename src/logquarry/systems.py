@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import stat
+import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,9 @@ try:
     import fcntl
 except ImportError:
     fcntl = None
+
+_TYPE_AT = 20
+"""Position of the type in :func:`lock_request` of macOS."""
 
 # Without O_NONBLOCK, opening a pipe without a writer blocks forever. Without O_BINARY, Windows
 # reads a file as text.
@@ -98,15 +103,28 @@ def next_data(descriptor: int, position: int) -> int:
     return position
 
 
-def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Return whether a process holds RocketMQ's lock on a file; False if there is no file."""
-    import struct
+def lock_request(kind: int) -> bytes:
+    """Return a ``struct flock`` for byte 0, the byte that Java's ``tryLock(0, 1)`` locks."""
+    # Linux: type, whence, start, length, pid. macOS and FreeBSD: start, length, pid, type, whence,
+    # and in FreeBSD sysid.
+    return (
+        struct.pack("hhqqi4x", kind, os.SEEK_SET, 0, 1, 0)
+        if sys.platform == "linux"
+        else struct.pack("qqihhi4x", 0, 1, 0, kind, os.SEEK_SET, 0)
+    )
 
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return whether a process holds RocketMQ's lock on a file; False if there is no file.
+
+    On macOS, only locks of other processes count.
+    """
     try:
         descriptor = os.open(path, READ_ONLY)
     except OSError:
         return False
-    command = getattr(fcntl, "F_OFD_GETLK", None)
+    # macOS has no locks of open files, only locks of processes.
+    command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     try:
         if fcntl is None:
             # On Windows a process cannot read the byte that another process has locked.
@@ -114,10 +132,9 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
             return False
         if command is None:
             return False
-        # struct flock: type, whence, start, length, pid. Java's tryLock(0, 1) locks byte 0.
-        request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        answer = fcntl.fcntl(descriptor, command, request)
-        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+        answer = fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
+        at = 0 if sys.platform == "linux" else _TYPE_AT
+        return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
     except OSError as error:
         return fcntl is None and isinstance(error, PermissionError)
     finally:
@@ -154,7 +171,16 @@ def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Create and return the first writable folder of `cache_folders`; raises OSError."""
-    return next(folder for folder in cache_folders(environ) if _made(folder))
+    reason: OSError | None = None
+    try:
+        for folder in cache_folders(environ):
+            if _made(folder):
+                return folder
+    except OSError as error:
+        reason = error
+    raise PermissionError(
+        errno.EACCES, "no folder for caches can be written: set LOGQUARRY_CACHE_DIR"
+    ) from reason
 
 
 def _made(folder: Path) -> bool:
@@ -162,6 +188,10 @@ def _made(folder: Path) -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return False
+    return _is_writable(folder)
+
+
+def _is_writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
@@ -176,7 +206,7 @@ def _temporary_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         status = folder.lstat()
         ours = status.st_uid == os.getuid() and not status.st_mode & 0o022
-        if stat.S_ISDIR(status.st_mode) and ours:
+        if stat.S_ISDIR(status.st_mode) and ours and _is_writable(folder):
             return folder
     except OSError:
         pass

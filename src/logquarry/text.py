@@ -213,6 +213,9 @@ def time_ms(value: str | date) -> int:
         if re.fullmatch(r"-?\d{1,18}", value, re.ASCII):
             return int(value)
         try:
+            if re.fullmatch(r"-?\d+", value, re.ASCII):
+                # fromisoformat would read a longer number as a date and a time.
+                raise ValueError
             moment = datetime.fromisoformat(value)
         except ValueError:
             raise UsageError(f"takes milliseconds or an ISO 8601 time, not {value!r}") from None

@@ -84,3 +84,19 @@ def test_bench_beside_another_store(tmp_path: Path, kind: str, small_files: None
     )
     assert not list(tmp_path.iterdir())
     assert "--threads 1" in run("bench", kind, *options, "--threads", 2, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "4194304",
+        "2-1",
+        "x",
+        pytest.param("1" * 5_000, id="long"),
+        pytest.param(f"1-{'1' * 5_000}", id="long end"),
+    ],
+)
+def test_body_sizes_that_bench_refuses(body: str, tmp_path: Path) -> None:
+    run("bench", "put", "--dir", tmp_path / "p", "--body", body, code=2)
+    result = run("bench", "scan", "--dir", tmp_path / "s", "--body", body, code=2)
+    assert "--body takes bytes below 4 MiB" in result.stderr

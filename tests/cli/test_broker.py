@@ -66,6 +66,7 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
     [
         (["--listen", "0.0.0.0:0"], "reachable from other machines"),
         (["--listen", "10911"], "HOST:PORT"),
+        (["--listen", "127.0.0.1:0", "--name-port", "0", "--advertise", "a" * 70], "--advertise"),
         (["--read-only"], "needs STORE"),
         (["s", "--offsets", "o"], "needs --read-only"),
         (["s", "--accounts", "missing.toml"], "missing.toml"),

@@ -13,6 +13,9 @@ import pytest
 from click.testing import Result
 
 import logquarry as lq
+from logquarry.cli.output import Output
+from logquarry.cli.repair import _show_rebuild
+from logquarry.repair.rebuild.build import FileCount, RebuildReport
 from tests.helpers.command import run
 from tests.helpers.hostile_store import EVIL_TOPIC
 from tests.helpers.small_store import facts, opened
@@ -112,6 +115,33 @@ def test_rebuild_by_its_own_words(store: Path) -> None:
     assert harmed.read_bytes() == sound
     (check,) = next_commands(done)
     run(*check)
+
+
+@pytest.mark.parametrize(
+    ("old", "option"),
+    [
+        (["consumequeue", "batchconsumequeue"], "--queues"),
+        (["consumequeue_rocksdb"], "--queues"),
+        (["index"], "--index"),
+        (["consumequeue", "batchconsumequeue", "index"], None),
+    ],
+)
+def test_next_steps_of_a_rebuild_keep_its_parts(
+    old: list[str], option: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = RebuildReport(
+        store="s",
+        into=None,
+        is_applied=False,
+        is_live=False,
+        has_abort=False,
+        old=dict.fromkeys(old, FileCount(1, 20)),
+        log_start=0,
+    )
+    _show_rebuild(Output(), report, "s", None)
+    commands = re.findall(r"logquarry (rebuild .*)", capsys.readouterr().out)
+    more = "" if option is None else f" {option}"
+    assert commands == [f"rebuild s --into DIR{more}", f"rebuild s --in-place --apply{more}"]
 
 
 def test_rebuild_as_a_document(store: Path, tmp_path: Path) -> None:

@@ -168,10 +168,24 @@ def test_notes_name_the_master_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["replicate", "m:1", "--into", "s", "--tls-name", "x"], "--tls-name need --tls"),
+        (["replicate", "m:1", "--into", "s", "--tls", "--tls-key", "x"], "needs --tls-cert"),
+        (["serve-master", "m", "--rate", "abc"], "--rate takes a size"),
+        (["serve-master", "m", "--transfer-size", "0"], "--transfer-size takes a size"),
+    ],
+)
+def test_usage_names_the_option(arguments: list[str], reason: str) -> None:
+    assert reason in run(*arguments, code=2).stderr
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ["replicate", "nowhere", "--into", "s"],
         ["replicate", "127.0.0.1:99999", "--into", "s"],
+        ["replicate", f"127.0.0.1:{'1' * 5_000}", "--into", "s"],
         ["replicate", f"{'a' * 70}.b:1", "--into", "s"],
         ["replicate", "127.0.0.1:1"],
         ["replicate", "127.0.0.1:1", "--into", "s", "--tls-ca", "x"],

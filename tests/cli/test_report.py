@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.report.charts import figures
 from logquarry.report.page import Page, Table, Tile, render, script_json
 from logquarry.report.survey import MOST_BINS, PERCENTILES, Survey, bin_size, survey
@@ -78,6 +79,18 @@ def test_hostile_store_times(tmp_path: Path, times: tuple[int, int]) -> None:
     assert len(line) <= MOST_BINS + 2
     assert line.sum() == 2 and line[0] and line[-1]
     run("report", store, "--html", tmp_path / "page.html")
+
+
+def test_times_and_queues_at_the_limits_of_their_fields(tmp_path: Path) -> None:
+    """Damaged numbers: no CRC covers them."""
+    maker = StoreMaker()
+    for stored, born in ((2**63 - 1, -(2**63)), (-(2**63), 2**63 - 1), (5, 2)):
+        maker.put(body=b"x", time=stored, born=born)
+    maker.put(SCHEDULE_TOPIC, 2**31 - 1, time=5, born=5)
+    with MessageStore.open(maker.write(tmp_path / "store")) as opened:
+        found = survey(opened, (5, 5))
+    assert (found.ahead, found.latency_ms(0), found.latency_ms(100)) == (1, 0, 2**64 - 1)
+    assert found.delay_levels == {2**31: 1}
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,8 @@ WINDOWS_OS = (
 )  # fmt: skip
 MACOS_OS = ("fdatasync", "posix_fadvise", "posix_fallocate", "sched_getaffinity")
 MACOS_MMAP = ("MADV_DONTFORK", "MADV_HUGEPAGE", "MAP_POPULATE")
-MACOS_FCNTL = ("F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW")
+# macOS has F_GETLK, but with a struct flock that the kernel of this machine does not know.
+MACOS_FCNTL = ("F_GETLK", "F_OFD_GETLK", "F_OFD_SETLK", "F_OFD_SETLKW")
 
 
 def _without(module: Any, names: tuple[str, ...]) -> None:

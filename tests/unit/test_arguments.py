@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.arguments import number, seconds
+from logquarry.arguments import integer, number, seconds
 from logquarry.errors import UsageError, WrongType
 from logquarry.replication import (
     ConfigServer,
@@ -207,3 +207,9 @@ def test_an_array_is_no_number(value: object) -> None:
         seconds(value)
     with pytest.raises(WrongType, match="ratio takes a number"):
         number(value, "ratio")
+
+
+def test_numbers_that_python_refuses_to_format() -> None:
+    with pytest.raises(UsageError, match="x is a longer number, and must be at most 5"):
+        integer(10**5_000, "x", most=5)
+    assert seconds(-(10**5_000)) < 0

@@ -116,6 +116,12 @@ def test_values_that_cannot_be_meant(values: dict[str, Any]) -> None:
         StoreConfig.from_mapping(values)
 
 
+@pytest.mark.parametrize("value", ["1" * 5_000, 10**5_000], ids=type)
+def test_numbers_that_python_refuses_to_convert(value: object) -> None:
+    with pytest.raises(UsageError, match=r"a (whole|longer) number"):
+        StoreConfig.from_mapping({"syncFlushTimeout": value})
+
+
 @pytest.mark.parametrize(
     "text", ["{", "[]", "{]", "no separator", '{"a":' * 100_000, "\ud800", '{"maxIndexNum":"x"}']
 )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -139,6 +141,20 @@ def test_temporary_folder_where_the_cache_cannot_be(tmp_path: Path, temporary: P
     assert cache_folder(environ) == folder
 
 
+def test_a_temporary_folder_that_cannot_be_written(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed, access = temporary / f"logquarry-{os.getuid()}", os.access
+    # Root can write every folder, so the test does not change the mode.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != closed and access(path, mode))
+    folder = cache_folder({"LOGQUARRY_CACHE_DIR": "/dev/null/x"})
+    assert folder.parent == temporary and folder != closed
+    systems._remove(folder, os.getpid())
+    monkeypatch.setattr("tempfile.tempdir", str(temporary / "missing"))
+    with pytest.raises(PermissionError, match="set LOGQUARRY_CACHE_DIR"):
+        cache_folder({"LOGQUARRY_CACHE_DIR": "/dev/null/x"})
+
+
 @pytest.mark.parametrize("trap", ["link", "open to others"])
 def test_temporary_folder_of_others_is_left_alone(
     tmp_path: Path, temporary: Path, trap: str
@@ -190,3 +206,21 @@ print(numba.config.CACHE_DIR)
         [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
     )
     assert told.stdout.strip() == str(tmp_path / "kernels")
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_lock_on_macos(is_held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS orders the fields of struct flock differently, and has other numbers."""
+
+    def answer(descriptor: int, command: int, request: bytes) -> bytes:
+        assert command == macos.F_GETLK
+        start, length, pid, kind, whence = struct.unpack_from("=qqihh", request)
+        assert (start, length, kind, whence) == (0, 1, macos.F_WRLCK, os.SEEK_SET)
+        kind = macos.F_WRLCK if is_held else macos.F_UNLCK
+        return struct.pack("=qqihh", start, length, pid, kind, whence)
+
+    macos = SimpleNamespace(F_GETLK=7, F_WRLCK=3, F_UNLCK=2, fcntl=answer)
+    monkeypatch.setattr(systems, "fcntl", macos)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    (tmp_path / "lock").touch()
+    assert systems.is_locked(tmp_path / "lock") is is_held

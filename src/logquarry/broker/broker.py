@@ -382,7 +382,7 @@ def _host_bytes(host: str, port: int) -> bytes:
     except ValueError:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
-        except socket.gaierror as error:
+        except (socket.gaierror, UnicodeError) as error:
             raise UsageError(
                 f"the host {host} is unknown; give an address of this machine (--advertise)"
             ) from error

@@ -58,7 +58,7 @@ _QUEUES: Final = _number("--queues", "Queues of each topic.", 4)
 _LOAD: Final = (
     _folder("Folder for the store; the store is deleted at the end."),
     _number("--n", "Messages to measure.", 1_000_000, name="count", metavar="N"),
-    _number("--body", "Bytes of a body.", 256, least=0, metavar="B"),
+    _number("--body", "Bytes of a body.", 256, least=0, most=(1 << 22) - 1, metavar="B"),
     _TOPICS,
     _QUEUES,
     _number(
@@ -276,7 +276,7 @@ def scan(
 
 def parse_range(word: str) -> tuple[int, int]:
     """Parse ``256-1024`` or ``256`` to the smallest and the largest body size."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", word, re.ASCII)
+    match = re.fullmatch(r"(\d{1,7})(?:-(\d{1,7}))?", word, re.ASCII)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if not least <= most < 1 << 22:
         raise UsageError(f"--body takes bytes below 4 MiB, 256, or a range, 256-1024, not {word!r}")

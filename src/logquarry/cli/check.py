@@ -96,7 +96,7 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
         header = ["severity", "kind", "file", "offset", "bytes", "reason"]
         out.table(header, rows, right="offset bytes")
         out.line()
-    damage = sum(finding.severity == "damage" for finding in report.findings)
+    damage = report.damage_count
     notes = len(report.findings) - damage
     verdict = text.plural(damage, "damage finding") if damage else "no damage"
     counts = report.counts

@@ -118,7 +118,7 @@ def _summary(out: Output, summary: Summary, report: VerifyReport) -> None:
     header = ["topic", "messages", "bytes", "first stored", "last stored"]
     out.table(header, rows, right="messages bytes")
     out.line()
-    damage = sum(finding.severity == "damage" for finding in report.findings)
+    damage = report.damage_count
     span = (total.last_ms or 0) - (total.first_ms or 0)
     out.line(f"Time span {text.duration_text(span)}")
     out.line(f"Damage    {text.plural(damage, 'finding') if damage else 'none'}")

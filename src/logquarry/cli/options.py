@@ -29,6 +29,8 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _Value = TypeVar("_Value")
 
+_MOST_DIGITS: Final = 100
+"""More digits than any number of a store has. Python refuses to parse 4,301 digits."""
 _LEAST_PLAUSIBLE_MS: Final = 10**11
 """A lower number is a time before 1973: the user probably passed seconds, not milliseconds."""
 
@@ -232,7 +234,7 @@ def offset_range(word: str) -> tuple[int, int]:
     """Parse ``A:B``, ``A:``, ``:B`` or ``A`` as a half-open range of queue offsets."""
     from logquarry.format import java
 
-    match = re.fullmatch(r"(\d*)(:?)(\d*)", word, re.ASCII)
+    match = re.fullmatch(rf"(\d{{0,{_MOST_DIGITS}}})(:?)(\d{{0,{_MOST_DIGITS}}})", word, re.ASCII)
     if match is None or not (match[1] or match[3]):
         raise UsageError(f"--queue-offset takes A:B, two queue offsets, not {word!r}")
     first = min(int(match[1] or 0), java.LONG_MAX)

@@ -250,8 +250,8 @@ def rebuild(
 def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | None) -> None:
     what = " and ".join(_NAMES[name] for name in report.old)
     name = text.printable(store)
-    only = [f"--{'queues' if word == 'consumequeue' else word}" for word in report.old]
-    only = only if len(only) == 1 else []
+    parts = {"--index" if folder == "index" else "--queues" for folder in report.old}
+    only = parts if len(parts) == 1 else ()
     if not report.is_applied:
         verdict = f"would rebuild {what} from the log; nothing was changed"
         out.line(f"{name}: {out.style(verdict, 'yellow')}")

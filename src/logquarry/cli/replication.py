@@ -16,6 +16,7 @@ from logquarry import text
 from logquarry.cli import options
 from logquarry.cli.output import Output
 from logquarry.errors import ReplicationError, UsageError
+from logquarry.format import java
 from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
@@ -32,11 +33,12 @@ _TRIES: Final = 5
 # ------------------------------------------------------------------------- addresses, TLS, status
 def host_port(text: str, *, option: str) -> tuple[str, int]:
     """Split ``127.0.0.1:10912`` or ``[::1]:10912`` into host and port."""
-    host, colon, port = text.rpartition(":")
+    host, colon, digits = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
-    if not (colon and _is_host(host) and port.isascii() and port.isdigit()) or int(port) > 0xFFFF:
+    port = java.digits(digits)
+    if not (colon and _is_host(host) and 0 <= port <= 0xFFFF):
         raise UsageError(f"{option} takes HOST:PORT, not {text!r}")
-    return host, int(port)
+    return host, port
 
 
 def _is_host(name: str) -> bool:
@@ -101,13 +103,19 @@ def server_tls_options(clients: str) -> Callable[[Any], Any]:
 
 
 def client_tls(
-    tls: bool, tls_ca: str | None, tls_cert: str | None, tls_key: str | None
+    tls: bool,
+    tls_ca: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    tls_name: str | None = None,
 ) -> ssl.SSLContext | None:
     """Return the TLS settings of a slave; None without ``--tls``."""
     if not tls:
-        if tls_ca or tls_cert or tls_key:
-            raise UsageError("--tls-ca, --tls-cert and --tls-key need --tls")
+        if any(given is not None for given in (tls_ca, tls_cert, tls_key, tls_name)):
+            raise UsageError("--tls-ca, --tls-cert, --tls-key and --tls-name need --tls")
         return None
+    if tls_key is not None and tls_cert is None:
+        raise UsageError("--tls-key needs --tls-cert")
     return _tls(ssl.Purpose.SERVER_AUTH, tls_cert, tls_key, tls_ca)
 
 
@@ -211,7 +219,7 @@ def replicate(
     """
     host, port = host_port(master, option="MASTER")
     broker = None if sync_config is None else host_port(sync_config, option="--sync-config")
-    context = client_tls(tls, tls_ca, tls_cert, tls_key)
+    context = client_tls(tls, tls_ca, tls_cert, tls_key, tls_name)
     from logquarry.config import StoreConfig
     from logquarry.replication import ConfigSync, ConfigSyncOptions, HaSlave, SlaveOptions
     from logquarry.store.message_store import MessageStore
@@ -381,11 +389,11 @@ def serve_master(
     settings = options.store_config(config) or StoreConfig()
     if settings.broker_role == "SLAVE":
         settings = replace(settings, broker_role="ASYNC_MASTER")
-    size = settings.ha_transfer_batch_size
+    size = options.parsed("--transfer-size", transfer_size, text.byte_count)
     serves = MasterOptions(
         limits=TransferLimits(
-            transfer_size=size if transfer_size is None else text.byte_count(transfer_size),
-            bytes_per_second=None if rate is None else text.byte_count(rate),
+            transfer_size=settings.ha_transfer_batch_size if size is None else size,
+            bytes_per_second=options.parsed("--rate", rate, text.byte_count),
         ),
         times=ha_times(settings),
         full_history=full_history,

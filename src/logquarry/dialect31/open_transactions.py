@@ -256,16 +256,32 @@ class TransactionBook:
 
     def take(self, frame: TransactionFrame) -> Change | None:
         """Process the next frame of the log; return its change to the table, or None."""
-        if not frame.is_prepared:
-            return self._end(frame)
-        number = self._number_of(frame)
-        self.next_number = number + 1
+        change = self.change_of(frame)
+        if change is not None:
+            self.apply(frame, change)
+        return change
+
+    def change_of(self, frame: TransactionFrame) -> Change | None:
+        """Return the change to the table that the next frame causes, or None; do not apply it."""
+        if frame.is_prepared:
+            unit = frame.unit()
+            return Change(self._number_of(frame), unit, unit.state)
+        found = self.open.get(frame.prepared_offset)
+        if found is None or found.group_hash != frame.group_hash:
+            return None
+        return Change(found.number, None, frame.kind)
+
+    def apply(self, frame: TransactionFrame, change: Change) -> None:
+        """Apply the change of the next frame."""
+        unit = change.unit
+        if unit is None:
+            del self.open[frame.prepared_offset]
+            return
+        self.next_number = change.number + 1
         self._known_until = frame.physical_offset + frame.size
-        unit = frame.unit()
         self.open[frame.physical_offset] = OpenTransaction(
-            number, unit.physical_offset, unit.size, unit.store_seconds, unit.group_hash
+            change.number, unit.physical_offset, unit.size, unit.store_seconds, unit.group_hash
         )
-        return Change(number, unit, unit.state)
 
     def _number_of(self, frame: TransactionFrame) -> int:
         # Return the number in the frame if this number is plausible, else the next number.
@@ -276,13 +292,6 @@ class TransactionBook:
             return frame.number if 0 <= frame.number <= room else 0
         lost = frame.number - expected
         return frame.number if 0 <= lost <= min(room, MOST_LOST) else expected
-
-    def _end(self, frame: TransactionFrame) -> Change | None:
-        found = self.open.get(frame.prepared_offset)
-        if found is None or found.group_hash != frame.group_hash:
-            return None
-        del self.open[frame.prepared_offset]
-        return Change(found.number, None, frame.kind)
 
 
 def filler(before: StateUnit) -> StateUnit:

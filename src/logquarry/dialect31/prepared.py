@@ -94,6 +94,7 @@ class PreparedTransactions:
         self._listener: Listener | None = None
         self._lock = threading.Lock()
         self._ending: set[int] = set()
+        self._has_failed = False
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
         """Put a PREPARED message. Consumers do not get the message until it is committed.
@@ -163,6 +164,10 @@ class PreparedTransactions:
         offset = arguments.integer(transaction, "transaction", least=0, takes=takes)
         self._wait_dispatched()
         with self._lock:
+            if self._has_failed:
+                # The failed put may be in the log, after the offset for which this call has waited.
+                self._wait_dispatched()
+                self._has_failed = False
             # Drop the offsets of transactions that are no longer open.
             self._ending = {place for place in self._ending if self._table.find(place) is not None}
             known = self._table.find(offset)
@@ -176,9 +181,11 @@ class PreparedTransactions:
             return self._put(_end_of(frame, known.number, end))
         except BaseException:
             # After a KeyboardInterrupt too, the user may end the transaction again. If the put has
-            # reached the log, the table shows the end after the next dispatch.
+            # reached the log, the table shows the end after the next dispatch, for which the next
+            # call waits.
             with self._lock:
                 self._ending.discard(offset)
+                self._has_failed = True
             raise
 
     def _prepared(self, known: OpenTransaction) -> PreparedTransaction | None:

@@ -113,23 +113,15 @@ class StateTableKeeper:
             # After an error (for example a full disk) the caller passes the same frame again. The
             # table may already have the frame's entry.
             if frame.physical_offset >= self._table_until:
-                self._tell_table(frame)
+                change = self._book.change_of(frame)
+                if change is not None:
+                    # If this raises, the book is unchanged, so the frame gets the same number
+                    # again.
+                    self._write(change)
+                    self._book.apply(frame, change)
                 self._table_until = end
             _append(self._redo, queue_entry.encode(frame.redo_unit()))
             self._known_until = end
-
-    def _tell_table(self, frame: TransactionFrame) -> None:
-        before = self._book.next_number
-        change = self._book.take(frame)
-        if change is None:
-            return
-        try:
-            self._write(change)
-        except StoreUnavailable:
-            if change.unit is not None:
-                del self._book.open[frame.physical_offset]
-                self._book.next_number = before
-            raise
 
     def _write(self, change: Change) -> None:
         if change.unit is None:

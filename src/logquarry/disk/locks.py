@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.log.store_files import ABORT, LOCK
-from logquarry.systems import fcntl, read_file, require_writing
+from logquarry.systems import fcntl, lock_request, read_file, require_writing
 
 AT_WORK: Final = "a salvage or rebuild is at work there"
 
@@ -195,9 +194,7 @@ def _take(descriptor: int) -> None:
         # macOS has no locks of open files, only locks of processes.
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
     else:
-        # struct flock on Linux: type, whence, start, length, pid.
-        byte_0 = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
-        fcntl.fcntl(descriptor, command, byte_0)
+        fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
 
 
 def _holders(descriptor: int) -> list[int]:

@@ -120,10 +120,10 @@ def parse_levels(text: str) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first (``parseDelayLevel``)."""
     levels: list[int] = []
     for word in text.split():
-        number, unit = word[:-1], word[-1:]
-        if unit not in _UNIT_MS or not number.isascii() or not number.isdigit():
+        number, unit = java.digits(word[:-1]), word[-1:]
+        if unit not in _UNIT_MS or number == java.NO_NUMBER:
             raise UsageError(f"not a delay level: {word!r} in {text!r}")
-        levels.append(int(number) * _UNIT_MS[unit])
+        levels.append(number * _UNIT_MS[unit])
     return tuple(levels)
 
 

@@ -47,6 +47,7 @@ class Replica:
             chooses its last file.
         check_crc: whether to check the CRC of bodies.
         overlap: number of bytes to compare at the start of a connection.
+        acknowledges_unchecked: whether the slave acknowledges bytes before they are checked.
 
     Attributes:
         checked: all bytes before this physical offset are valid frames.
@@ -59,6 +60,7 @@ class Replica:
     start: int | None = None
     check_crc: bool = True
     overlap: int = OVERLAP
+    acknowledges_unchecked: bool = False
 
     def __post_init__(self) -> None:
         self._rows = codec.empty_rows(_ROWS)
@@ -239,6 +241,9 @@ class Replica:
 
     def _spoilt(self, window: codec.Window, position: int, code: int) -> None:
         reason = codec.damage_reason(window, position, check_crc=self.check_crc)
+        known = "acknowledged none of it"
+        if self.acknowledges_unchecked:
+            known = "may have acknowledged a part of it (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
             # The frame does not fit into the slave's file, or the blank ends before the file's end.
@@ -248,7 +253,7 @@ class Replica:
             )
         raise SpoiltReplica(
             f"{self.root}: the master sent no valid frame at physical offset {self.checked}: "
-            f"{DamageKind(code).label}: {reason}. The slave acknowledged none of it. {advice}"
+            f"{DamageKind(code).label}: {reason}. The slave {known}. {advice}"
         )
 
     # ---------------------------------------------------------------------- the master's position

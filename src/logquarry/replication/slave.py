@@ -169,6 +169,7 @@ class HaSlave:
             start=self._options.start,
             check_crc=self._options.check_crc,
             overlap=self._options.overlap,
+            acknowledges_unchecked=self._options.acknowledge == "received",
         )
         self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()

@@ -275,7 +275,7 @@ def _subtitle(store: MessageStore, glance: Overview) -> str:
 
 def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
     span = (found.last_time or 0) - (found.first_time or 0)
-    damage = sum(finding.severity == "damage" for finding in report.findings)
+    damage = report.damage_count
     notes = len(report.findings) - damage
     queues = sum(len(topic.queues) for topic in glance.topics)
     files = found.files

@@ -173,27 +173,28 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
         line = found.over_time.setdefault(name, np.zeros(bins, np.int64))
         line += np.bincount(slots[own], minlength=bins)
         if name == props.SCHEDULE_TOPIC:
-            levels = Counter((values["queue_id"][own] + 1).tolist())
-            found.delay_levels.update(levels)
+            found.delay_levels.update(queue + 1 for queue in values["queue_id"][own].tolist())
     lengths = rows[:, r.BODY_LENGTH].astype(np.int64)
     bits = np.frexp(lengths.astype(np.float64))[1]
     found.body_sizes += np.bincount(bits, minlength=_SIZE_BINS)[:_SIZE_BINS]
     low, high = int(stored.min()), int(stored.max())
     found.first_time = low if found.first_time is None else min(found.first_time, low)
     found.last_time = high if found.last_time is None else max(found.last_time, high)
-    _add_latencies(found, stored - born)
+    _add_latencies(found, stored, born)
     _add_tags(found, run)
 
 
-def _add_latencies(found: Survey, waited: Int64) -> None:
-    found.ahead += int((waited < 0).sum())
-    waited = waited[waited >= 0]
+def _add_latencies(found: Survey, stored: Int64, born: Int64) -> None:
+    is_ahead = born > stored
+    found.ahead += int(is_ahead.sum())
+    # The difference of two damaged times can overflow a signed number of 64 bits.
+    waited = (stored.astype(np.uint64) - born.astype(np.uint64))[~is_ahead]
     if not len(waited):
         return
     found._slowest = max(found._slowest, int(waited.max()))
     large = np.maximum(waited, _EXACT_MS).astype(np.float64) / _EXACT_MS
     steps = _EXACT_MS + (np.log2(large) * _STEPS).astype(np.int64)
-    slots = np.where(waited < _EXACT_MS, waited, steps)
+    slots = np.where(waited < _EXACT_MS, waited.astype(np.int64), steps)
     slots = np.minimum(slots, _LATENCY_BINS - 1)
     found._latencies += np.bincount(slots, minlength=_LATENCY_BINS)
 

@@ -31,7 +31,7 @@ def _boolean(text: str) -> bool:
 
 
 def _number(text: str) -> int:
-    if re.fullmatch(r"-?\d+", text, re.ASCII) is None:
+    if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) is None:
         raise UsageError(f"takes a whole number, not {text!r}")
     return int(text)
 
@@ -179,7 +179,7 @@ def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, d
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
-            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else int(text))
+            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else _number(text))
             return OffsetLimit(default=_limit(value, is_start=is_start)), {}
         document = _json_object(text)
         if document and all(isinstance(value, dict) for value in document.values()):

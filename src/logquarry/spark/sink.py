@@ -120,7 +120,7 @@ def _some(text: str) -> str:
 
 
 def _number(text: str, least: int, most: int) -> int:
-    if re.fullmatch(r"\d+", text, re.ASCII) is None or int(text) < least:
+    if re.fullmatch(r"\d{1,100}", text, re.ASCII) is None or int(text) < least:
         raise UsageError(f"takes a whole number >= {least}, not {text!r}")
     if int(text) > most:
         raise UsageError(f"takes at most {most}, not {text}")

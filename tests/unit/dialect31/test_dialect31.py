@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import (
     TransactionBook,
     TransactionFrame,
+    TransactionsFound,
     read_redo,
     read_table,
 )
 from logquarry.dialect31.prepared import CheckService, PreparedTransaction, TransactionEnd
-from logquarry.dialect31.state_table import TransactionCheck
+from logquarry.dialect31.state_table import StateTableKeeper, TransactionCheck
 from logquarry.disk.service import Health
-from logquarry.errors import MessageRejected, UsageError
+from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
 from logquarry.format import frame, state_table
 from logquarry.format.state_table import StateUnit
 from logquarry.log.layout import StoreLayout
@@ -33,6 +35,9 @@ from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.write.append import ScratchBuffer
+from logquarry.write.dispatcher import MessageArrival
+from logquarry.write.put_result import PutResult
+from tests.helpers.failing_disk import ENOSPC, FaultyDisk
 
 NOW = 1_700_000_000_000
 
@@ -216,6 +221,69 @@ def test_nothing_ends_twice(store: StoreWriter) -> None:
             store.prepared_transactions.rollback(wrong)
 
 
+def test_an_interrupted_end_is_not_put_twice(
+    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the flush wait of one thread; another thread has waited for the dispatch already.
+
+    The test runs the first thread's call inside the second thread's wait.
+    """
+    known = store.prepared_transactions
+    offset = begin(store)
+    wait, put = known._wait_dispatched, known._put
+    is_stuck, may_go_on = threading.Event(), threading.Event()
+
+    def stuck(arrival: MessageArrival) -> None:
+        is_stuck.set()
+        may_go_on.wait(30)
+
+    def interrupted(message: Message) -> PutResult:
+        put(message)
+        raise KeyboardInterrupt
+
+    def resumed() -> None:
+        may_go_on.set()
+        wait()
+
+    def wait_and_commit() -> None:
+        wait()
+        store.add_arrival_listener(stuck)
+        store.put(Message("topic", b"holds the dispatcher up"))
+        assert is_stuck.wait(30)
+        monkeypatch.setattr(known, "_wait_dispatched", lambda: None)
+        monkeypatch.setattr(known, "_put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            known.commit(offset)
+        monkeypatch.setattr(known, "_wait_dispatched", resumed)
+        monkeypatch.setattr(known, "_put", put)
+
+    monkeypatch.setattr(known, "_wait_dispatched", wait_and_commit)
+    try:
+        with pytest.raises(UsageError, match="no open transaction"):
+            known.rollback(offset)
+    finally:
+        may_go_on.set()
+    store.wait_dispatched()
+    assert [one.sys_flag for one in store.scan()] == [4, 0, 8]
+
+
+def test_a_transaction_whose_end_was_refused_can_be_ended(
+    store: StoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = store.prepared_transactions
+    offset = begin(store)
+
+    def refuses(message: Message) -> PutResult:
+        raise StoreUnavailable("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(known, "_put", refuses)
+        with pytest.raises(StoreUnavailable):
+            known.commit(offset)
+    known.commit(offset)
+    assert places(store) == []
+
+
 def test_an_end_of_another_group_is_none(store: StoreWriter) -> None:
     offset = begin(store)
     for group in ("other", None):
@@ -271,6 +339,33 @@ def test_lost_numbers_are_filled() -> None:
     assert units[1].size == state_table.FILLER_SIZE
     assert [(one.number, one.physical_offset) for one in check.book] == [(7, 10_000), (10, 10_400)]
     assert len(check.redo) == 5 * 20
+
+
+def test_an_entry_keeps_its_number_after_a_full_disk(tmp_path: Path) -> None:
+    """The dispatcher passes the same frame again; it lost messages before the frame."""
+    disk = FaultyDisk()
+    keeper = StateTableKeeper(disk, tmp_path, config(), TransactionsFound(), 0)
+    frames = [
+        TransactionFrame(4, 10_000, 100, 3, 0, NOW, 1),
+        # The table has 5 entries in a file. Number 6 needs a second file.
+        TransactionFrame(4, 11_000, 100, 6, 0, NOW, 1),
+    ]
+    for one in frames:
+        disk.failing["allocate"] = ENOSPC
+        with pytest.raises(StoreUnavailable):
+            keeper._take(one)
+        assert keeper.find(one.physical_offset) is None
+        disk.failing.clear()
+        keeper._take(one)
+    assert [(one.number, one.physical_offset) for one in keeper.open_transactions()] == [
+        (3, 10_000),
+        (6, 11_000),
+    ]
+    keeper.flush()
+    keeper.close()
+    (tmp_path / "commitlog").mkdir()
+    units = read_table(StoreLayout.open(tmp_path, config())).units
+    assert units["state"].tolist() == [12, 12, 12, 4, 12, 12, 4]
 
 
 def test_a_number_that_rotted_makes_no_gigabytes_of_units() -> None:

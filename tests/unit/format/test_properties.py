@@ -148,7 +148,20 @@ def test_parse_levels(text: str, expected: tuple[int, ...]) -> None:
     assert props.parse_levels(text) == expected
 
 
-@pytest.mark.parametrize("text", ["1", "s", "1x", "1.5s", "-1s", "1s,2s", "١s", "²s"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1",
+        "s",
+        "1x",
+        "1.5s",
+        "-1s",
+        "1s,2s",
+        "١s",
+        "²s",
+        pytest.param("1" * 5_000 + "s", id="long"),
+    ],
+)
 def test_what_is_no_level(text: str) -> None:
     with pytest.raises(UsageError, match="delay level"):
         props.parse_levels(text)

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -278,6 +279,22 @@ def test_what_is_no_log_is_not_acknowledged_and_gone_when_opened_anew(tmp_path: 
         ):
             eventually(lambda: master.status().acknowledged == end)
     assert log_bytes(tmp_path / "s", end) == log
+
+
+def test_what_is_no_log_may_be_acknowledged_when_received(tmp_path: Path) -> None:
+    with opened(tmp_path / "m") as store:
+        end = fill(store, 1)
+    bad = bytearray(log_bytes(tmp_path / "m", end))
+    bad[4] ^= 1
+    with (
+        opened(tmp_path / "s", "SLAVE") as copy,
+        false_master(lambda _: header(0, end) + bytes(bad)) as listener,
+        HaSlave(
+            copy, *listener.getsockname(), options=replace(SLAVE, acknowledge="received")
+        ) as slave,
+    ):
+        assert slave.wait(60)
+        assert "may have acknowledged a part of it" in str(slave.error)
 
 
 def test_frames_of_another_place_are_no_log(tmp_path: Path) -> None:

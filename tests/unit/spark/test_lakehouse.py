@@ -11,6 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UsageError
+from logquarry.spark.lakehouse.export import delta_export
 from logquarry.spark.options import ReadOptions
 from tests.helpers.hostile_store import EVIL_TOPIC, FIRST_TIME, harm, make_small_store
 from tests.helpers.lake import Lake, numbers, put, run_here
@@ -248,3 +249,11 @@ def test_follow(lake: Lake, tmp_path: Path) -> None:
     assert seen == [4, 7, 9]
     assert lake.bodies() == numbers(0, 9)
     assert replace(export.options, follow=False).interval == 0.01
+
+
+def test_intervals_that_a_process_cannot_wait(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="interval takes seconds, not nan"):
+        delta_export([tmp_path], tmp_path / "lake", follow=True, interval=float("nan"))
+    put(tmp_path / "store", b"1")
+    export = delta_export([tmp_path / "store"], tmp_path / "lake", follow=True, interval=1e300)
+    assert export.options.interval < 2**32

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from logquarry.errors import UsageError
 from logquarry.spark.compaction import compact
 from logquarry.spark.lakehouse.export import iceberg_export
 from logquarry.spark.lakehouse.iceberg import Iceberg
@@ -59,6 +60,15 @@ def old_notes(dest: Path) -> None:
         document = json.loads(note.read_text())
         del document["table"], document["id"]
         note.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("catalog", [None, "sql"])
+def test_sqlite_has_no_nested_namespaces(catalog: str | None, tmp_path: Path) -> None:
+    put(tmp_path / "store", *numbers(0, 1))
+    given = catalog and {"type": catalog, "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    with pytest.raises(UsageError, match=r"'a\.b\.c': .* has no nested namespaces"):
+        export(tmp_path / "lake", tmp_path / "store", "a.b.c", catalog=given)
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.parametrize("is_old", [False, True])

@@ -197,6 +197,8 @@ def test_an_unknown_option_is_refused(is_stream: bool) -> None:
         ("tags", "", "is empty"),
         ("keys", " ", "is empty"),
         ("queueIds", "0,x", "takes a whole number, not 'x'"),
+        pytest.param("queueIds", "1" * 5_000, "takes a whole number", id="long queue id"),
+        pytest.param("startingOffsets", "1" * 5_000, "takes a whole number", id="long offset"),
         ("topicPattern", "(", "takes a regular expression"),
         ("subscribePattern", "(", "takes a regular expression"),
         ("columns", "topic,nope", "there is no column 'nope'"),

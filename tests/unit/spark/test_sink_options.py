@@ -49,6 +49,7 @@ def test_defaults() -> None:
         ({"brokers": "0"}, "brokers: takes a whole number >= 1, not '0'"),
         ({"brokers": "99999"}, "brokers: takes at most 4096"),
         ({"queues": "many"}, "queues: takes a whole number"),
+        ({"queues": "1" * 5_000}, "queues: takes a whole number"),
         ({"txnAppId": "job"}, "txnAppId: needs txnVersion"),
         ({"txnVersion": "1"}, "txnAppId: needs txnVersion"),
         ({"txnAppId": " ", "txnVersion": "1"}, "txnAppId: is empty"),

@@ -227,8 +227,10 @@ def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
-    for files, size in sequences:
-        sizes = [file.size for file in files if file.size]
+    for found, size in sequences:
+        # A crash can leave an empty file.
+        files = [file for file in found if file.size]
+        sizes = [file.size for file in files]
         # A crash can leave the very first file too short.
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:

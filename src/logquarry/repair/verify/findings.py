@@ -288,9 +288,14 @@ class VerifyReport:
     recorded: set[int] = field(default_factory=set)
 
     @property
+    def damage_count(self) -> int:
+        """Number of findings that are damage."""
+        return sum(finding.severity == "damage" for finding in self.findings)
+
+    @property
     def has_damage(self) -> bool:
         """Whether any finding is damage."""
-        return any(finding.severity == "damage" for finding in self.findings)
+        return self.damage_count > 0
 
     @property
     def by_kind(self) -> Counter[str]:

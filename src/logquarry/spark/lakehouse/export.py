@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from logquarry import arguments
 from logquarry.errors import UsageError
 from logquarry.log.store_names import Stores
 from logquarry.spark.decode import DecodeOptions, parse_decode_options
@@ -284,9 +285,10 @@ def _chosen(given: Mapping[str, Any]) -> TableOptions:
         chosen = TableOptions(**given)
     except TypeError as error:
         raise UsageError(str(error).partition(" ")[2]) from None
-    if chosen.interval <= 0:
+    interval = arguments.seconds(chosen.interval, "interval")
+    if interval <= 0:
         raise UsageError(f"interval: takes seconds > 0, not {chosen.interval}")
-    return chosen
+    return replace(chosen, interval=interval)
 
 
 def _target(

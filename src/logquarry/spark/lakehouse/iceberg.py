@@ -88,8 +88,17 @@ class Iceberg:
             raise UsageError(f"table {identifier!r}: give NAMESPACE.TABLE")
         check_location(folder or self._below(self._identifier[-1]), "pyiceberg", "?#")
         self._file = catalog_file if catalog is None else None
+        if self._file is not None:
+            self._require_flat("the default catalog (SQLite)")
         sqlite = {"type": "sql", "uri": f"sqlite:///{catalog_file}"}
         self._properties = dict(sqlite if catalog is None else catalog)
+
+    def _require_flat(self, catalog: str) -> None:
+        if len(self._identifier) > 2:
+            name = ".".join(self._identifier)
+            raise UsageError(
+                f"table {name!r}: {catalog} has no nested namespaces: give NAMESPACE.TABLE"
+            )
 
     @property
     def name(self) -> str:
@@ -158,12 +167,14 @@ class Iceberg:
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
         """Open the catalog; turn errors of its libraries into StoreUnavailable."""
-        from pyiceberg.catalog import load_catalog
+        from pyiceberg.catalog import MetastoreCatalog, load_catalog
 
         properties = dict(self._properties)
         try:
             catalog = load_catalog(properties.pop("name", "logquarry"), **properties)
             try:
+                if isinstance(catalog, MetastoreCatalog):
+                    self._require_flat("this catalog")
                 yield catalog
             finally:
                 catalog.close()

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.errors import UsageError
+from logquarry.errors import CorruptFile, UsageError
+from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.recover.open_check import _check_stated
 from logquarry.repair.salvage.salvage import salvage
 from tests.helpers.small_store import bodies, config, facts, opened
 
@@ -129,3 +131,14 @@ def test_an_empty_path_is_not_the_working_directory(
     with pytest.raises(UsageError, match="empty"):
         rebuild(path, apply=True, config=config())
     assert facts(tmp_path) == before
+
+
+def test_the_error_names_a_file_with_the_other_size(tmp_path: Path) -> None:
+    """An empty file, which a crash leaves, has no wrong size."""
+    root = tmp_path / "store"
+    written(root)
+    os.truncate(root / "consumequeue" / "t" / "0" / f"{0:020d}", 0)
+    other = config(mapped_file_size_consume_queue=200)
+    wrong = root / "consumequeue" / "t" / "0" / f"{400:020d}"
+    with pytest.raises(CorruptFile, match=f"{wrong}: .*400 bytes, but the settings give 200"):
+        _check_stated(StoreLayout(LocalFileSystem(root), other), other)

@@ -22,6 +22,12 @@ def report(*kinds: str, store: str = "/data/store", recorded: bool = False) -> V
     return made
 
 
+def test_notes_are_no_damage() -> None:
+    found = report("queue_filler", "bad_body_crc", "queue_missing", "live")
+    assert (found.damage_count, found.has_damage) == (2, True)
+    assert (report("live").damage_count, report("live").has_damage) == (0, False)
+
+
 @pytest.mark.parametrize(
     "kind", [name for name, kind in KINDS.items() if kind.severity == "damage"]
 )
