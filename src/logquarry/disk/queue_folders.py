@@ -7,7 +7,8 @@ files meanwhile. So each file that is written has a hard link beside the log's f
     STORE/commitlog/00000000000000065536   STORE/.logquarry/names/commitlog/00000000000000065536
 
 If another program deletes a file, the writer restores the name from the link: at the next check, at
-shutdown, or at the opening after a crash. A clean shutdown removes the links.
+shutdown, or at the opening after a crash. An opening does not restore an expired file, which a
+broker's retention deleted. A clean shutdown removes the links.
 """
 
 from __future__ import annotations
@@ -122,26 +123,66 @@ class NameGuard:
         for folder in sorted(changed):
             self._disk.sync_names(folder)
 
-    def restore(self, folders: Iterable[Path]) -> list[Path]:
+    def restore(self, folders: Sequence[Path]) -> list[Path]:
         """After a crash, restore the files that lost their first name. Return their paths.
 
         A file that was renamed in its folder is not restored, because a recovery renames this file
-        back. Afterwards no second name exists, and none reappears after a crash.
+        back. Expired files are not restored. Afterwards no second name exists, and none reappears
+        after a crash.
+
+        Args:
+            folders: all folders of the log, and possibly the folder of the index.
         """
         back = []
+        expired = self._expired(folders)
         for folder in folders:
-            second = link_of(folder / "any").parent
-            names = self._disk.names_in(second)
+            second = _links_of(folder)
             named = _files_in(folder)
             self._paths = tuple(
-                folder / name for name in names if _file_at(second / name) not in named
+                folder / name
+                for name in self._disk.names_in(second)
+                if folder / name not in expired and _file_at(second / name) not in named
             )
             back += self.check()
+        self.discard(folders)
+        return back
+
+    def discard(self, folders: Iterable[Path]) -> None:
+        """Remove all second names durably, and restore no file."""
+        for folder in folders:
+            second = _links_of(folder)
+            names = self._disk.names_in(second)
             for name in names:
                 self.release(folder / name)
             if not names and second.is_dir():
                 self._disk.sync_names(second)
-        return back
+
+    def _expired(self, folders: Iterable[Path]) -> set[Path]:
+        """Return the log files that a broker's retention deleted after the crash.
+
+        These files are before the log's first file, and would leave a gap before it. A file that
+        lost its name in the crash leaves no gap.
+        """
+        lost: dict[int, Path] = {}
+        found: list[int] = []
+        size = 0
+        for folder in folders:
+            for place in (folder, _links_of(folder)):
+                for name in filter(is_offset_name, self._disk.names_in(place)):
+                    with contextlib.suppress(OSError):
+                        size = max(size, (place / name).stat().st_size)
+                    if place == folder:
+                        found.append(int(name))
+                    else:
+                        lost[int(name)] = folder / name
+        first = min(found, default=0)
+        for base in sorted(lost, reverse=True):
+            if first - size <= base < first:
+                first = base
+        expired = {path for base, path in lost.items() if base < first}
+        for path in sorted(expired):
+            logger.warning("%s: not restored from its link: a retention deleted it", path)
+        return expired
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
@@ -162,8 +203,11 @@ def _files_in(folder: Path) -> set[tuple[int, int] | None]:
 
 def link_of(path: Path) -> Path:
     """Return the path of a file's second name."""
-    folder = path.parent
-    return folder.parent / SIDECAR / _NAMES / folder.name / path.name
+    return _links_of(path.parent) / path.name
+
+
+def _links_of(folder: Path) -> Path:
+    return folder.parent / SIDECAR / _NAMES / folder.name
 
 
 # --------------------------------------------------------------------------------------------------

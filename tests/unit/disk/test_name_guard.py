@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import random
 import threading
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -17,7 +19,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk
 from tests.helpers.failing_disk import FaultyDisk
-from tests.helpers.small_store import config
+from tests.helpers.small_store import config, forget_start
 
 SIZE = 4096
 
@@ -96,6 +98,46 @@ def test_what_retention_deletes_stays_deleted(disk: FaultyDisk, tmp_path: Path) 
     queue.close()
     make(disk, tmp_path).close()
     assert not first.exists()
+
+
+@pytest.mark.parametrize(("lost", "back"), [([0, 1], []), ([0, 1, 3], [3]), ([0, 2, 3], [2, 3])])
+def test_expired_files_do_not_come_back(
+    disk: FaultyDisk, tmp_path: Path, lost: list[int], back: list[int]
+) -> None:
+    """A retention deletes the first files. A lost name leaves no gap before the first file."""
+    folders = [tmp_path / "a" / "commitlog", tmp_path / "b" / "commitlog"]
+    paths = [folders[number % 2] / f"{number * SIZE:020d}" for number in range(6)]
+    for path in paths:
+        disk.let_go(disk.make_file(path, SIZE))
+    guard = NameGuard(disk)
+    for number in lost:
+        guard.guard(paths[number])
+    for path in paths[:4]:
+        path.unlink()
+    assert sorted(NameGuard(disk).restore(folders)) == sorted(paths[number] for number in back)
+    assert [path for path in paths[:4] if path.exists()] == [paths[number] for number in back]
+    assert not any(link_of(path).exists() for path in paths)
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("recovery", ["safe", "rocketmq"])
+def test_an_opening_after_a_brokers_retention(
+    tmp_path: Path, recovery: Literal["safe", "rocketmq"], *, is_clean: bool
+) -> None:
+    with StoreWriter.start(tmp_path, config=config()) as store:
+        for number in range(40):
+            store.put(lq.Message("t", b"%04d" % number * 500))
+    paths = sorted((tmp_path / "commitlog").iterdir())
+    os.link(paths[1], link_of(paths[1]))
+    for path in paths[:3]:
+        path.unlink()
+    forget_start(tmp_path)
+    if not is_clean:
+        (tmp_path / "abort").touch()
+    with StoreWriter.start(tmp_path, config=config(recovery=recovery)) as store:
+        assert store.min_offset == int(paths[3].name)
+    assert sorted((tmp_path / "commitlog").iterdir()) == paths[3:]
+    assert second_names(tmp_path) == []
 
 
 def test_without_hard_links_a_lost_file_poisons(disk: FaultyDisk, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +112,19 @@ def test_a_recreated_topic_continues_after_the_known_entries(
     assert sum(_append(writer, again[start:stop]) for start, stop in calls) == 3
     assert _append(writer, again[8:]) == 1
     assert _written(files) == [(at, 1, 0) for at in range(9)]
+
+
+@pytest.mark.parametrize("cuts", [[0, 4], [0, 1, 2, 3, 4], [0, 3, 4]])
+def test_an_entry_with_known_and_new_queue_offsets_keeps_the_new_ones(
+    cuts: list[int], files: MappedFileQueue
+) -> None:
+    writer = BatchQueueWriter(files, "queue")
+    _append(writer, entries((0, 13), (13, 2)))
+    again = entries((0, 7), (7, 7), (14, 4), (18, 2), place=200)
+    kept = again.copy()
+    assert sum(_append(writer, again[at:stop]) for at, stop in pairwise(cuts)) == 2
+    assert (again == kept).all()
+    assert _written(files) == [(0, 13, 0), (13, 2, 0), (15, 3, 0), (18, 2, 0)]
+    assert (writer.next_offset, writer.physical_end) == (20, 600)
+    with pytest.raises(CorruptFile, match="recover"):
+        _append(writer, entries((25, 1), place=600))

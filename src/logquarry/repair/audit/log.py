@@ -8,8 +8,10 @@ A break ends the log (torn tail or stale frames) if one of these rules applies:
    cleanly and is not of RocketMQ 5.5, and the frame is newer than the checkpoint.
 4. No frame follows.
 
-Any other break is damage, and the log continues. Verify reads the log without these rules
-(:func:`logquarry.read.log_end.log_bound`), except in :func:`audit_around`.
+Any other break is damage, and the log continues. If rule 3 or 4 applies to a break before
+:attr:`KnownBounds.least`, the bytes up to this offset are damage, and the log ends there. Verify
+reads the log without these rules (:func:`logquarry.read.log_end.log_bound`), except in
+:func:`audit_around`.
 """
 
 from __future__ import annotations
@@ -168,13 +170,13 @@ class LogAudit:
 
     def _runs(self, events: Iterable[Event | F]) -> Iterator[Run | F]:
         broken: list[DamagedSpan] = []
+        least, stale = self._bounds.least, None
         for event in events:
             if isinstance(event, LogEnd):
                 break
             if isinstance(event, ExpiredSpan):
                 continue
             if isinstance(event, DamagedSpan):
-                least = self._bounds.least
                 if not broken and least is not None and event.offset >= least:
                     self.words.append(f"the log ends at {event.offset}: {event.reason}")
                     break
@@ -189,8 +191,9 @@ class LogAudit:
                 if stale is not None:
                     # An earlier recovery cut off these frames. A queue entry that points to such a
                     # frame does not prove that the log continues.
-                    self.words.append(stale)
-                    return
+                    if least is not None and least > event.start:
+                        least = self._bounds.durable
+                    break
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
@@ -207,7 +210,12 @@ class LogAudit:
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
                 yield event
             self.end = event.end
-        yield from self._rest(broken)
+        if least is not None and least > self.end:
+            yield from self._rest(broken, least)
+        elif broken and stale is None:
+            self.words.append(f"the log ends at {self.end}: {broken[0].reason}")
+        if stale is not None:
+            self.words.append(f"the log ends at {self.end}: {stale}")
 
     def _lost_file(self, blank: BlankSpan) -> DamagedSpan:
         reason = "the file has a blank and no message: the blank replaces a lost file"
@@ -223,7 +231,7 @@ class LogAudit:
         bounds = self._bounds
         if event.start < (bounds.durable or 0):
             return None
-        where = f"the log ends at {self.end}: the frames from {event.start} on"
+        where = f"the frames from {event.start} on"
         least = bounds.least
         if bounds.durable is None and least is not None and event.start >= least:
             return f"{where} are in no queue"
@@ -252,12 +260,7 @@ class LogAudit:
             yield from framed(self._layout, span)
             self.end = max(self.end, span.offset + span.length)
 
-    def _rest(self, broken: list[DamagedSpan]) -> Iterator[Run]:
-        least = self._bounds.least
-        if least is None or least <= self.end:
-            if broken:
-                self.words.append(f"the log ends at {self.end}: {broken[0].reason}")
-            return
+    def _rest(self, broken: list[DamagedSpan], least: int) -> Iterator[Run]:
         kept = []
         for span in broken:
             if span.offset < least and self._layout.commit_log.at(span.offset) is not None:

@@ -75,7 +75,7 @@ from logquarry.repair.rebuild.swap import (
     swap,
 )
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.folder_check import check_file_size
+from logquarry.repair.recover.folder_check import check_file_size, check_log
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
 from logquarry.systems import folders_below
@@ -116,8 +116,9 @@ def rebuild(
         StoreNotFound: if there is no store.
         UnsupportedStore: if logquarry cannot build the store's kind of queues or index.
         StoreUnavailable: if a process has the store open (in place), if another process uses
-            ``into``, if the log's files have another size than ``config`` gives, or if the disk
-            fails or is full; the store is unchanged.
+            ``into``, if the log's files have another size than ``config`` gives, if a folder or a
+            broken link has the name of a log file (in place), or if the disk fails or is full; the
+            store is unchanged.
         LossRefused: without ``into`` (even for a preview), if the old queues point to lost
             messages of the log, and more than a small share is lost. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
@@ -148,6 +149,9 @@ def rebuild(
         if name in names:
             require(layout, action)
     check_file_size(layout)
+    if into is None:
+        # Wrong entries of queues and index do no harm, because the rebuild moves their folders.
+        check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         # Check for missing log files now, not after hours of work.
         end = layout.commit_log.end

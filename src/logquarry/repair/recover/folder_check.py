@@ -61,14 +61,9 @@ def check_entries(root: Path, config: StoreConfig) -> None:
     """
     aside = store_files.quarantine(root)
     check_places(root)
-    _check(aside, is_folder=True)
+    places = check_log(root, config)
     for path in (aside / REPORT, aside / KEPT_ENTRIES):
         _check(path)
-    places: dict[tuple[int, int], Path] = {}
-    for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
-        _check(folder, is_folder=True)
-        for path in _entries(folder):
-            _check_numbered(path, places)
     for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
         for path in _entries(root / name):
             _check_numbered(path, places)
@@ -84,18 +79,31 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_once(queue, found, places)
             for path in _entries(queue):
                 _check_numbered(path, places)
-    for path in _entries(root / store_files.INDEX):
-        # Readers ignore a folder here.
-        if store_files.is_index_name(path.name) and not _is_folder(path):
-            _check_once(path, _check(path), places)
+    for path in _index_files(root):
+        _check_once(path, _check(path), places)
 
 
 def check_places(root: Path) -> None:
-    """Raise WrongEntry for a wrong folder, or a wrong file outside of the sequences of files."""
+    """Raise WrongEntry for a wrong folder, or a wrong file outside of log and queues."""
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
-    for name in _FILES:
-        _check(root / name)
+    for path in (*(root / name for name in _FILES), *_index_files(root)):
+        _check(path)
+
+
+def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
+    """Raise WrongEntry for a wrong entry in the log, or if the quarantine is not a folder.
+
+    Returns:
+        The paths of the log's files, by device and inode.
+    """
+    places: dict[tuple[int, int], Path] = {}
+    _check(store_files.quarantine(root), is_folder=True)
+    for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
+        _check(folder, is_folder=True)
+        for path in _entries(folder):
+            _check_numbered(path, places)
+    return places
 
 
 def check_queue_folder(folder: Path) -> None:
@@ -165,6 +173,13 @@ def _check_once(
     if other != path:
         reason = f"it is another name of {other}: remove one of the two names, or make a copy"
         raise WrongEntry(path, reason)
+
+
+def _index_files(root: Path) -> Iterator[Path]:
+    for path in _entries(root / store_files.INDEX):
+        # Readers ignore a folder here.
+        if store_files.is_index_name(path.name) and not _is_folder(path):
+            yield path
 
 
 def _is_folder(path: Path) -> bool:

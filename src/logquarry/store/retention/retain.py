@@ -258,9 +258,9 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
-        # If a deleted file had a second name, the next opening would restore the file.
-        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
-        layout.refresh()
+        # If a deleted file had a second name, the next opening would restore the file. A file that
+        # has only a second name was deleted by another program, because the shutdown was clean.
+        NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = plan_retention(layout, rules, now_ms=clock())
         apply_retention(plan, disk, root, progress)
     finally:

@@ -107,6 +107,39 @@ def test_older_frames_behind_a_break_are_stale(tmp_path: Path) -> None:
     assert look(tmp_path, bounds(durable=places[-1])).end == places[-1]
 
 
+@pytest.mark.parametrize("reached", [6, 7])
+@pytest.mark.parametrize(
+    "known",
+    [
+        lambda durable: bounds(durable=durable),
+        # The queues of a crashed store, or entries for stale frames, do not show the log's end.
+        lambda durable: bounds(durable=durable, queued=durable + 300),
+        lambda durable: bounds(durable=durable, queued=durable + 300, is_closed=True),
+        lambda durable: bounds(queued=durable, is_closed=True),
+    ],
+)
+def test_damage_before_stale_frames_reaches_the_least_end(
+    tmp_path: Path, known: Callable[[int], KnownBounds], reached: int
+) -> None:
+    places = broken_log(tmp_path, behind=-1_000)
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[places[6] : places[7]] = b"\1" * (places[7] - places[6])
+    path.write_bytes(data)
+    found = look(tmp_path, known(places[reached]))
+    assert (found.end, found.count) == (places[reached], BROKEN)
+    assert [(span.offset, span.length) for span in found.damage] == [
+        (places[BROKEN], places[reached] - places[BROKEN])
+    ]
+    assert found.words[-1].startswith(f"the log ends at {found.end}: the frames from {places[7]}")
+
+
+def test_queued_stale_frames_do_not_extend_the_log(tmp_path: Path) -> None:
+    places = broken_log(tmp_path, behind=-1_000)
+    found = look(tmp_path, bounds(queued=places[8], is_closed=True))
+    assert found.end == places[BROKEN] and not found.damage
+
+
 def test_a_torn_tail_ends_the_log_unless_it_was_on_the_disk(tmp_path: Path) -> None:
     places = broken_log(tmp_path)
     path = tmp_path / "commitlog" / f"{0:020d}"

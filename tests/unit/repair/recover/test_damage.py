@@ -10,8 +10,11 @@ import pytest
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.log import KnownBounds, LogAudit
+from logquarry.repair.salvage.salvage import salvage
+from logquarry.store.message_store import StoreWriter
 from logquarry.testing.builder import StoreBuilder
-from tests.helpers.small_store import config, opened
+from logquarry.testing.clock import FakeClock
+from tests.helpers.small_store import NOW, config, opened
 
 COUNT = 60
 FILE_SIZE = 16_384
@@ -26,6 +29,49 @@ def written(root: Path) -> list[int]:
             for number in range(COUNT)
         ]
         return [*places, store.max_offset]
+
+
+def synced_before_stale_frames(root: Path) -> list[int]:
+    """A store whose last messages are synced, and lie before frames that a recovery cut off.
+
+    The last message is damaged: the offsets of the last three messages, and the durable offset.
+    """
+    clock = FakeClock(NOW)
+    with StoreWriter.start(root, config=config(), clock=clock) as store:
+        old = []
+        for number in range(20):
+            clock.advance(1_000)
+            old.append(store.put(lq.Message("t", b"old %02d" % number)).physical_offset)
+    (root / "abort").touch()
+    overwrite(root, old[10], old[10] + 8)
+    like = config(recovery="rocketmq")
+    with StoreWriter.start(root, config=like, clock=clock, accept_loss=1 << 20) as store:
+        clock.advance(1_000)
+        places = [store.put(lq.Message("t", b"newer %d" % n)).physical_offset for n in range(3)]
+        places.append(store.max_offset)
+    assert places[0] == old[10]
+    overwrite(root, places[2], places[3], b"x")
+    (root / "abort").touch()
+    return places
+
+
+def test_synced_messages_before_stale_frames_are_damage(tmp_path: Path) -> None:
+    places = synced_before_stale_frames(tmp_path)
+    plan = lq.recover(tmp_path, apply=True, config=config(), accept_loss=1 << 20)
+    assert plan.log_end == places[3]
+    (span,) = plan.damage
+    assert (span.offset, span.offset + span.length) == (places[2], places[3])
+    assert not lq.recover(tmp_path, config=config()).is_needed
+    with opened(tmp_path) as store:
+        put = store.put(lq.Message("t", b"new"))
+        assert (put.physical_offset, put.queue_offset) == (places[3], 13)
+
+
+def test_a_salvage_reports_synced_messages_before_stale_frames(tmp_path: Path) -> None:
+    places = synced_before_stale_frames(tmp_path / "store")
+    found = salvage(StoreLayout.open(tmp_path / "store", config()))
+    span = found.plan.lost[0]
+    assert (span.offset, span.offset + span.length) == (places[2], places[3])
 
 
 def overwrite(root: Path, start: int, stop: int, byte: bytes = b"\0") -> None:

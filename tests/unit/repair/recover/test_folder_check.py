@@ -57,6 +57,57 @@ def circle(path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize("is_clean", [False, True])
+@pytest.mark.parametrize("harm", [pipe, link_to_nothing, circle])
+@pytest.mark.parametrize("new", [False, True])
+def test_it_is_no_index_file(
+    store: Path, harm: Callable[[Path], None], *, new: bool, is_clean: bool
+) -> None:
+    path = next((store / "index").iterdir())
+    path = path.with_name("2" * 17) if new else path
+    harm(path)
+    if is_clean:
+        (store / "abort").unlink()
+    before = facts(store)
+    with pytest.raises(StoreUnavailable, match=rf"/index/{path.name}: it is .*Nothing was changed"):
+        opened(store)
+    assert facts(store) == before
+    path.unlink()
+    with opened(store) as writer:
+        assert len(bodies(writer)) == COUNT
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("apply", [False, True])
+@pytest.mark.parametrize("harm", [folder, pipe, link_to_nothing, circle])
+def test_a_rebuild_in_place_needs_the_log(
+    store: Path, harm: Callable[[Path], None], *, apply: bool
+) -> None:
+    path = store / "commitlog" / f"{16_384:020d}"
+    harm(path)
+    before = facts(store)
+    for queues in (True, False):
+        with pytest.raises(StoreUnavailable, match=rf"/{path.name}: it is .*Nothing was changed"):
+            lq.rebuild(store, apply=apply, config=config(), queues=queues)
+    assert facts(store) == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("harm", [folder, pipe, link_to_nothing, circle])
+@pytest.mark.parametrize("name", [f"{QUEUE}/{FILE}", f"index/{'2' * 17}"])
+def test_a_rebuild_in_place_moves_wrong_entries(
+    store: Path, name: str, harm: Callable[[Path], None]
+) -> None:
+    harm(store / name)
+    report = lq.rebuild(store, apply=True, config=config())
+    assert report.quarantine is not None
+    assert os.path.lexists(Path(report.quarantine) / name)
+    assert not lq.verify(store).has_damage
+    with opened(store) as writer:
+        assert len(bodies(writer)) == COUNT
+
+
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("opens", [False, True])
 @pytest.mark.parametrize("harm", [folder, pipe, link_to_nothing, circle])
 @pytest.mark.parametrize(

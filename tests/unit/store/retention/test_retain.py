@@ -29,7 +29,7 @@ from logquarry.testing.clock import FakeClock
 from tests.helpers.failing_disk import FaultyDisk, StoppedDisk
 from tests.helpers.files import bytes_of
 from tests.helpers.retention_stores import END, FILE, check_cut, messages, put_all, retain
-from tests.helpers.small_store import NOW, config, facts, message_files
+from tests.helpers.small_store import NOW, config, facts, forget_start, message_files
 
 
 # ------------------------------------------------------------------------------------- afterwards
@@ -67,6 +67,21 @@ def test_a_second_name_brings_no_deleted_file_back(store_root: Path) -> None:
     plan = retain(store_root, keep_bytes=5 * FILE, apply=True)
     assert plan.log
     StoreWriter.start(store_root, config=config()).close()
+    check_cut(store_root, before, plan)
+
+
+@pytest.mark.parametrize("linked", [1, 4])
+def test_files_that_a_broker_deleted_stay_deleted(store_root: Path, linked: int) -> None:
+    """After a crash of the writer, a broker recovered the store, deleted files and shut down."""
+    before = messages(store_root)
+    paths = sorted((store_root / "commitlog").iterdir())
+    os.link(paths[linked], link_of(paths[linked]))
+    for path in paths[:5]:
+        path.unlink()
+    forget_start(store_root)
+    plan = retain(store_root, keep_bytes=3 * FILE, apply=True)
+    assert sorted((store_root / "commitlog").iterdir()) == paths[5:]
+    assert not any(link_of(paths[0]).parent.iterdir())
     check_cut(store_root, before, plan)
 
 
