@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from logquarry.protocol import ha_messages as ha
 from logquarry.protocol import remoting_header
-from logquarry.protocol.ha import messages as ha
 from tests.conformance import test_append_vectors
 from tests.helpers.command import run
 from tools import docs_tables

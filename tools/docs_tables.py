@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from logquarry.cli import exit_codes
+from logquarry.cli import outcome
 from logquarry.format import (
     batch,
     checkpoint,
     frame,
     index,
     queue_entry,
-    rocksdb_queue,
     state_table,
     timer,
 )
@@ -61,7 +60,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     ),
     (
         "Consume queues in RocksDB (5.x)",
-        (rocksdb_queue.ENTRY, rocksdb_queue.BOUND, rocksdb_queue.DISPATCHED_END),
+        (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
         "These tables show the values. The parts of the keys, with a byte 01 between two parts:\n\n"
         "| value | key |\n"
         "|---|---|\n"
@@ -135,7 +134,7 @@ def command_line() -> str:
     text = (DOCS / "command-line.md").read_text("utf-8")
     before, rest = text.split("<!-- exit codes -->\n", 1)
     _, after = rest.split("<!-- end -->", 1)
-    return f"{before}<!-- exit codes -->\n{exit_codes.markdown()}\n<!-- end -->{after}"
+    return f"{before}<!-- exit codes -->\n{outcome.markdown()}\n<!-- end -->{after}"
 
 
 def compatibility_page() -> str:

@@ -48,14 +48,13 @@ if TYPE_CHECKING:
     from logquarry.repair.salvage.salvage import Salvaged
     from logquarry.repair.verify.findings import Finding, VerifyReport
     from logquarry.store.consumer.consumer import Consumer
-    from logquarry.store.consumer.progress import OffsetEstimate
+    from logquarry.store.consumer.group import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
     from logquarry.store.reads import QueueOffsets
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
-    from logquarry.store.state import StoreState
-    from logquarry.store.stats import StoreStats
+    from logquarry.store.stats import StoreState, StoreStats
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.stored_message import StoredMessage
@@ -128,7 +127,7 @@ _HOMES = {
     "Message": "logquarry.message",
     "MessageArrival": "logquarry.write.dispatcher",
     "MessageStore": "logquarry.store.message_store",
-    "OffsetEstimate": "logquarry.store.consumer.progress",
+    "OffsetEstimate": "logquarry.store.consumer.group",
     "OpenTransaction": "logquarry.store.transaction.checks",
     "PreparedTransaction": "logquarry.dialect31.prepared",
     "PutFuture": "logquarry.write.put_future",
@@ -145,7 +144,7 @@ _HOMES = {
     "StoreDiff": "logquarry.repair.diff.store_diff",
     "StoreFeatures": "logquarry.read.features",
     "StoreReader": "logquarry.store.message_store",
-    "StoreState": "logquarry.store.state",
+    "StoreState": "logquarry.store.stats",
     "StoreStats": "logquarry.store.stats",
     "StoreWriter": "logquarry.store.message_store",
     "StoredMessage": "logquarry.stored_message",

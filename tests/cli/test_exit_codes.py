@@ -13,8 +13,8 @@ from unittest.mock import patch
 import pytest
 
 from logquarry.cli import main as cli_main
-from logquarry.cli import next_step
-from logquarry.cli.exit_codes import MEANINGS, ExitCode, exit_code
+from logquarry.cli import outcome
+from logquarry.cli.outcome import MEANINGS, ExitCode, exit_code
 from logquarry.errors import (
     BadRow,
     CorruptFrame,
@@ -96,7 +96,7 @@ def test_a_fault_of_the_program_is_no_finding(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(next_step, "remember_words", fail)
+    monkeypatch.setattr(outcome, "remember_words", fail)
     monkeypatch.setattr(sys, "argv", ["logquarry", "info", str(damaged_store)])
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:

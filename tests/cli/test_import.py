@@ -17,7 +17,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.format import sys_flag
-from logquarry.ingest import readers
+from logquarry.ingest import importing
 from logquarry.write.put_many import ManyWriter
 from tests.helpers.command import jsonl, run
 from tests.helpers.exports import export_parquet, exported_lines, kept
@@ -282,7 +282,7 @@ def test_one_bad_line_and_nothing_is_put(
 ) -> None:
     if behind:
         # In a later piece: without the check, the rows before it would already be in the store.
-        monkeypatch.setattr(readers, "LINES_BYTES", 1)
+        monkeypatch.setattr(importing, "LINES_BYTES", 1)
     source = write(tmp_path / "bad.jsonl", line(), bad, line())
     assert f"{source}: {reason}" in put_in(source, code=1).stderr
     if (tmp_path / "store").exists():
@@ -362,7 +362,7 @@ def test_what_is_no_store(tmp_path: Path, put_in: Import) -> None:
 def test_an_interrupt_says_how_many_are_in(
     quiet: bool, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "LINES_BYTES", 1)
+    monkeypatch.setattr(importing, "LINES_BYTES", 1)
     source = write(tmp_path / "a.jsonl", *(line(content=b"%d" % n) for n in range(5)))
     put_stored = ManyWriter.put_stored
     calls = 0
@@ -417,7 +417,7 @@ def test_an_interrupt_that_comes_late(
 def test_a_full_disk_says_how_many_are_in(
     tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers, "LINES_BYTES", 1)
+    monkeypatch.setattr(importing, "LINES_BYTES", 1)
     source = write(tmp_path / "a.jsonl", *(line() for _ in range(5)))
     put_stored = ManyWriter.put_stored
     calls = 0
@@ -449,7 +449,7 @@ def test_many_bodies_of_all_sizes(
     most_kept: int, tmp_path: Path, put_in: Import, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("logquarry.ingest.importing.MOST_KEPT", most_kept)
-    monkeypatch.setattr("logquarry.ingest.readers.PARQUET_BYTES", 4_000)
+    monkeypatch.setattr("logquarry.ingest.importing.PARQUET_BYTES", 4_000)
     bodies = [bytes([n % 256]) * (n * n % 7_000) for n in range(400)]
     table = pa.table({"topic": ["t"] * 400, "body": bodies, "flag": pa.array(range(400))})
     pq.write_table(table, tmp_path / "x.parquet", row_group_size=150)

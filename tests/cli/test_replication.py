@@ -17,7 +17,7 @@ import pytest
 import logquarry as lq
 from logquarry.cli.output import Output
 from logquarry.cli.replication import _Line
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.replication import HaMaster, SlaveStatus
 from tests.cli.test_process import COMMAND
 from tests.helpers.command import run
@@ -125,7 +125,7 @@ def test_config_too(tmp_path: Path, config: Path) -> None:
         assert f"up to {end}" in result.stderr
         assert "the master has no delayOffset.json" in result.stderr
         found = (tmp_path / "s" / "config" / "consumerOffset.json").read_bytes()
-        assert broker_config.decode_consumer_offsets(found) == {("t", "g"): {0: 5}}
+        assert broker_json.decode_consumer_offsets(found) == {("t", "g"): {0: 5}}
         # An invalid file is reported, and the slave keeps its own.
         (folder / "consumerOffset.json").write_text("{ torn")
         result = run("replicate", log, *into, asked, *options, code=4)

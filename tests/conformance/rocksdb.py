@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.format import rocksdb_queue as table
+from logquarry.format import queue_entry as table
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from tests.conformance.rocketmq5 import Entry, Key

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.log.layout import StoreLayout
 from logquarry.read.lost_messages import lost_messages
 from logquarry.repair.rebuild.build import BuildJob, Built
@@ -174,7 +174,7 @@ def test_salvage_makes_batch_queues(damaged: tuple[Path, Row], tmp_path: Path) -
     (root / "config" / "topics.json").unlink()
     salvage(StoreLayout.open(root), tmp_path / "new")
     _check_gap(tmp_path / "new", lost)
-    topics = fastjson.decode((tmp_path / "new" / "config" / "topics.json").read_bytes())
+    topics = broker_json.decode((tmp_path / "new" / "config" / "topics.json").read_bytes())
     assert topics["topicConfigTable"][BATCH_TOPIC]["attributes"] == {"queue.type": "BatchCQ"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.log.filters import MessageFilter
+from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.verify.verify import verify_store

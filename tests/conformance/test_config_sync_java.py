@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.replication import ConfigServer, ConfigSyncOptions, sync_config
 from tests.conformance.oracle import QUICK_JVM, RUN, Master, require_oracle, started
 from tests.helpers.broker_config import real_config
@@ -80,10 +80,10 @@ def test_our_slave_asks_a_real_master(broker: Broker, config: Path, tmp_path: Pa
         )
         for name in ("topics.json", "subscriptionGroup.json"):
             assert b"fresh" in theirs[name] and ours[name] == theirs[name], name
-        offsets = broker_config.decode_consumer_offsets(ours["consumerOffset.json"])
+        offsets = broker_json.decode_consumer_offsets(ours["consumerOffset.json"])
         assert offsets["fresh", "cg_fresh"] == {0: 42}
         # A real broker's table has no order.
-        assert offsets == broker_config.decode_consumer_offsets(theirs["consumerOffset.json"])
+        assert offsets == broker_json.decode_consumer_offsets(theirs["consumerOffset.json"])
         master.quit()
 
 
@@ -102,9 +102,9 @@ def test_a_real_slave_asks_our_master(broker: Broker, config: Path, tmp_path: Pa
     found = {name: (tmp_path / "s" / "config" / name).read_bytes() for name in FILES}
     for name in ("topics.json", "subscriptionGroup.json"):
         assert json.loads(found[name]) == json.loads((folder / name).read_bytes()), name
-    delays = broker_config.decode_delay_offsets
+    delays = broker_json.decode_delay_offsets
     assert delays(found["delayOffset.json"]) == delays((folder / "delayOffset.json").read_bytes())
-    offsets = broker_config.decode_consumer_offsets
+    offsets = broker_json.decode_consumer_offsets
     expected = offsets((folder / "consumerOffset.json").read_bytes()) | {("a", "own"): {0: 3}}
     assert offsets(found["consumerOffset.json"]) == expected
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 
 
 @pytest.fixture(name="root")
@@ -41,7 +41,7 @@ def test_the_groups_go_on_where_they_were(golden: Path, root: Path) -> None:
         if row["topic"] == "MainTopic" and row["properties"].get("TAGS") in ("TagA", "TagC")
     }
     assert found == wanted and wanted
-    old, new = map(broker_config.decode_consumer_offsets, (before, path.read_bytes()))
+    old, new = map(broker_json.decode_consumer_offsets, (before, path.read_bytes()))
     assert new == old | {("MainTopic", "cg_new"): {0: 43, 1: 43, 2: 44, 3: 43}}
     assert path.with_name("consumerOffset.json.bak").read_bytes() == before
 

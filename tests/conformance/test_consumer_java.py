@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.message import Message
 from tests.conformance.oracle import broker, require_oracle
 from tests.conformance.test_services_java import CONFIG, PARAMS
@@ -26,12 +26,12 @@ def test_offsets_go_to_a_broker_and_back(tmp_path: Path) -> None:
             taken = [int(message.body) for message in consumer.poll(7)]
             consumer.commit()
     path = root / "config/consumerOffset.json"
-    ours = broker_config.decode_consumer_offsets(path.read_bytes())
+    ours = broker_json.decode_consumer_offsets(path.read_bytes())
     assert sorted(ours["orders", "billing"].values()) == [0, 7]
     with broker(root, PARAMS):
         pass
     # The broker has read it, and written it again with what its own groups added.
-    theirs = broker_config.decode_consumer_offsets(path.read_bytes())
+    theirs = broker_json.decode_consumer_offsets(path.read_bytes())
     assert theirs["orders", "billing"] == ours["orders", "billing"]
     with (
         lq.MessageStore.open(root, mode="rw", config=CONFIG) as store,

@@ -12,8 +12,8 @@ import pytest
 import logquarry as lq
 from logquarry.errors import UnsupportedStore
 from logquarry.format import sys_flag
+from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
-from logquarry.format.rows import POSITION
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 from logquarry.repair.salvage.salvage import salvage

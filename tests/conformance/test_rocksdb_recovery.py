@@ -9,7 +9,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UnsupportedStore, UsageError
-from logquarry.format import rocksdb_queue as table
+from logquarry.format import queue_entry as table
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config, frame
+from logquarry.format import broker_json, frame
 from logquarry.format.properties import SCHEDULE_TOPIC
-from logquarry.store.half_messages import transactions
+from logquarry.store.overview import transactions
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
 from tests.conformance.oracle import broker, require_oracle
 
@@ -111,7 +111,7 @@ def test_delayed_messages_change_hands(tmp_path: Path) -> None:
 def offset(root: Path, topic: str) -> int:
     try:
         data = (root / "config" / "consumerOffset.json").read_bytes()
-        table = broker_config.decode_consumer_offsets(data)
+        table = broker_json.decode_consumer_offsets(data)
     except (FileNotFoundError, ValueError):
         # The broker is just writing the file.
         return 0

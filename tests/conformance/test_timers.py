@@ -23,7 +23,7 @@ from logquarry.read.pops import unacknowledged_pops
 from logquarry.read.store_sizes import with_sizes
 from logquarry.read.timers import CHECK, pending, read_check, timers_of
 from logquarry.repair.audit.timer_files import timer_faults
-from logquarry.repair.rebuild.swap import replace_queues
+from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store

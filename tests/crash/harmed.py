@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreError
-from logquarry.repair.recover.folder_check import REPORT
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind
+from logquarry.repair.recover.store_folders import REPORT
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import DiskState

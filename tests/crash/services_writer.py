@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import logquarry as lq
 from logquarry.errors import StoreError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.transaction.checks import OpenTransaction
 from tests.crash.writer import SETTINGS, Order, serve
@@ -76,10 +76,10 @@ def number_of(body: bytes) -> int:
 
 def read_offsets(root: Path) -> dict[tuple[str, int], int]:
     """The group's offsets by topic and queue; the file can be read at any time."""
-    path = root / "config" / broker_config.CONSUMER_OFFSET_FILE
+    path = root / "config" / broker_json.CONSUMER_OFFSET_FILE
     if not path.exists():
         return {}
-    table = broker_config.decode_consumer_offsets(path.read_bytes())
+    table = broker_json.decode_consumer_offsets(path.read_bytes())
     return {
         (topic, queue_id): offset
         for (topic, group), offsets in table.items()

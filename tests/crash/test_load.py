@@ -18,8 +18,7 @@ from logquarry.ingest.load import Appending, append_to_store, commit_load, plan_
 from logquarry.ingest.staging import LoadPlan, Staged, Stager
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
-from logquarry.store.load.ledger import LoadId
-from logquarry.store.load.loading import Loaded
+from logquarry.store.load.loading import Loaded, LoadId
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk

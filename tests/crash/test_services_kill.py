@@ -14,10 +14,10 @@ from typing import Final
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.repair.verify import verify_store
-from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import StoreWriter
+from logquarry.store.overview import transactions
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told
 from tests.crash.services_writer import (
     DELAYED,
@@ -43,8 +43,8 @@ KINDS: Final = ("put", "put", "committed", "undone", "left", "sent", "got", "exp
 def check_files(root: Path) -> None:
     """At any moment one of each pair can be read."""
     for name, decode in (
-        (broker_config.DELAY_OFFSET_FILE, broker_config.decode_delay_offsets),
-        (broker_config.CONSUMER_OFFSET_FILE, broker_config.decode_consumer_offsets),
+        (broker_json.DELAY_OFFSET_FILE, broker_json.decode_delay_offsets),
+        (broker_json.CONSUMER_OFFSET_FILE, broker_json.decode_consumer_offsets),
     ):
         path = root / "config" / name
         if path.exists():

@@ -11,10 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from logquarry.errors import LogquarryError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.log import batches
+from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
-from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import log_extent, plan_splits, split_events
 from logquarry.log.walk import LogReader
@@ -25,9 +25,9 @@ from logquarry.repair.verify import verify_store
 from logquarry.store.message_store import MessageStore
 
 DECODERS = {
-    broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
-    broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
-    broker_config.TOPICS_FILE: broker_config.decode_topics,
+    broker_json.DELAY_OFFSET_FILE: broker_json.decode_delay_offsets,
+    broker_json.CONSUMER_OFFSET_FILE: broker_json.decode_consumer_offsets,
+    broker_json.TOPICS_FILE: broker_json.decode_topics,
 }
 
 

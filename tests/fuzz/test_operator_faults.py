@@ -21,8 +21,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import logquarry as lq
-from logquarry.cli.exit_codes import ExitCode
 from logquarry.cli.main import app
+from logquarry.cli.outcome import ExitCode
 from logquarry.errors import LogquarryError
 from logquarry.repair.recover.plan import RecoveryMode
 from tests.conformance.rocketmq5 import rocketmq5_stores

@@ -11,7 +11,7 @@ from typing import Any
 
 import logquarry as lq
 from logquarry.broker import Broker, BrokerOptions
-from logquarry.format import fastjson, frame
+from logquarry.format import broker_json, frame
 from logquarry.format.frame import Frame
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand, RemotingReader
@@ -189,7 +189,7 @@ def messages_of(answer: RemotingCommand) -> list[StoredMessage]:
 
 def document_of(answer: RemotingCommand) -> Any:
     assert answer.code == 0, answer
-    return fastjson.decode(answer.body)
+    return broker_json.decode(answer.body)
 
 
 async def connected(address: str, **options: Any) -> Client:

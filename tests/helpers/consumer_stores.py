@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.message_store import StoreWriter
 
@@ -36,6 +36,6 @@ def numbers(messages: Iterator[lq.StoredMessage] | list[lq.StoredMessage] | Cons
 
 
 def saved(store: lq.MessageStore) -> dict[tuple[str, str], dict[int, int]]:
-    return broker_config.decode_consumer_offsets(
+    return broker_json.decode_consumer_offsets(
         (Path(store.root) / "config/consumerOffset.json").read_bytes()
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.protocol.ha.messages import HaTimes
+from logquarry.protocol.ha_messages import HaTimes
 from tests.helpers.waiting import PATIENCE_SECONDS
 
 SIZES = lq.StoreConfig(

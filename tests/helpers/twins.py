@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
+from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Rows, Window
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
+from logquarry.format.arrays import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec, columns
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding

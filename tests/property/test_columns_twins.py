@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from logquarry.format import properties as props
 from logquarry.format import property_crc, sys_flag
+from logquarry.format.arrays import POSITION, SIZE
 from logquarry.format.frame import Frame
-from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns, schema
 from logquarry.log.codec import Rows, Window
 from logquarry.log.columns import Decoding

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import frame
+from logquarry.format.arrays import NEED_MORE, REACHED_STOP
 from logquarry.format.frame import MAGIC_V1, DamageKind
-from logquarry.format.rows import NEED_MORE, REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.testing import strategies

@@ -20,9 +20,14 @@ from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read import get_kernel
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.get_kernel import KernelGet
-from logquarry.read.get_message import GetMessageStatus, GetResult, TransferLimits, get_message
+from logquarry.read.get_message import (
+    GetMessageStatus,
+    GetResult,
+    TransferLimits,
+    get_message,
+    read_message,
+)
 from logquarry.read.log_queues import LogQueue
-from logquarry.read.messages import read_message
 from logquarry.read.queue import UNIT_DTYPE
 from logquarry.stored_message import JSON_NAMES, StoredMessage
 from logquarry.testing import strategies

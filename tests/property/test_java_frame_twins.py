@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from logquarry.format import frame, index, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import ASK_JAVA
 from logquarry.format.frame import Frame
-from logquarry.format.java_frame import JavaMemoryError, JavaRequest, check_message
-from logquarry.format.rows import ASK_JAVA
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
+from logquarry.repair.recover.java_dispatch import JavaMemoryError, JavaRequest, check_message
 from logquarry.testing import strategies
 from tests.helpers.damage import damaged
 from tests.helpers.twins import plain_python

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from logquarry.format.rows import PROPS_AT, PROPS_LENGTH, ROW_WIDTH
+from logquarry.format.arrays import PROPS_AT, PROPS_LENGTH, ROW_WIDTH
 from logquarry.log import columns
 from logquarry.log.codec import Window
 from tests.helpers.twins import both

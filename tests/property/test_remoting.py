@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from logquarry import protocol
 from logquarry.errors import ProtocolViolation
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.protocol import remoting, remoting_codes, remoting_header
 from logquarry.protocol.remoting import LANGUAGES, RemotingCommand, RemotingReader
 
@@ -83,14 +83,14 @@ JSON = st.recursive(
 
 @given(JSON)
 def test_bodies_are_json_if_the_keys_are_text(value: object) -> None:
-    assert json.loads(fastjson.compact(value)) == value
+    assert json.loads(broker_json.compact(value)) == value
 
 
 @given(st.dictionaries(st.integers(-9, 9), JSON, max_size=3))
 def test_numbers_as_keys_have_no_quotes(table: dict[int, object]) -> None:
     expected = {str(key): value for key, value in table.items()}
-    assert fastjson.decode(fastjson.compact(table)) == expected
-    assert json.loads(fastjson.compact(table, quote_keys=True)) == expected
+    assert broker_json.decode(broker_json.compact(table)) == expected
+    assert json.loads(broker_json.compact(table, quote_keys=True)) == expected
 
 
 # -------------------------------------------------------------------------- compiled, interpreted

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import batches
+from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
-from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
 from logquarry.read import selection

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import runs_at
 from logquarry.log.walk import DamagedSpan, LogEnd, LogReader, Run
 from logquarry.testing import strategies
 from tests.helpers.damage import damaged

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.format import frame
+from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.format.frame import MAGIC_V1, MAGIC_V2, DamageKind, Frame
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.testing import strategies

@@ -12,8 +12,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Final
 from unittest import mock
 
-from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
-from logquarry.protocol.ha.messages import LogRange, MasterEvent, MasterInput, SlaveRequested
+from logquarry.protocol.ha_connection import MasterConnection, SlaveConnection
+from logquarry.protocol.ha_messages import LogRange, MasterEvent, MasterInput, SlaveRequested
 from logquarry.replication import HaMaster
 from logquarry.replication.replica import Replica
 from logquarry.write.waits import ReplicaWait

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 from unittest import mock
 
-from logquarry.protocol.ha.messages import HaTimes, TransferLimits
+from logquarry.protocol.ha_messages import HaTimes, TransferLimits
 from logquarry.replication import SlaveOptions
 from logquarry.replication import master as master_module
 from logquarry.replication import slave as slave_module

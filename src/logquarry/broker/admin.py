@@ -1,4 +1,6 @@
-"""Answers mqadmin's requests: topics, groups, clients, resets (``AdminBrokerProcessor``)."""
+"""Answers requests of tools: topics, groups, clients, resets (``AdminBrokerProcessor``), and
+queries by key, message id or time, and for queues' ends (``QueryMessageProcessor``).
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,138 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from logquarry.broker.acl import CREDENTIALS
+from logquarry.broker.acl import CREDENTIALS, SUB
 from logquarry.broker.connection import Request
 from logquarry.broker.consumers import store_time
 from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.pull import Pulling
 from logquarry.disk.config_file import delay_offsets
-from logquarry.format import broker_config, fastjson
-from logquarry.format.broker_config import TopicConfig, as_flag
+from logquarry.errors import MessageNotFound
+from logquarry.format import broker_json
+from logquarry.format.broker_json import TopicConfig, as_flag
+from logquarry.format.properties import ANY_TAG
+from logquarry.format.queue_entry import QueueEntry
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
-from logquarry.read.messages import frames_of
+from logquarry.read.get_message import frames_of
+
+_MOST_ENTRIES: Final = 1_024
+
+
+class Queries(Part):
+    """Answers queries in the thread for slow calls of the store."""
+
+    @answers(RequestCode.QUERY_MESSAGE)
+    async def by_key(self, request: Request) -> None:
+        """Answer with the messages of a key; with ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY."""
+        fields, store = request.fields, self._core.store
+        count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
+        job = partial(
+            store.query,
+            fields["topic"],
+            fields["key"],
+            max(0, fields["beginTimestamp"]),
+            max(0, fields["endTimestamp"]),
+            count,
+        )
+        found = await self._core.slow(job) if count > 0 else ()
+        if not found:
+            raise Refused(
+                "can not find message, maybe time range not correct", ResponseCode.QUERY_NOT_FOUND
+            )
+        request.reply(
+            fields={
+                "indexLastUpdateTimestamp": str(found[-1].store_timestamp),
+                "indexLastUpdatePhyoffset": str(found[-1].physical_offset),
+            },
+            body=frames_of(found),
+        )
+
+    @answers(RequestCode.VIEW_MESSAGE_BY_ID)
+    async def by_offset(self, request: Request) -> None:
+        """Answer with the message at a physical offset, which clients take from a message id."""
+        offset = request.fields["offset"]
+        try:
+            message = await self._core.slow(partial(self._core.store.message_at, offset))
+        except MessageNotFound as error:
+            raise Refused(f"can not find message by the offset, {offset}") from error
+        request.require(message.topic, SUB)
+        request.reply(body=frames_of((message,)))
+
+    @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
+    async def by_time(self, request: Request) -> None:
+        """Answer with the queue offset of the message stored nearest to a time."""
+        fields, store = request.fields, self._core.store
+        job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
+        request.reply(fields={"offset": str(await self._core.slow(job))})
+
+    @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
+    async def end_of_queue(self, request: Request) -> None:
+        """Answer with the first offset of a queue, or with its end (the last offset plus 1)."""
+        fields, store = request.fields, self._core.store
+        job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
+        first, end = await self._core.slow(job)
+        is_max = request.command.code == RequestCode.GET_MAX_OFFSET
+        request.reply(fields={"offset": str(end if is_max else first)})
+
+    @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
+    async def earliest_time(self, request: Request) -> None:
+        """Answer with the store time of a queue's first message, or -1."""
+        fields = request.fields
+        job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
+        request.reply(fields={"timestamp": str(await self._core.slow(job))})
+
+    @answers(RequestCode.QUERY_CONSUME_QUEUE)
+    async def queue_entries(self, request: Request) -> None:
+        """Answer with entries of a queue, and whether a group's subscription selects their tags."""
+        core, fields = self._core, request.fields
+        topic, queue_id = fields["topic"], fields["queueId"]
+        first, end, entries = await core.slow(
+            partial(_entries, core, topic, queue_id, fields["index"], fields["count"])
+        )
+        document: dict[str, Any] = {"maxQueueIndex": end, "minQueueIndex": first}
+        name = fields["consumerGroup"]
+        group = core.clients.consumers.get(name)
+        found = None if group is None else group.filters.get(topic)
+        codes: list[Any] = []
+        selects_all = False
+        if found is not None:
+            document["subscriptionData"] = dict(found.document)
+            listed = found.document.get("codeSet")
+            codes = listed if isinstance(listed, list) else []
+            selects_all = found.document.get("subString") == ANY_TAG
+        elif name:
+            document["filterData"] = f"{name}@{topic} is not online!"
+        document["queueData"] = [
+            {
+                "eval": selects_all or entry.tags_code in codes,
+                "physicOffset": entry.physical_offset,
+                "physicSize": entry.size,
+                "tagsCode": entry.tags_code,
+            }
+            for entry in entries
+        ]
+        request.reply_json(document)
+
+
+def _entries(
+    core: Core, topic: str, queue_id: int, index: int, count: int
+) -> tuple[int, int, list[QueueEntry]]:
+    queue = core.store.queue(topic, queue_id)
+    if queue is None:
+        raise Refused(f"{queue_id}@{topic[:200]} is not exist!")
+    index = max(index, queue.min_offset)
+    entries = queue.entries(index, index + min(max(1, count), _MOST_ENTRIES))
+    found = [entry for _, entry in entries]
+    if not found:
+        raise Refused(f"Index {index} of {queue_id}@{topic[:200]} is not exist!")
+    return queue.min_offset, queue.max_offset, found
+
+
+def _earliest(core: Core, topic: str, queue_id: int) -> int:
+    first = core.store.queue_offsets(topic, queue_id).min
+    messages = core.store.get(topic, queue_id, first, 1).messages
+    return messages[0].store_timestamp if messages else -1
+
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
@@ -86,7 +210,7 @@ class Admin(Part):
         document = {
             "dataVersion": {"counter": 0, "timestamp": self._core.clock()},
             "topicConfigTable": {
-                name: broker_config.topic_entry(topic) for name, topic in table.items()
+                name: broker_json.topic_entry(topic) for name, topic in table.items()
             },
         }
         request.reply_json(document)
@@ -95,7 +219,7 @@ class Admin(Part):
     def topic_config(self, request: Request) -> None:
         """Answer with a topic's settings. mqadmin 5 requests the settings before the statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
-        request.reply_json(broker_config.topic_entry(topic))
+        request.reply_json(broker_json.topic_entry(topic))
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def system_topics(self, request: Request) -> None:
@@ -108,7 +232,7 @@ class Admin(Part):
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
-        request.reply_json({"offsetTable": fastjson.ObjectKeys(pairs)})
+        request.reply_json({"offsetTable": broker_json.ObjectKeys(pairs)})
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, request: Request) -> None:
@@ -159,14 +283,14 @@ class Admin(Part):
     @answers(RequestCode.GET_ALL_CONSUMER_OFFSET)
     def all_offsets(self, request: Request) -> None:
         """Answer with all consumer offsets."""
-        text = broker_config.encode_consumer_offsets(self._core.tables.offsets.groups())
+        text = broker_json.encode_consumer_offsets(self._core.tables.offsets.groups())
         request.reply(body=text.encode())
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:
         """Answer with the delivered queue offset of each delay level."""
         found = delay_offsets(self._core.store.layout) or {}
-        request.reply(body=broker_config.encode_delay_offsets(found).encode())
+        request.reply(body=broker_json.encode_delay_offsets(found).encode())
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: Request) -> None:
@@ -238,7 +362,7 @@ class Admin(Part):
             is_later = offset > current.get(queue_id, -1) >= 0
             kept = current[queue_id] if is_later and not fields["isForce"] else offset
             table.append((core.queue_key(name, queue_id), kept))
-        body = fastjson.compact({"offsetTable": fastjson.ObjectKeys(table)}).encode()
+        body = broker_json.compact({"offsetTable": broker_json.ObjectKeys(table)}).encode()
         header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}
         clients = list(online.clients.values())
         try:

@@ -5,7 +5,7 @@
     async with Broker("/data/store") as broker:
         print(broker.name_server)          # give this address to a RocketMQ client
 
-One event loop serves all connections; a few threads run the store's calls (``lanes.py``).
+One event loop serves all connections; a few threads run the store's calls (``core.py``).
 :func:`background` runs a broker in a thread, for programs without asyncio.
 """
 
@@ -29,19 +29,16 @@ from pathlib import Path
 from typing import Any, Final, Self, cast
 
 from logquarry import arguments
-from logquarry.broker.admin import Admin
+from logquarry.broker.admin import Admin, Queries
 from logquarry.broker.clients import Clients
-from logquarry.broker.connection import Connection, Handler
+from logquarry.broker.connection import Connection, Handler, SparingLog, line_of
 from logquarry.broker.consumers import Consuming, Progress
 from logquarry.broker.core import Core, Lanes
 from logquarry.broker.names import KeyValues, Names
 from logquarry.broker.options import BrokerOptions, address_text, is_wildcard, make_offsets_folder
 from logquarry.broker.ports import Port, listen_at_both
 from logquarry.broker.pull import Pulling
-from logquarry.broker.queries import Queries
-from logquarry.broker.send import Sending, Transactions
-from logquarry.broker.send_back import Replies, Retrying
-from logquarry.broker.sparing import SparingLog, line_of
+from logquarry.broker.send import Replies, Retrying, Sending, Transactions
 from logquarry.broker.statistics import Runtime, Statistics
 from logquarry.broker.tables import Tables
 from logquarry.config import StoreConfig, settings_of

@@ -1,4 +1,5 @@
-"""A client's connection: receives its requests, sends answers, and sends the broker's own requests.
+"""A client's connection: receives its requests, sends answers, sends the broker's own requests, and
+limits the number of log lines that clients can cause.
 
 If a client does not read its answers, its connection reads and starts no further requests.
 """
@@ -9,7 +10,9 @@ import asyncio
 import logging
 import socket
 import ssl
+import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -17,9 +20,8 @@ from typing import Any, Final, Protocol, cast
 
 from logquarry.broker.acl import Account
 from logquarry.broker.options import address_text
-from logquarry.broker.sparing import SparingLog, line_of
 from logquarry.errors import LogquarryError, ProtocolViolation
-from logquarry.format import fastjson, message_id
+from logquarry.format import broker_json, message_id
 from logquarry.protocol.remoting import (
     Flag,
     RemotingCommand,
@@ -27,6 +29,41 @@ from logquarry.protocol.remoting import (
     encode_head,
 )
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse
+
+_INTERVAL_SECONDS: Final = 10.0
+_MOST_LINES: Final = 5
+
+
+class SparingLog:
+    """Logs at most 5 lines in 10 seconds, then the number of omitted lines. Thread-safe."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._until = 0.0
+        self._lines = 0
+        self._lock = threading.Lock()
+
+    def warning(self, message: str, *values: object) -> None:
+        """Log one line, or count it as omitted."""
+        now, left_out = time.monotonic(), 0
+        with self._lock:
+            if now >= self._until:
+                left_out = max(0, self._lines - _MOST_LINES)
+                self._until, self._lines = now + _INTERVAL_SECONDS, 0
+            self._lines += 1
+            is_logged = self._lines <= _MOST_LINES
+        if left_out:
+            self._logger.warning("%d similar lines were left out", left_out)
+        if is_logged:
+            self._logger.warning(message, *values)
+
+
+def line_of(error: BaseException) -> str:
+    """Format an exception as one line, with the file and line at which it was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{error!r}{where}"
+
 
 logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
@@ -71,7 +108,7 @@ class Request:
 
     def reply_json(self, document: Mapping[str, Any], *, quote_keys: bool = False) -> None:
         """Answer with a JSON document. As in Java, a lone surrogate becomes a question mark."""
-        text = fastjson.compact(document, quote_keys=quote_keys)
+        text = broker_json.compact(document, quote_keys=quote_keys)
         self.reply(body=text.encode("utf-8", "replace"))
 
     def fail(self, error: BaseException) -> None:

@@ -15,11 +15,11 @@ from logquarry.broker.connection import Request
 from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.statistics import Statistics
 from logquarry.broker.tables import ANY
-from logquarry.format import fastjson
-from logquarry.format.broker_config import TopicConfig
+from logquarry.format import broker_json
+from logquarry.format.broker_json import TopicConfig
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.read.get_message import TransferLimits
-from logquarry.store.consumer.subscription import retry_topic
+from logquarry.store.consumer.group import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
@@ -264,7 +264,7 @@ class Progress(Part):
 
 
 def _consume_stats(pairs: QueueStats, rate: float) -> dict[str, Any]:
-    return {"consumeTps": rate, "offsetTable": fastjson.ObjectKeys(pairs)}
+    return {"consumeTps": rate, "offsetTable": broker_json.ObjectKeys(pairs)}
 
 
 def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:

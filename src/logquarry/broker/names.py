@@ -16,7 +16,7 @@ from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.tables import WRITE
 from logquarry.disk.config_file import ConfigTable, config_file
 from logquarry.disk.disk import Disk
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _READS_STANDARD_JSON: Final = 401
@@ -133,7 +133,7 @@ Namespaces = dict[str, dict[str, str]]
 
 
 def _decode(data: bytes) -> Namespaces:
-    document = fastjson.decode(data)
+    document = broker_json.decode(data)
     if not isinstance(document, dict) or not isinstance(document.get(_TABLE), dict):
         raise ValueError(f"there is no {_TABLE}")
     found = document[_TABLE]
@@ -149,7 +149,7 @@ class KeyValues(Part):
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         table = ConfigTable(
-            "kvConfig.json", _decode, lambda found: fastjson.encode({_TABLE: found})
+            "kvConfig.json", _decode, lambda found: broker_json.encode({_TABLE: found})
         )
         self._file = config_file(Disk(), Path(core.store.root), table)
         self._found: Namespaces | None = None

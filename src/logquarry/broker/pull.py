@@ -21,16 +21,14 @@ from typing import Any, Final, TypeVar
 
 from logquarry.broker.clients import BROADCASTING, parse_expression
 from logquarry.broker.connection import Connection, Request
-from logquarry.broker.core import BUSY, Core, Part, answers
-from logquarry.broker.lanes import Mailbox
+from logquarry.broker.core import BUSY, Core, Mailbox, Part, answers
 from logquarry.broker.tables import READ
 from logquarry.format import java
 from logquarry.format.properties import parse_tags
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
-from logquarry.read.get_message import GetMessageStatus, GetResult, may_match
-from logquarry.read.messages import frames_of
+from logquarry.read.get_message import GetMessageStatus, GetResult, frames_of, may_match
+from logquarry.store.consumer.group import RETRY_PREFIX
 from logquarry.store.consumer.sql_filter import SqlFilter
-from logquarry.store.consumer.subscription import RETRY_PREFIX
 from logquarry.write.dispatcher import MessageArrival
 
 _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4

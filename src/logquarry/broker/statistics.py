@@ -19,7 +19,7 @@ from logquarry import __version__
 from logquarry.broker.acl import TRACE_TOPIC
 from logquarry.broker.connection import Request
 from logquarry.broker.core import Core, Part, answers
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.protocol.remoting_codes import Refused, RequestCode
 from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
@@ -274,7 +274,7 @@ class Runtime(Part):
             for name, value in settings.items()
         )
         request.reply(
-            fields={"version": fastjson.compact({"counter": 0, "timestamp": self._began})},
+            fields={"version": broker_json.compact({"counter": 0, "timestamp": self._began})},
             body=text.encode(),
         )
 

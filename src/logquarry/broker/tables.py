@@ -23,8 +23,8 @@ from logquarry.disk.config_file import (
     config_file,
 )
 from logquarry.disk.disk import Disk
-from logquarry.format import broker_config
-from logquarry.format.broker_config import TopicConfig
+from logquarry.format import broker_json
+from logquarry.format.broker_json import TopicConfig
 from logquarry.log.store_files import CONFIG
 from logquarry.protocol.remoting_codes import Refused, ResponseCode
 from logquarry.store.message_store import MessageStore, StoreWriter
@@ -78,7 +78,7 @@ class Tables:
                 # offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
-            self._stored = broker_config.topics_of_document(document) if document else {}
+            self._stored = broker_json.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
             # Only for a reader: a writer has already listed all topics, and add_queues would bring
             # back deleted topics.

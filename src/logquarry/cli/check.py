@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options
+from logquarry.cli import options, outcome
 from logquarry.cli import spark as with_spark
-from logquarry.cli.exit_codes import ExitCode
+from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def verify(
                 out.line(f"{chr(10) if number else ''}{out.style(report.store, 'bold')}")
             _show_findings(out, report)
             typed = stores[0] if len(stores) == len(reports) == 1 else report.store
-            step = next_step.after_verify(report, typed, config)
+            step = outcome.after_verify(report, typed, config)
             if step is not None:
                 out.line(step)
     if any(report.has_damage for report in reports):

@@ -278,7 +278,7 @@ def export(
     if filters.limit is not None:
         raise UsageError("--limit is for --format jsonl: Spark's tasks cannot count together")
     from logquarry.config import StoreConfig
-    from logquarry.log.kafka import HEADERS
+    from logquarry.log.schema import HEADERS
     from logquarry.spark.options import ReadOptions
     from logquarry.spark.tasks import open_stores
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options, output
+from logquarry.cli import options, outcome, output
 from logquarry.cli.output import Output
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def import_(
             else:
                 which = f"the first {count}"
                 others = f", the others are not: put only those with --skip {done}"
-                again = _with_skip(next_step.words(ctx), done)
-            next_step.remember_words(ctx, again)
+                again = _with_skip(outcome.words(ctx), done)
+            outcome.remember_words(ctx, again)
             output.error(
                 f"{which} of {text.printable(found.location)} are in "
                 f"{text.printable(store)}{others}"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options, output
+from logquarry.cli import options, outcome, output
 from logquarry.cli.output import Output
 from logquarry.cli.stats import STATES, end_incomplete, queue_list, read_store, sizes_text
 from logquarry.errors import CorruptStore, UnsupportedStore
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.verify import VerifyReport
-    from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.overview import Overview, TopicOverview
+    from logquarry.store.overview import Overview, TopicOverview, Transactions
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
 
@@ -77,7 +76,7 @@ def info(
             found = overview(opened, exact=exact, progress=progress)
         halves = None
         if transactions:
-            from logquarry.store.half_messages import transactions as read_transactions
+            from logquarry.store.overview import transactions as read_transactions
 
             halves = read_transactions(opened)
         document = _document(opened, found, halves)
@@ -127,7 +126,7 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
     # docs/json.md describes the document.
     layout, log = store.layout, store.layout.commit_log
-    from logquarry.store.state import file_bytes
+    from logquarry.store.stats import file_bytes
 
     return {
         "store": store.root,
@@ -372,7 +371,7 @@ def report(store: str, target: str, config: str | None, out: Output) -> None:
     with output.staged(path) as file:
         file.write(page.encode())
     out.note(f"wrote {text.printable(target)}, {text.size_text(len(page.encode()))}")
-    step = next_step.after_verify(found[0], store, config)
+    step = outcome.after_verify(found[0], store, config)
     if step is not None:
         out.note(step)
     end_incomplete(out, left_out)

@@ -19,8 +19,8 @@ from typing import Any, Final, NoReturn
 import click
 
 from logquarry import __version__, compiled, text
-from logquarry.cli import interrupts, next_step, output
-from logquarry.cli.exit_codes import ExitCode, exit_code
+from logquarry.cli import interrupts, outcome, output
+from logquarry.cli.outcome import ExitCode, exit_code
 from logquarry.errors import LogquarryError
 
 _MODULES: Final = {
@@ -64,7 +64,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        next_step.remember_words(ctx, args)
+        outcome.remember_words(ctx, args)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -81,7 +81,7 @@ class _Commands(click.Group):
             except (LogquarryError, OSError) as error:
                 lines = _message(error).split("\n")
                 output.error("\n".join(map(text.printable, lines)))
-                step = next_step.after_error(error, ctx)
+                step = outcome.after_error(error, ctx)
                 if step is not None:
                     output.step(step)
                 ctx.exit(exit_code(error))

@@ -15,10 +15,9 @@ from logquarry.errors import MessageNotFound, UsageError
 from logquarry.units import Progress
 
 if TYPE_CHECKING:
-    from logquarry.log.batches import DamageLog, OnDamage
+    from logquarry.log.batches import DamageLog, MessageFilter, OnDamage
     from logquarry.log.codec import Rows
     from logquarry.log.columns import Decoding
-    from logquarry.log.filters import MessageFilter
     from logquarry.log.layout import StoreLayout
     from logquarry.log.walk import DamagedSpan, Run
     from logquarry.store.message_store import MessageStore

@@ -21,7 +21,7 @@ from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.log.filters import MessageFilter
+    from logquarry.log.batches import MessageFilter
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _LEAST_PLAUSIBLE_MS: Final = 10**11
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    # next_step.py uses the value after an error.
+    # outcome.py uses the value after an error.
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -149,7 +149,7 @@ class Filters(NamedTuple):
     def message_filter(self) -> MessageFilter:
         """Parse all values except ``limit``."""
         from logquarry.format.properties import TAG_SEPARATOR
-        from logquarry.log import filters as scan_filters
+        from logquarry.log import batches as scan_filters
 
         queues = scan_filters.names(_parts(self.queue), "--queue")
         since = _time_ms("--since", self.since)

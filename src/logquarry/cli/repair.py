@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options
+from logquarry.cli import options, outcome
 from logquarry.cli import spark as with_spark
-from logquarry.cli.exit_codes import ExitCode
+from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
 from logquarry.log.store_names import has_wildcard
@@ -95,7 +95,7 @@ def recover(
             accept = "--accept-loss", str(plan.loss.bytes)
             out.line()
             out.line(
-                next_step.line(
+                outcome.line(
                     *words,
                     *accept,
                     "--apply",
@@ -105,14 +105,14 @@ def recover(
             )
         elif plan.refused is not None:
             out.line()
-            out.line(next_step.after_refusal("recover", store, mode, config))
+            out.line(outcome.after_refusal("recover", store, mode, config))
         elif apply and plan.is_needed:
             out.line()
-            out.line(next_step.line("verify", store, config=config))
+            out.line(outcome.line("verify", store, config=config))
         if plan.refused is None and is_due:
             if accept_loss is not None:
                 words += ["--accept-loss", str(accept_loss)]
-            out.line("\n" + next_step.line(*words, "--apply", config=config))
+            out.line("\n" + outcome.line(*words, "--apply", config=config))
     if plan.refused is not None or is_due:
         click.get_current_context().exit(
             ExitCode.FINDINGS if plan.refused is None else ExitCode.REFUSED
@@ -266,12 +266,12 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
         out.line()
         elsewhere = ("rebuild", store, "--into", "DIR", *only)
         if report.is_live:
-            out.line(next_step.line(*elsewhere, config=config))
+            out.line(outcome.line(*elsewhere, config=config))
             return
         check = "recover" if report.has_abort else "verify"
         _show_next(out, "check", check, store, config=config)
         _show_next(out, "elsewhere", *elsewhere, config=config)
-        out.line(next_step.line("rebuild", store, "--in-place", "--apply", *only, config=config))
+        out.line(outcome.line("rebuild", store, "--in-place", "--apply", *only, config=config))
         return
     where = "in place" if report.into is None else f"into {text.printable(report.into)}"
     out.line(f"{name}: {out.style(f'{what} rebuilt {where}', 'green')}")
@@ -294,9 +294,9 @@ def _show_rebuild(out: Output, report: RebuildReport, store: str, config: str | 
     out.line()
     if report.into is None and report.has_abort:
         out.line("  the store was not shut down cleanly; rebuild does not change that")
-        out.line(next_step.line("recover", store, config=config))
+        out.line(outcome.line("recover", store, config=config))
     elif report.into is None:
-        out.line(next_step.line("verify", store, config=config))
+        out.line(outcome.line("verify", store, config=config))
 
 
 def _show_queues(out: Output, report: RebuildReport) -> None:

@@ -21,7 +21,7 @@ from logquarry.systems import Held, held
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.protocol.ha.messages import HaTimes
+    from logquarry.protocol.ha_messages import HaTimes
     from logquarry.replication import ConfigSync, HaSlave, MasterStatus
 
 
@@ -51,7 +51,7 @@ def _is_host(name: str) -> bool:
 
 def ha_times(settings: StoreConfig) -> HaTimes:
     """Return the heartbeat and housekeeping intervals of a configuration."""
-    from logquarry.protocol.ha.messages import HaTimes
+    from logquarry.protocol.ha_messages import HaTimes
 
     return HaTimes(
         heartbeat_ms=settings.ha_send_heartbeat_interval,
@@ -382,7 +382,7 @@ def serve_master(
         asked_at = host_port(listen_config, option="--listen-config")
     from logquarry.config import StoreConfig
     from logquarry.log.layout import StoreLayout
-    from logquarry.protocol.ha.messages import TransferLimits
+    from logquarry.protocol.ha_messages import TransferLimits
     from logquarry.replication import ConfigServer, ConfigServerOptions, HaMaster, MasterOptions
     from logquarry.store.message_store import MessageStore
 

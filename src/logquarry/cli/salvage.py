@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from logquarry import text
-from logquarry.cli import next_step, options, output
+from logquarry.cli import options, outcome, output
 from logquarry.cli import spark as with_spark
-from logquarry.cli.exit_codes import ExitCode
+from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
 from logquarry.errors import UsageError
 
@@ -94,7 +94,7 @@ def salvage(
             _show_salvage(out, one)
             at = stores[0] if len(stores) == len(found) == 1 else one.plan.store
             saved = one.into if spark_master is not None or into is None else str(into)
-            out.line(next_step.after_salvage(at, saved, include_stale, config))
+            out.line(outcome.after_salvage(at, saved, include_stale, config))
     if not all(one.is_whole for one in found):
         click.get_current_context().exit(ExitCode.FINDINGS)
 
@@ -262,8 +262,8 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
             )
         _show_salvage(out, found.salvaged)
         if into is not None:
-            out.line(next_step.line("verify", str(into)))
+            out.line(outcome.line("verify", str(into)))
         else:
-            out.line(next_step.line("convert", store, "--into", "DIR", config=config))
+            out.line(outcome.line("convert", store, "--into", "DIR", config=config))
     if not found.salvaged.is_whole:
         click.get_current_context().exit(ExitCode.FINDINGS)

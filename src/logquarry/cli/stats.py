@@ -9,7 +9,7 @@ import click
 
 from logquarry import text
 from logquarry.cli import options
-from logquarry.cli.exit_codes import ExitCode
+from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import Output
 from logquarry.errors import UnreadableFile, UsageError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from logquarry.read.log_queues import QueueKey
     from logquarry.read.pops import Pops
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.state import StoreState
+    from logquarry.store.stats import StoreState
 
 T = TypeVar("T")
 STATES: Final = {

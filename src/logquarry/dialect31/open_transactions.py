@@ -19,10 +19,9 @@ import numpy as np
 
 from logquarry.format import java, queue_entry, state_table, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Records
+from logquarry.format.arrays import POSITION, SIZE, Bools, Records
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.format.rows import POSITION, SIZE
 from logquarry.format.state_table import FILLER_SIZE, StateUnit
 from logquarry.format.sys_flag import TRANSACTION_PREPARED
 from logquarry.log.codec import Rows, Window

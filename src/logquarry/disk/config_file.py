@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeVar
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound, StoreUnavailable
-from logquarry.format import broker_config, fastjson
+from logquarry.format import broker_json
 from logquarry.log import kept_settings
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import place_of, read_config
@@ -106,7 +106,7 @@ class ConfigFile(Generic[T]):
         text = self._encode(value)
         with self._saving:
             if self._member is not None and self._document is not None:
-                text = fastjson.replace_member(self._document, self._member, text)
+                text = broker_json.replace_member(self._document, self._member, text)
             # A lone surrogate comes from a JSON escape. UTF-8 cannot encode it, so write the escape
             # again.
             data = text.encode("utf-8", "backslashreplace")
@@ -206,24 +206,24 @@ class ConfigTable(NamedTuple):
 
 
 TOPICS: Final = ConfigTable(
-    broker_config.TOPICS_FILE, broker_config.decode_topic_document, fastjson.encode
+    broker_json.TOPICS_FILE, broker_json.decode_topic_document, broker_json.encode
 )
 CONSUMER_OFFSETS: Final = ConfigTable(
-    broker_config.CONSUMER_OFFSET_FILE,
-    broker_config.decode_consumer_offsets,
-    broker_config.encode_consumer_offsets,
-    broker_config.OFFSET_TABLE,
+    broker_json.CONSUMER_OFFSET_FILE,
+    broker_json.decode_consumer_offsets,
+    broker_json.encode_consumer_offsets,
+    broker_json.OFFSET_TABLE,
 )
 DELAY_OFFSETS: Final = ConfigTable(
-    broker_config.DELAY_OFFSET_FILE,
-    broker_config.decode_delay_offsets,
-    broker_config.encode_delay_offsets,
-    broker_config.OFFSET_TABLE,
+    broker_json.DELAY_OFFSET_FILE,
+    broker_json.decode_delay_offsets,
+    broker_json.encode_delay_offsets,
+    broker_json.OFFSET_TABLE,
 )
 SUBSCRIPTION_GROUPS: Final = ConfigTable(
-    broker_config.SUBSCRIPTION_GROUP_FILE,
-    broker_config.decode_subscription_group_document,
-    fastjson.encode,
+    broker_json.SUBSCRIPTION_GROUP_FILE,
+    broker_json.decode_subscription_group_document,
+    broker_json.encode,
 )
 
 
@@ -278,7 +278,7 @@ class ConfigTables:
 
 
 def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any) -> bool:
-    version = broker_config.DATA_VERSION
+    version = broker_json.DATA_VERSION
     if loaded.value is None or loaded.path != file.path:
         return False
     return bool(loaded.value[version] == came[version])
@@ -299,22 +299,22 @@ def consumer_offsets(
     found = offsets_in_rocksdb(layout)
     if found is not None:
         return found
-    decode = broker_config.decode_consumer_offsets
-    return _read(layout, broker_config.CONSUMER_OFFSET_FILE, decode, level) or {}
+    decode = broker_json.decode_consumer_offsets
+    return _read(layout, broker_json.CONSUMER_OFFSET_FILE, decode, level) or {}
 
 
 def offsets_in_rocksdb(layout: StoreLayout) -> dict[tuple[str, str], dict[int, int]] | None:
     """Read consumer offsets from RocksDB; None if RocksDB has none."""
-    name = broker_config.CONSUMER_OFFSET_FILE
+    name = broker_json.CONSUMER_OFFSET_FILE
     if place_of(layout.filesystem, name) is None:
         return None
-    return broker_config.decode_consumer_offsets(read_config(layout.filesystem, name))
+    return broker_json.decode_consumer_offsets(read_config(layout.filesystem, name))
 
 
 def delay_offsets(layout: StoreLayout, level: int = logging.WARNING) -> dict[int, int] | None:
     """Read delay level -> next queue offset; None if no file is readable."""
-    decode = broker_config.decode_delay_offsets
-    return _read(layout, broker_config.DELAY_OFFSET_FILE, decode, level)
+    decode = broker_json.decode_delay_offsets
+    return _read(layout, broker_json.DELAY_OFFSET_FILE, decode, level)
 
 
 def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: int) -> T | None:

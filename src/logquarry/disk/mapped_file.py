@@ -23,7 +23,6 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk import open_files
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
@@ -31,6 +30,7 @@ from logquarry.disk.write_buffers import FileCopy, TransientStorePool
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format.arrays import Bytes
 from logquarry.format.fields import PAGE_SIZE
+from logquarry.log import open_files
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
 

@@ -21,8 +21,8 @@ from typing import Final, Protocol
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import LastFile
+from logquarry.disk.folders import NameGuard, QueueFolders
 from logquarry.disk.mapped_file import MappedFile
-from logquarry.disk.queue_folders import NameGuard, QueueFolders
 from logquarry.errors import StoreUnavailable, UsageError
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class MappedFileQueue(LastFile):
         read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.queue_folders`). The log sets this, because the log has no other
+            (:mod:`logquarry.disk.folders`). The log sets this, because the log has no other
             copy.
         gaps: whether to accept gaps between files, as RocketMQ does.
 

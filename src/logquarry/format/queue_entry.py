@@ -1,7 +1,14 @@
-"""The 20-byte entry of a consume queue (``ConsumeQueue``)."""
+"""Entries of consume queues: 20 bytes in queue files, keys and values in RocksDB.
+
+A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables are those of
+RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
+family ``offset`` has the first and the last queue offset of each queue. Its key :data:`DISPATCHED`
+holds the physical offset up to which the broker has dispatched the log.
+"""
 
 from __future__ import annotations
 
+import struct
 from typing import Final, NamedTuple
 
 from logquarry.format import java
@@ -59,3 +66,79 @@ def encode(entry: QueueEntry) -> bytes:
 def decode_at(data: bytes | memoryview, position: int) -> QueueEntry:
     """Decode the entry at ``position``."""
     return QueueEntry(*LAYOUT.struct.unpack_from(data, position))
+
+
+ENTRIES: Final = "default"
+OFFSETS: Final = "offset"
+
+ENTRY = Layout(
+    "RocksDB queue entry",
+    Field("physical_offset", "q", "start of the frame in the log"),
+    Field("size", "i", "TOTALSIZE of the frame"),
+    Field("tags_code", "q", "hash of the tags"),
+    Field("store_timestamp", "q", "STORETIMESTAMP of the frame"),
+)
+BOUND = Layout(
+    "RocksDB queue bound",
+    Field("physical_offset", "q", "start of the frame in the log"),
+    Field("queue_offset", "q", "first or last queue offset of the queue, inclusive"),
+)
+DISPATCHED_END = Layout(
+    "RocksDB dispatched end",
+    Field("physical_offset", "q", "end of the last frame that the broker has dispatched"),
+)
+
+MIN: Final = b"min"
+MAX: Final = b"max"
+_SEPARATOR: Final = b"\x01"
+_LENGTH: Final = struct.Struct(">i")
+_QUEUE_ID: Final = struct.Struct(">i")
+_OFFSET: Final = struct.Struct(">q")
+OFFSET_SIZE: Final = _OFFSET.size
+
+
+class BoundKey(NamedTuple):
+    """A key of the column family ``offset``; ``which`` is :data:`MIN` or :data:`MAX`."""
+
+    topic: str
+    which: bytes
+    queue_id: int
+
+
+def queue_prefix(topic: str, queue_id: int) -> bytes:
+    """The prefix of the keys of a queue's entries; the queue offset follows the prefix."""
+    return _SEPARATOR.join((_topic(topic), _QUEUE_ID.pack(queue_id), b""))
+
+
+def entry_key(topic: str, queue_id: int, queue_offset: int) -> bytes:
+    """The key of an entry."""
+    return queue_prefix(topic, queue_id) + _OFFSET.pack(queue_offset)
+
+
+def bound_key(topic: str, which: bytes, queue_id: int) -> bytes:
+    """The key of a queue's first or last queue offset."""
+    return _SEPARATOR.join((_topic(topic), which, _QUEUE_ID.pack(queue_id)))
+
+
+def decode_bound_key(key: bytes) -> BoundKey | None:
+    """Decode a key of the column family ``offset``; None for other keys."""
+    if len(key) < _LENGTH.size:
+        return None
+    (length,) = _LENGTH.unpack_from(key)
+    at = _LENGTH.size + len(_SEPARATOR)
+    if length < 0 or len(key) != len(bound_key("", MIN, 0)) + length:
+        return None
+    topic = key[at : at + length].decode("utf-8", java.UTF8_ERRORS)
+    at += length + len(_SEPARATOR)
+    which = key[at : at + len(MIN)]
+    (queue_id,) = _QUEUE_ID.unpack(key[-_QUEUE_ID.size :])
+    found = BoundKey(topic, which, queue_id)
+    return found if which in (MIN, MAX) and bound_key(*found) == key else None
+
+
+def _topic(topic: str) -> bytes:
+    name = topic.encode()
+    return _SEPARATOR.join((_LENGTH.pack(len(name)), name))
+
+
+DISPATCHED: Final = bound_key("CHECKPOINT_TOPIC", MAX, 0)

@@ -1,4 +1,4 @@
-"""Imports exported messages: checks all rows, then puts the rows.
+"""Imports exported messages: Parquet, and JSON Lines of ``messages`` and ``export``.
 
 The log cannot remove messages, so a repeated import duplicates the messages of a failed import. To
 prevent this, the import checks the whole source before the first put. Afterwards only a full disk
@@ -7,21 +7,323 @@ or Ctrl-C can end the import. The import then ends between two messages, and rep
 
 from __future__ import annotations
 
+import binascii
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, NoReturn
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from logquarry import text
-from logquarry.errors import LogquarryError, MessageRejected, SourceNotReadable, UsageError
-from logquarry.ingest.readers import read_lines, read_parquet
-from logquarry.ingest.rows import Rows, Source, as_stored
+from logquarry.errors import BadRow, LogquarryError, MessageRejected, SourceNotReadable, UsageError
+from logquarry.format import properties as props
+from logquarry.ingest.rows import Rows, Source, SourceFile, as_stored
+from logquarry.log import exact_properties, schema
 from logquarry.store.message_store import StoreWriter
+from logquarry.stored_message import JSON_NAMES
 from logquarry.units import Progress
+from logquarry.write.message_rules import utf8
 from logquarry.write.outgoing_arrow import store_times_of
 from logquarry.write.put_many import PutManyResult
+
+LINES_BYTES: Final = 8 << 20
+"""Approximate bytes of the lines in memory; a single line can be longer."""
+
+_BASE64: Final = "properties_base64"
+_KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
+_WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
+"""Columns whose value is also a property of the message."""
+_KINDS: Final = {
+    "topic": pa.string(),
+    "queue_id": pa.int32(),
+    "queue_offset": pa.int64(),
+    "store_timestamp": pa.int64(),
+    "born_timestamp": pa.int64(),
+    "born_host": pa.string(),
+    "store_host": pa.string(),
+    "sys_flag": pa.int32(),
+    "flag": pa.int32(),
+    "body_crc": pa.int64(),
+    "reconsume_times": pa.int32(),
+    "prepared_transaction_offset": pa.int64(),
+}
+_TEXT: Final = frozenset({"topic", "born_host", "store_host"})
+_NONE: Final = type(None)
+
+Document = dict[str, Any]
+
+
+def read_lines(file: SourceFile) -> Iterator[Rows]:
+    """Yield the messages of a file of JSON Lines in batches; empty lines are skipped."""
+    with open(file.path, "rb") as source:  # noqa: PTH123
+        first = 1
+        while lines := source.readlines(LINES_BYTES):
+            numbers, documents = _documents(file.path, first, lines)
+            first += len(lines)
+            if documents:
+                yield _rows(file.path, numbers, documents, source.tell())
+
+
+def _documents(path: str, first: int, lines: list[bytes]) -> tuple[list[int], list[Document]]:
+    numbers: list[int] = []
+    documents: list[Document] = []
+    for number, line in enumerate(lines, first):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line.decode())
+        except (ValueError, RecursionError) as error:
+            raise BadRow(path, "line", number, f"is not JSON: {error}") from error
+        if not isinstance(document, dict):
+            kind = type(document).__name__
+            raise BadRow(path, "line", number, f"is a {kind}, not a JSON object")
+        numbers.append(number)
+        documents.append(document)
+    return numbers, documents
+
+
+def _rows(path: str, numbers: list[int], documents: list[Document], done: int) -> Rows:
+    unbatched = Rows(pa.record_batch({}), path, "line", numbers, done)
+    for shape in set(map(tuple, documents)):
+        for name in shape:
+            if name not in _KNOWN:
+                index = next(i for i, document in enumerate(documents) if name in document)
+                raise unbatched.bad(index, f"an export has no column {name!r}")
+    names = set(chain.from_iterable(set(map(tuple, documents))))
+    columns = {
+        name: _column(unbatched, name, [document.get(name) for document in documents])
+        for name in _KINDS
+        if name in names or name == "topic"
+    }
+    columns["body"] = _bodies(unbatched, documents)
+    columns["properties_string"] = _strings(unbatched, documents)
+    return Rows(pa.record_batch(columns), path, "line", numbers, done)
+
+
+def _column(rows: Rows, name: str, values: list[Any]) -> pa.Array:
+    wanted = str if name in _TEXT else int
+    if not set(map(type, values)) <= {wanted, _NONE}:
+        index = _first_bad(values, lambda value: type(value) not in (wanted, _NONE))
+        what = "text" if wanted is str else "a whole number"
+        raise rows.bad(index, f"{name} is {_shown(values[index])}, but must be {what}")
+    try:
+        return pa.array(values, _KINDS[name])
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError) as error:
+        index = _first_bad(values, lambda value: not _fits(value, _KINDS[name]))
+        raise rows.bad(index, f"{name} is {_shown(values[index])}: {error}") from error
+
+
+def _first_bad(values: list[Any], is_bad: Callable[[Any], bool]) -> int:
+    return next(number for number, value in enumerate(values) if is_bad(value))
+
+
+def _fits(value: Any, kind: pa.DataType) -> bool:
+    try:
+        pa.array([value], kind)
+    except (pa.ArrowInvalid, OverflowError, UnicodeEncodeError):
+        return False
+    return True
+
+
+def _bodies(rows: Rows, documents: list[Document]) -> pa.Array:
+    bodies: list[bytes | None] = []
+    for index, document in enumerate(documents):
+        text = document.get("body")
+        bodies.append(None if text is None else _decoded(rows, index, "body", text))
+    return pa.array(bodies, pa.large_binary())
+
+
+def _decoded(rows: Rows, index: int, name: str, text: Any) -> bytes:
+    if not isinstance(text, str):
+        raise rows.bad(index, f"{name} is {_shown(text)}, but must be base64")
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError as error:
+        raise rows.bad(index, f"{name} is not base64: {error}") from error
+
+
+def _strings(rows: Rows, documents: list[Document]) -> pa.Array:
+    # Use the column properties_base64 if the row has it, else properties_string, else properties.
+    strings: list[bytes] = []
+    for index, document in enumerate(documents):
+        if (data := document.get(_BASE64)) is not None:
+            strings.append(_decoded(rows, index, _BASE64, data))
+        elif (text := document.get("properties_string")) is None:
+            strings.append(_made(rows, index, document))
+        elif isinstance(text, str):
+            strings.append(utf8(text))
+        else:
+            reason = f"properties_string is {_shown(text)}, but must be text"
+            raise rows.bad(index, reason)
+    return pa.array(strings, pa.binary())
+
+
+def _made(rows: Rows, index: int, document: Document) -> bytes:
+    given = document.get("properties")
+    found = {} if given is None else given
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise rows.bad(index, f"properties is {_shown(found)}, but must be an object of texts")
+    found = dict(found)
+    for name, word in _WORDS.items():
+        value = document.get(name)
+        if value is not None:
+            if not isinstance(value, str):
+                raise rows.bad(index, f"{name} is {_shown(value)}, but must be text")
+            found[word] = value
+    return utf8(props.encode(found))
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+PARQUET_BYTES: Final = 8 << 20
+"""Approximate bytes of the rows in one put."""
+
+_MOST_ROWS: Final = 1 << 16
+_EXACT: Final = schema.EXACT_PROPERTIES.name
+_NEEDED: Final = ("topic", "body")
+_READ: Final = (
+    *("topic", "queue_id", "queue_offset", "store_timestamp", "born_timestamp", "born_host"),
+    *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
+    *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
+)
+"""The columns to read: fields of a message, or values to compare with the message."""
+
+
+def read_parquet(file: SourceFile) -> Iterator[Rows]:
+    """Yield the messages of a Parquet file in batches."""
+    try:
+        with pq.ParquetFile(file.path) as opened:
+            _check_schema(file, opened.schema_arrow)
+            count = opened.metadata.num_rows
+            if file.rows is not None and file.rows != count:
+                raise SourceNotReadable(
+                    f"{file.path}: has {count} rows, but the export's manifest states {file.rows}"
+                )
+            try:
+                exact = exact_properties.read(opened.metadata.metadata)
+            except ValueError as error:
+                raise SourceNotReadable(f"{file.path}: {error}") from error
+            yield from _read(file, opened, exact)
+    except (pa.ArrowException, OSError) as error:
+        raise SourceNotReadable(f"{file.path}: {error}") from error
+
+
+def _check_schema(file: SourceFile, found: pa.Schema) -> None:
+    for name in found.names:
+        if name not in schema.NAMES and name != _EXACT:
+            raise SourceNotReadable(f"{file.path}: an export has no column {name!r}")
+    if len(set(found.names)) != len(found.names):
+        raise SourceNotReadable(f"{file.path}: a column appears twice: {', '.join(found.names)}")
+    for name in _NEEDED:
+        if name not in found.names:
+            raise SourceNotReadable(f"{file.path}: the column {name} is missing")
+
+
+def _read(file: SourceFile, opened: pq.ParquetFile, exact: Any) -> Iterator[Rows]:
+    names = [name for name in _READ if name in opened.schema_arrow.names]
+    if "properties" in names or _EXACT in names:
+        # The properties contain the values of the columns in _WORDS.
+        names = [name for name in names if name not in _WORDS]
+    first = 0
+    for read in opened.iter_batches(_batch_rows(opened), columns=names):
+        for batch in _cut(read):
+            yield Rows(
+                _batch(file, batch, exact, first),
+                file.path,
+                "row",
+                range(first + 1, first + batch.num_rows + 1),
+                file.size * (first + batch.num_rows) // max(opened.metadata.num_rows, 1),
+            )
+            first += batch.num_rows
+
+
+def _batch_rows(opened: pq.ParquetFile) -> int:
+    groups = [opened.metadata.row_group(i) for i in range(opened.metadata.num_row_groups)]
+    width = max((group.total_byte_size // max(group.num_rows, 1) for group in groups), default=0)
+    return int(min(_MOST_ROWS, max(1, PARQUET_BYTES // max(width, 1))))
+
+
+def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    # The sizes of rows can differ much, so the number of rows follows from the batch's bytes.
+    pieces = -(-batch.nbytes // PARQUET_BYTES)
+    step = max(1, -(-batch.num_rows // max(pieces, 1)))
+    for first in range(0, batch.num_rows, step):
+        yield batch[first : first + step]
+
+
+def _batch(file: SourceFile, batch: pa.RecordBatch, exact: Any, first: int) -> pa.RecordBatch:
+    kinds = schema.arrow_types()
+    columns: dict[str, pa.Array] = {}
+    for name in batch.schema.names:
+        columns[name] = _cast(file, name, batch.column(name), kinds[name])
+    if "properties" in columns:
+        if exact is not None and _EXACT not in columns:
+            columns[_EXACT] = exact_properties.strings(exact, columns["properties"], first)
+    elif _EXACT not in columns:
+        columns[_EXACT] = _strings_of_words(columns, batch.num_rows)
+        columns = {name: columns[name] for name in columns if name not in ("tags", "keys")}
+    columns.pop("uniq_key", None)
+    return pa.record_batch(columns)
+
+
+def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> pa.Array:
+    if column.type == kind:
+        return column
+    given = column.type
+    same = (
+        (pa.types.is_map(kind) and pa.types.is_map(given))
+        # An integer for a timestamp means milliseconds.
+        or (pa.types.is_timestamp(kind) and (pa.types.is_timestamp(given) or given == pa.int64()))
+        or (pa.types.is_integer(kind) and pa.types.is_integer(given))
+        or (pa.types.is_string(kind) and _is_text(given))
+        or (pa.types.is_binary(kind) and (_is_text(given) or _is_bytes(given)))
+    )
+    if same and pa.types.is_timestamp(kind):
+        return column
+    try:
+        if same:
+            return column.cast(kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SourceNotReadable(f"{file.path}: the column {name}: {error}") from error
+    raise SourceNotReadable(f"{file.path}: the column {name} is {given}, but must be {kind}")
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
+    # The export has no properties.
+    words = {
+        word: columns[name].to_pylist() if name in columns else [None] * count
+        for name, word in _WORDS.items()
+    }
+    strings = [
+        props.encode({word: text for word, of in words.items() if (text := of[row])}).encode()
+        for row in range(count)
+    ]
+    return pa.array(strings, pa.binary())
+
 
 Checked = list[Rows]
 """All rows of a source, in the form that ``put_stored`` expects."""

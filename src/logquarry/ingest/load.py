@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import StoreLock
+from logquarry.disk.folders import StoreLock
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format.index import IndexShape
 from logquarry.ingest import dead_letters
@@ -36,15 +36,15 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes
-from logquarry.store.load.ledger import (
+from logquarry.store.load.loading import (
     LOADS_PLACES,
     Ledger,
+    Loaded,
     LoadId,
     read_document,
     remove_staged,
     write_document,
 )
-from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, find_segment
 from logquarry.store.message_store import StoreWriter
 from logquarry.text import plural, size_text

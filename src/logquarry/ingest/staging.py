@@ -25,20 +25,19 @@ from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import frame, java
-from logquarry.format import put_rows as r
+from logquarry.format import put_frames as r
 from logquarry.format.arrays import Bytes, Int64
 from logquarry.ingest.dead_letters import DeadLetters
 from logquarry.log import codec
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
-from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.loading import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
 from logquarry.write import outgoing_arrow
 from logquarry.write.encode import Encoded, MessageEncoder
-from logquarry.write.frame_table import FrameTable
 from logquarry.write.log_appender import require_fit
-from logquarry.write.outgoing import Outgoing, outgoing_kernel, without_number
+from logquarry.write.outgoing import FrameTable, Outgoing, outgoing_kernel, without_number
 
 NO_WORD: Final = -(1 << 32)
 """Replaces the hash of a text without words. No Java hash has this value."""

@@ -1,24 +1,246 @@
-"""Makes Arrow batches or messages from a walk's events, and applies damage policy and filters."""
+"""Selects the messages of a walk, and decodes them to Arrow batches or to objects.
+
+The damage policy decides what happens to damage in the walk's events. :class:`MessageFilter`
+selects frames before they are decoded: by topic, queue, tag, key, time, offset and body.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Final, Literal, TypeVar, cast, get_args
 
+import numpy as np
 import pyarrow as pa
 
 from logquarry.arguments import choice
-from logquarry.errors import CorruptFrame
+from logquarry.errors import CorruptFrame, UsageError
+from logquarry.format import java
+from logquarry.format import properties as props
+from logquarry.format.arrays import Bools
 from logquarry.format.sys_flag import DEFAULT_LIMIT
 from logquarry.log import columns
-from logquarry.log.codec import Rows
-from logquarry.log.filters import MessageFilter
+from logquarry.log.codec import Rows, Window
+from logquarry.log.columns import Decoding
 from logquarry.log.frames import decoded, unwrapped
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.stored_message import StoredMessage
+
+TAG_SEPARATOR = props.TAG_SEPARATOR
+"""Re-exported for spark/, which does not import format/."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessageFilter:
+    """Conditions for messages. A message must meet all conditions; ``None`` sets no condition.
+
+    Attributes:
+        topic_pattern: regular expression that matches the whole topic name.
+        tags: the message has one of these tags (compared as strings, not by hash).
+        keys: one of these words is in KEYS, or equals UNIQ_KEY.
+        until_ms: store timestamp in milliseconds, exclusive.
+        queue_offsets: minimum queue offset, and the end (exclusive).
+        queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive).
+        grep: regular expression to find in the body (decompressed, if the read decompresses).
+    """
+
+    topics: frozenset[str] | None = None
+    topic_pattern: str | None = None
+    queue_ids: frozenset[int] | None = None
+    queues: frozenset[tuple[str, int]] | None = None
+    tags: frozenset[str] | None = None
+    keys: frozenset[str] | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    queue_offsets: tuple[int, int] | None = None
+    queue_ranges: Mapping[tuple[str, int], tuple[int, int | None]] | None = None
+    grep: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("_topic_pattern", "_grep"):
+            try:
+                getattr(self, name)
+            except (re.error, ValueError, OverflowError, RecursionError) as error:
+                label = name[1:].replace("_", " ")
+                raise UsageError(f"{label}: not a regular expression: {error}") from error
+        since, until = self.since_ms, self.until_ms
+        if since is not None and until is not None and since > until:
+            raise UsageError(f"since {since} is later than until {until}")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether every message passes."""
+        return self == MessageFilter()
+
+    def takes_topic(self, topic: str) -> bool:
+        """Whether messages of a topic can pass."""
+        if self.topics is not None and topic not in self.topics:
+            return False
+        return self._topic_pattern is None or self._topic_pattern.fullmatch(topic) is not None
+
+    def takes_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether messages of a queue can pass."""
+        return (
+            self.takes_topic(topic)
+            and (self.queue_ids is None or queue_id in self.queue_ids)
+            and (self.queues is None or (topic, queue_id) in self.queues)
+        )
+
+    @property
+    def names_queues(self) -> bool:
+        """Whether the filter selects topics or queues, so that consume queues narrow the read."""
+        conditions = self.topics, self.topic_pattern, self.queue_ids, self.queues, self.queue_ranges
+        return any(condition is not None for condition in conditions)
+
+    def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """Return the lowest queue offset of a queue that can pass, and the end (exclusive)."""
+        least, beyond = self.queue_offsets or (0, java.LONG_MAX)
+        first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
+        return max(least, first), beyond if stop is None else min(beyond, stop)
+
+    @cached_property
+    def _topic_pattern(self) -> re.Pattern[str] | None:
+        return None if self.topic_pattern is None else re.compile(self.topic_pattern)
+
+    @cached_property
+    def _grep(self) -> re.Pattern[bytes] | None:
+        if self.grep is None:
+            return None
+        # A command line argument that is not UTF-8 arrives with surrogates.
+        return re.compile(self.grep.encode("utf-8", "surrogateescape"))
+
+    def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
+        """Return the rows of the frames that pass. Cheap conditions run first."""
+        for condition in (
+            self._by_topic,
+            self._by_numbers,
+            self._by_queues,
+            self._by_queue_ranges,
+            self._by_text,
+            self._by_body,
+        ):
+            keep = condition(window, rows, decoding) if len(rows) else None
+            if keep is not None and not keep.all():
+                rows = rows[keep]
+        return rows
+
+    # Each condition returns the frames to keep, or None if the filter has no such condition.
+    def _by_topic(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.topics is None and self.topic_pattern is None:
+            return None
+        ids, names = columns.topic_ids(window, rows)
+        return np.array([self.takes_topic(name) for name in names], np.bool_)[ids]
+
+    def _by_numbers(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        names = [
+            name
+            for name, condition in (
+                ("queue_id", self.queue_ids),
+                ("queue_offset", self.queue_offsets),
+                ("store_timestamp", (self.since_ms, self.until_ms)),
+            )
+            if condition is not None and condition != (None, None)
+        ]
+        if not names:
+            return None
+        values = columns.fixed_fields(window, rows, names)
+        keep = np.ones(len(rows), np.bool_)
+        if self.queue_ids is not None:
+            keep &= np.isin(values["queue_id"], list(self.queue_ids))
+        if self.queue_offsets is not None:
+            least, beyond = self.queue_offsets
+            keep &= (values["queue_offset"] >= least) & (values["queue_offset"] < beyond)
+        if self.since_ms is not None:
+            keep &= values["store_timestamp"] >= self.since_ms
+        if self.until_ms is not None:
+            keep &= values["store_timestamp"] < self.until_ms
+        return keep
+
+    def _by_queues(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.queues is None:
+            return None
+        ids, topics = columns.topic_ids(window, rows)
+        queue_ids = columns.fixed_fields(window, rows, ["queue_id"])["queue_id"]
+        keep = np.zeros(len(rows), np.bool_)
+        for number, topic in enumerate(topics):
+            wanted = [queue_id for name, queue_id in self.queues if name == topic]
+            keep |= (ids == number) & np.isin(queue_ids, wanted)
+        return keep
+
+    def _by_queue_ranges(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.queue_ranges is None:
+            return None
+        ids, topics = columns.topic_ids(window, rows)
+        values = columns.fixed_fields(window, rows, ["queue_id", "queue_offset"])
+        keep = np.ones(len(rows), np.bool_)
+        for (topic, queue_id), (first, stop) in self.queue_ranges.items():
+            if topic in topics:
+                own = (ids == topics.index(topic)) & (values["queue_id"] == queue_id)
+                offsets = values["queue_offset"]
+                within = (offsets >= first) & (offsets < (java.LONG_MAX if stop is None else stop))
+                keep &= ~own | within
+        return keep
+
+    def _by_text(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
+        if self.tags is None and self.keys is None:
+            return None
+        wanted = ["tags"] * (self.tags is not None) + ["keys", "uniq_key"] * (self.keys is not None)
+        batch = columns.record_batch(window, rows, Decoding(columns=wanted))
+        keep = np.ones(len(rows), np.bool_)
+        if self.tags is not None:
+            keep &= np.array([tag in self.tags for tag in batch["tags"].to_pylist()], np.bool_)
+        if self.keys is not None:
+            pairs = zip(batch["keys"].to_pylist(), batch["uniq_key"].to_pylist(), strict=True)
+            keep &= np.array([self._has_key(keys, uniq) for keys, uniq in pairs], np.bool_)
+        return keep
+
+    def _has_key(self, keys: str | None, uniq_key: str | None) -> bool:
+        assert self.keys is not None
+        if uniq_key in self.keys:
+            return True
+        return keys is not None and not self.keys.isdisjoint(props.split_keys(keys))
+
+    def _by_body(self, window: Window, rows: Rows, decoding: Decoding) -> Bools | None:
+        pattern = self._grep
+        if pattern is None:
+            return None
+        body = Decoding(
+            columns=["body"],
+            decompress=decoding.decompress,
+            decompress_limit=decoding.decompress_limit,
+        )
+        keep: list[bool] = []
+        for part, made in columns.pieces(window, rows, body):
+            bodies = columns.record_batch(window, part, body)["body"] if made is None else made
+            keep += [pattern.search(text.as_buffer()) is not None for text in bodies]
+        return np.array(keep, np.bool_)
+
+
+def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
+    """Parse ``a,b``, or several such texts, to a set of names; None gives None (any name).
+
+    Raises UsageError for a text without a name: an empty filter must not select everything.
+    """
+    if text is None:
+        return None
+    parts = text.split(",") if isinstance(text, str) else list(text)
+    found = frozenset(part.strip() for part in parts if part.strip())
+    if not found:
+        raise UsageError(f"{what} names nothing: {','.join(parts)!r}")
+    return found
+
+
+def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
+    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag)."""
+    found = props.parse_tags(text)
+    if found is None and text is not None and text != props.ANY_TAG:
+        raise UsageError(f"{what} names nothing: {text!r}")
+    return found
+
 
 T = TypeVar("T")
 

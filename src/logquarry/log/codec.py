@@ -16,8 +16,17 @@ import numpy as np
 
 from logquarry.compiled import is_switched_off
 from logquarry.format import dledger, frame, java
-from logquarry.format.arrays import Bytes, Int32, Int64
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, ROW_WIDTH, SIZE, TABLE_FULL
+from logquarry.format.arrays import (
+    BLANK,
+    NEED_MORE,
+    REACHED_STOP,
+    ROW_WIDTH,
+    SIZE,
+    TABLE_FULL,
+    Bytes,
+    Int32,
+    Int64,
+)
 from logquarry.log.filesystem import FileView
 
 if TYPE_CHECKING:

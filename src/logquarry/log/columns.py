@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from logquarry.errors import DecompressionError
+from logquarry.format import arrays as r
 from logquarry.format import frame, java, property_crc
 from logquarry.format import properties as props
-from logquarry.format import rows as r
 from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.sys_flag import DEFAULT_LIMIT, decompress, is_compressed
 from logquarry.log import codec, schema

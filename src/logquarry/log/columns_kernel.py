@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from logquarry.errors import LogquarryError
+from logquarry.format import arrays as r
 from logquarry.format import frame, java
-from logquarry.format import rows as r
 from logquarry.format.arrays import Bools, Bytes, Int32, Int64
 from logquarry.log import codec, schema
 

@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from logquarry.config import IndexKeys
+from logquarry.format import arrays as r
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
-from logquarry.format import rows as r
 from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import MAGIC_V1, Frame
 from logquarry.log import codec, columns
@@ -154,7 +154,7 @@ class Followed:
     Attributes:
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: frame number of each key.
-        table: the kernel's table (:mod:`logquarry.format.rows`); None if the reference decoded.
+        table: the kernel's table (:mod:`logquarry.format.arrays`); None if the reference decoded.
         queues: (topic, queue id) of each queue number in the table.
     """
 

@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from logquarry.errors import UsageError
+from logquarry.format import arrays as r
 from logquarry.format import java
 from logquarry.format import properties as props
-from logquarry.format import rows as r
 from logquarry.log import columns
 from logquarry.log.codec import Rows, Window
 from logquarry.stored_message import JSON_NAMES

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from logquarry.config import StoreConfig, settings_of
 from logquarry.errors import CorruptFile, StoreNotFound
-from logquarry.format import batch, broker_config, checkpoint, java, queue_entry, state_table
+from logquarry.format import batch, broker_json, checkpoint, java, queue_entry, state_table
 from logquarry.log import kept_settings, store_files
 from logquarry.log.filesystem import Entry, FileSystem, FileView, LocalFileSystem, open_filesystem
 from logquarry.log.kept_settings import LostHead, find_lost_head, levels_of, read_durable
@@ -468,13 +468,13 @@ class StoreLayout:
             # The code that reads the recorded damage reports an invalid file.
             return None
 
-    def read_topics(self) -> dict[str, broker_config.TopicConfig]:
+    def read_topics(self) -> dict[str, broker_json.TopicConfig]:
         """Read the topics from ``config/topics.json`` or RocksDB; empty if missing or invalid."""
         try:
-            document = read_config(self.filesystem, broker_config.TOPICS_FILE)
-            return broker_config.decode_topics(document)
+            document = read_config(self.filesystem, broker_json.TOPICS_FILE)
+            return broker_json.decode_topics(document)
         except FileNotFoundError:
             return {}
         except (CorruptFile, ValueError, TypeError) as error:
-            logger.warning("%s: %s: %s", self.root, broker_config.TOPICS_FILE, error)
+            logger.warning("%s: %s: %s", self.root, broker_json.TOPICS_FILE, error)
             return {}

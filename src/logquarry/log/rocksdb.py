@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from logquarry.errors import CorruptFile, UsageError
-from logquarry.format import broker_config
-from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
+from logquarry.format import broker_json
+from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.log.filesystem import FileSystem, LocalFileSystem
 
 if TYPE_CHECKING:
@@ -176,10 +176,10 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
         return filesystem.read(f"{_CONFIG}/{file}")
     database = RocksDb(filesystem, folder)
     version = 2 if folder.endswith(FOLDER_V2) else 1
-    prefixes = broker_config.prefixes(file, version)
+    prefixes = broker_json.prefixes(file, version)
     try:
         items = chain.from_iterable(database.prefixed(_FAMILY, prefix) for prefix in prefixes)
-        return broker_config.document(file, items, version=version)
+        return broker_json.document(file, items, version=version)
     except ValueError as error:
         raise CorruptFile(database.path, 0, str(error)) from error
 

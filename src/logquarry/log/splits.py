@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from logquarry.config import IndexKeys
 from logquarry.errors import UsageError
-from logquarry.format import rows
+from logquarry.format import arrays
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
 from logquarry.log.layout import StoreLayout
@@ -95,7 +95,7 @@ def _frame_end(reader: LogReader, offset: int) -> int:
         if event.end < offset:
             continue
         if isinstance(event, Run):
-            starts = event.window.base + event.rows[:, rows.POSITION]
+            starts = event.window.base + event.rows[:, arrays.POSITION]
             return int(min([event.end, *starts[starts >= offset][:1]]))
         return event.end
     return offset

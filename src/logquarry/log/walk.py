@@ -24,13 +24,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, SIZE, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, GoneFile
 from logquarry.log.layout import StoreLayout
-from logquarry.log.log_bytes import LogBytes
+from logquarry.log.open_files import LogBytes
 from logquarry.log.readable import UNREADABLE, Unreadable
 from logquarry.log.store_files import StoreFile
 
@@ -54,7 +54,7 @@ class Run:
     """Consecutive frames in one window.
 
     Attributes:
-        rows: one row per frame (:mod:`logquarry.format.rows`).
+        rows: one row per frame (:mod:`logquarry.format.arrays`).
         view: the file; None if the window is a copy.
         base: physical offset of the file's first byte.
         on_lost: called with each frame that was lost after the walk. Returns whether the read

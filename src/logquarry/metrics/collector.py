@@ -19,8 +19,7 @@ from logquarry.errors import StoreError, UsageError
 from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
-from logquarry.store.state import StoreState
-from logquarry.store.stats import StoreStats
+from logquarry.store.stats import StoreState, StoreStats
 
 try:
     from prometheus_client import generate_latest, start_http_server

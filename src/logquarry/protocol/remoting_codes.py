@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, Final, Self
 
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.protocol.remoting_header import BOOL, REQUIRED, TEXT, HeaderField, parse_fields
 
 _KINDS: Final = {"text": TEXT, "bool": BOOL, "int": 31, "long": 63}
@@ -269,7 +269,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
     if len(body) > _LARGEST_BODY:
         raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:
-        found = fastjson.decode(body)
+        found = broker_json.decode(body)
     except (ValueError, RecursionError) as error:
         raise Refused(f"the body is not JSON: {error}") from error
     if not isinstance(found, dict):

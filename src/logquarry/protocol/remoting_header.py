@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from logquarry.errors import UsageError
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.format.fields import Field, Layout
 
 try:
@@ -226,7 +226,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
     """Decode a frame with a JSON header. Raises ValueError for an invalid header."""
     document = scan_json(header)
     if document is None:
-        document = fastjson.decode(header)
+        document = broker_json.decode(header)
     if not isinstance(document, dict):
         raise ValueError("its header is not a JSON object")
     remark, language = document.get("remark"), document.get("language")

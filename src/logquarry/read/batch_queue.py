@@ -15,12 +15,12 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UnreadableFile
 from logquarry.format import batch, java
 from logquarry.format.arrays import Bools, Int64, Records
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.queue import (
     NO_CODE,

@@ -11,9 +11,8 @@ import pyarrow as pa
 
 from logquarry import arguments
 from logquarry.log import batches, schema
-from logquarry.log.batches import DamageLog, OnDamage
+from logquarry.log.batches import DamageLog, MessageFilter, OnDamage, names, tag_expression
 from logquarry.log.columns import Decoding
-from logquarry.log.filters import MessageFilter, names, tag_expression
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import BATCH_QUEUE, CONSUME_QUEUE
 from logquarry.log.walk import Run

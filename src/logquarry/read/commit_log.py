@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import dledger, frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogEnd, LogReader, Run
 from logquarry.read.log_end import last_file_start, sound_bound

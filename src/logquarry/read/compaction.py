@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import COMPACTED_LOG, COMPACTED_QUEUE, FileSequence
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.commit_log import CommitLog

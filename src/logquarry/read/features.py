@@ -13,14 +13,14 @@ from functools import cached_property
 from itertools import islice
 from typing import Any, Final, Literal
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_config, fastjson, property_crc, sys_flag
+from logquarry.format import broker_json, property_crc, sys_flag
 from logquarry.format.frame import MAGIC_V2, Frame
 from logquarry.log import log_place
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import is_on, setting
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import CURRENT, read_config
 from logquarry.log.store_files import BATCH_QUEUE as BATCH_FOLDER
 from logquarry.log.store_files import CHECKPOINT, CONFIG, CONSUME_QUEUE, INDEX, REBUILD, SIDECAR
@@ -80,7 +80,7 @@ _KNOWN_CONFIG: Final = frozenset(
         *("consumerFilter.json", "consumerOrderInfo.json", "messageRequestMode.json"),
         *("topicQueueMapping.json", "lmqConsumerOffset.json", "transactionMetrics"),
         *("timermetrics", "timercheck", "tieredStoreMetadata.json"),
-        *(*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2),
+        *(*broker_json.FOLDERS_V1.values(), broker_json.FOLDER_V2),
     }
 )
 
@@ -171,7 +171,7 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
     """The feature of a configuration in RocksDB, None if the store has none. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
-    folders = (*broker_config.FOLDERS_V1.values(), broker_config.FOLDER_V2)
+    folders = (*broker_json.FOLDERS_V1.values(), broker_json.FOLDER_V2)
     evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
     if not evidence:
         return None
@@ -181,8 +181,8 @@ def rocksdb_config(layout: StoreLayout) -> Feature | None:
 def topic_attributes(layout: StoreLayout) -> Mapping[str, Mapping[str, Any]]:
     """Topic -> attributes, from ``config/topics.json`` or RocksDB; empty if unreadable."""
     try:
-        stored = read_config(layout.filesystem, broker_config.TOPICS_FILE)
-        table = fastjson.decode(stored)["topicConfigTable"]
+        stored = read_config(layout.filesystem, broker_json.TOPICS_FILE)
+        table = broker_json.decode(stored)["topicConfigTable"]
         return {
             str(name): found if isinstance(found := topic.get("attributes"), dict) else {}
             for name, topic in table.items()
@@ -244,7 +244,7 @@ class _Finder:
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":
             self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")
-        batch_type = broker_config.QUEUE_TYPE, broker_config.BATCH_TYPE
+        batch_type = broker_json.QUEUE_TYPE, broker_json.BATCH_TYPE
         batch_topics = self._add_topics(BATCH_QUEUES, BATCH_FOLDER, *batch_type)
         kinds.update(dict.fromkeys(batch_topics, "batch"))
         if (there := self._list(EXT_FOLDER)) or is_on(self._config, "enableConsumeQueueExt"):
@@ -257,7 +257,7 @@ class _Finder:
         stated = {topic for topic, found in self._topics.items() if found.get(attribute) == value}
         if there or stated:
             evidence: tuple[str, ...] = (f"{folder}/",) if there else ()
-            evidence += (f"{CONFIG}/{broker_config.TOPICS_FILE}",) if stated else ()
+            evidence += (f"{CONFIG}/{broker_json.TOPICS_FILE}",) if stated else ()
             self._add(name, evidence, f"topics: {_names(there | stated)}")
         return there | stated
 
@@ -418,18 +418,18 @@ class _Finder:
         signs: list[str] = [name for name in folders if name in self._root]
         signs += [f"{CONFIG}/{n}" for n in ("timercheck", "timermetrics") if n in self._settings]
         if any(self._topics.values()):
-            signs.append(f"{CONFIG}/{broker_config.TOPICS_FILE}")
+            signs.append(f"{CONFIG}/{broker_json.TOPICS_FILE}")
         for _, found in islice(self._sample(), _MOST_FRAMES):
             if found.magic == MAGIC_V2:
                 signs.append(self._layout.log_file(found.physical_offset))
                 break
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
-        if broker_config.TOPICS_FILE in self._settings and SIDECAR not in self._root:
+        if broker_json.TOPICS_FILE in self._settings and SIDECAR not in self._root:
             # RocketMQ 5.x would have written "attributes" for each topic, and by default a timer
             # wheel. If the store has a ``.logquarry`` folder, topics.json proves nothing, because
             # logquarry writes this file too.
-            return Writer(None, "5.0.0", (f"{CONFIG}/{broker_config.TOPICS_FILE}",))
+            return Writer(None, "5.0.0", (f"{CONFIG}/{broker_json.TOPICS_FILE}",))
         return Writer()
 
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry.format import java
-from logquarry.format.arrays import Bytes, Int64
+from logquarry.format.arrays import COUNT_SHIFT, NOT_AT_HAND, Bytes, Int64
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.format.rows import COUNT_SHIFT, NOT_AT_HAND
 from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
 from logquarry.log.lost_pages import lost
@@ -27,13 +26,14 @@ from logquarry.read.get_message import (
     LEAST_UNITS,
     GetMessageStatus,
     GetResult,
+    GotMessages,
     TransferLimits,
     get_message,
     memory_start,
+    read_message,
 )
 from logquarry.read.got_fields import GotBlock
 from logquarry.read.log_end import DamageMap, known_damage
-from logquarry.read.messages import GotMessages, read_message
 from logquarry.read.queue import UNIT_DTYPE, Queue, Units
 
 try:

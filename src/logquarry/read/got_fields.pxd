@@ -21,7 +21,7 @@ cdef extern from *:
         long long address, const char *frames, long long count, const char *out
     )
 
-# The same layout as logquarry.format.rows.ROW.
+# The same layout as logquarry.format.arrays.ROW.
 cdef struct Row:
     int64_t queue_offset
     int64_t store_timestamp

@@ -1,6 +1,6 @@
 """Holds the frames of a get, and makes its message objects from a table. Compiled if possible.
 
-The table is described in :mod:`logquarry.format.rows`.
+The table is described in :mod:`logquarry.format.arrays`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from logquarry.format.rows import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
+from logquarry.format.arrays import ASK_TAGS, NO_TAGS, ROW, ROW_SIZE, SAME_TAGS
 from logquarry.log import codec
 
 try:
@@ -30,7 +30,7 @@ _new = object.__new__
 
 class GotFields:
     """The fields of a message that most readers use; the base class of
-    :class:`~logquarry.read.messages.GotMessage`.
+    :class:`~logquarry.read.get_message.GotMessage`.
 
     If this module is compiled, a field becomes a Python object only when it is read.
     """
@@ -73,7 +73,7 @@ class GotFields:
 
 
 class GotBlock:
-    """The frames of a get; the base class of :class:`~logquarry.read.messages.GotMessages`.
+    """The frames of a get; the base class of :class:`~logquarry.read.get_message.GotMessages`.
 
     Attributes:
         frames: the frames of the messages, one after the other.
@@ -92,7 +92,7 @@ class GotBlock:
 
 
 def _find_rows(frames: bytes, count: int) -> bytes:
-    """Return the table of rows (:mod:`logquarry.format.rows`) of the frames of a get."""
+    """Return the table of rows (:mod:`logquarry.format.arrays`) of the frames of a get."""
     global _address  # noqa: PLW0603 - the address of the one kernel
     if cython.compiled:
         if not _address:

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import index, java, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
-from logquarry.format.rows import POSITION
 from logquarry.log.filesystem import Entry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import Event, Run

@@ -12,16 +12,15 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreNotFound
 from logquarry.format import index, java
-from logquarry.format.arrays import Int32, Int64, Records
+from logquarry.format.arrays import SIZE, Int32, Int64, Records
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.format.rows import SIZE
 from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import LogReader, Run
 

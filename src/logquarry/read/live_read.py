@@ -14,11 +14,11 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import queue_entry
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import Unreadable, first_unreadable
 from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, StoreFile
 from logquarry.log.walk import LogReader

@@ -17,9 +17,8 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.format import java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import SIZE, Bools, Int64
 from logquarry.format.queue_entry import QueueEntry
-from logquarry.format.rows import SIZE
 from logquarry.log.frames import message_counts
 from logquarry.log.walk import Event, LogEnd, Run
 from logquarry.read.queue import NO_CODE, UNIT_DTYPE, Queue, QueueSegment, Units, has_message

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 from logquarry.errors import CorruptFile, UnreadableFile, UsageError
-from logquarry.format import broker_config, fastjson
+from logquarry.format import broker_json
 from logquarry.format import properties as props
-from logquarry.format.broker_config import whole
+from logquarry.format.broker_json import whole
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_there
@@ -83,7 +83,7 @@ def unacknowledged_pops(layout: StoreLayout) -> Pops:
     popped: _Popped = defaultdict(dict)
     _add_check_points(popped, _revive_messages(layout))
     with contextlib.suppress(FileNotFoundError, UnreadableFile, ValueError, TypeError, LookupError):
-        _add_orders(popped, fastjson.decode(layout.filesystem.read(_ORDERS))["table"])
+        _add_orders(popped, broker_json.decode(layout.filesystem.read(_ORDERS))["table"])
     hint = None
     if is_there(layout.filesystem, KV_STORE):
         hint = _add_records(popped, layout)
@@ -105,9 +105,9 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
     queues = {key: one for key, one in queues.items() if key[0].startswith(REVIVE_TOPIC)}
     if not queues:
         return
-    path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
+    path = f"{CONFIG}/{broker_json.CONSUMER_OFFSET_FILE}"
     try:
-        offsets = broker_config.decode_consumer_offsets(layout.filesystem.read(path))
+        offsets = broker_json.decode_consumer_offsets(layout.filesystem.read(path))
     except (FileNotFoundError, UnreadableFile, ValueError, TypeError):
         offsets = {}
     places: list[int] = []
@@ -134,7 +134,7 @@ def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
     for frame in frames:
         tag = props.decode_bytes(frame.properties).get(props.TAGS)
         with contextlib.suppress(ValueError, TypeError, LookupError):
-            body = fastjson.decode(frame.body)
+            body = broker_json.decode(frame.body)
             pop = _Pop(_text(body, "c"), _text(body, "t"), _whole(body, "q"), _whole(body, "pt"))
             if tag == _CHECK_POINT:
                 points += [(pop, offset) for offset in _offsets_left(body)]
@@ -184,7 +184,7 @@ def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
     """Add ``kvStore/``'s records (``PopConsumerRecord``); return the reason if that fails."""
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
-            record = fastjson.decode(value)
+            record = broker_json.decode(value)
             key = _text(record, "groupId"), _text(record, "topicId"), _whole(record, "queueId")
             popped[key][_whole(record, "offset")] = _whole(record, "popTime")
     except UsageError:

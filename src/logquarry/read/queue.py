@@ -13,12 +13,12 @@ from typing import Final, Self
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Bools, Records
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN

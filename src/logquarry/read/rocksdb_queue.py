@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.errors import CorruptFile
-from logquarry.format import rocksdb_queue as table
+from logquarry.format import queue_entry as table
 from logquarry.format.arrays import Int64, Records
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout

@@ -14,12 +14,12 @@ from itertools import product
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import frame
 from logquarry.format.arrays import Int32, Int64
-from logquarry.log.filters import MessageFilter
+from logquarry.log.batches import MessageFilter
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import runs_at
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.splits import (
     DEFAULT_SPLIT_SIZE,
     LogExtent,

@@ -16,15 +16,15 @@ from typing import Any, Final
 
 from logquarry import text
 from logquarry.config import DEFAULT_COMMIT_LOG_FILE, DIALECTS, StoreConfig
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import UsageError
 from logquarry.format import batch, index, java, queue_entry, state_table
+from logquarry.format.arrays import REACHED_STOP
 from logquarry.format.frame import Frame
-from logquarry.format.rows import REACHED_STOP
 from logquarry.log import codec
 from logquarry.log.kept_settings import levels_text
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import setting
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import (
     CONSUME_QUEUE,
     INDEX,

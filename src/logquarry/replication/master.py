@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from logquarry.errors import LogquarryError, ProtocolViolation, StoreUnavailable
-from logquarry.protocol.ha import messages as ha
-from logquarry.protocol.ha.connection import MasterConnection
+from logquarry.protocol import ha_messages as ha
+from logquarry.protocol.ha_connection import MasterConnection
 from logquarry.replication.server import LONGEST_WAIT_MS, Peer, Server, ServerOptions
 from logquarry.replication.wire import Surroundings, Waits, Wire, require_peer
 from logquarry.store.message_store import StoreWriter

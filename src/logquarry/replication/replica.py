@@ -18,11 +18,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from logquarry.errors import LogsDiverged, ProtocolViolation, ReplicationError
+from logquarry.format.arrays import BLANK, NEED_MORE, POSITION, REACHED_STOP, TABLE_FULL
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
 from logquarry.format.frame import DamageKind
-from logquarry.format.rows import BLANK, NEED_MORE, POSITION, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.writer_files import LogFeed
 
 OVERLAP: Final = 64 * 1024
 """Number of bytes to compare at the start of a connection. Frames contain times and offsets, so the

@@ -27,8 +27,8 @@ from logquarry.errors import (
     StoreError,
     UsageError,
 )
-from logquarry.protocol.ha import messages as ha
-from logquarry.protocol.ha.connection import SlaveConnection
+from logquarry.protocol import ha_messages as ha
+from logquarry.protocol.ha_connection import SlaveConnection
 from logquarry.replication.replica import OVERLAP, Replica, SpoiltReplica
 from logquarry.replication.wire import (
     Found,

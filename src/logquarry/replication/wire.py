@@ -19,7 +19,7 @@ from typing import Final
 
 from logquarry import arguments
 from logquarry.disk.service import monotonic_ms
-from logquarry.protocol.ha.messages import Buffer
+from logquarry.protocol.ha_messages import Buffer
 from logquarry.store.message_store import MessageStore
 
 _AT_ONCE: Final = 64

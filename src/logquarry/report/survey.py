@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.format import arrays as r
 from logquarry.format import properties as props
-from logquarry.format import rows as r
 from logquarry.format.arrays import Int64
 from logquarry.log import columns
 from logquarry.log.columns import Decoding

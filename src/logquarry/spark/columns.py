@@ -5,7 +5,7 @@
 | data sources in Python | 4.0 | batch reads by `logquarry.spark.read` with mapInArrow |
 | Arrow batches for the sink of a stream | 4.1 | see `DataSourceStreamArrowWriter` below |
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
-| limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream/planner.py` |
+| limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream_planner.py` |
 
 Other modules import PySpark's classes from this module. A class that the installed PySpark lacks is
 an empty class.
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from logquarry.errors import UsageError
-from logquarry.log import kafka, schema
+from logquarry.log import schema
 from logquarry.log.batches import DamageLog
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import ReadTask, read_batches
@@ -199,7 +199,7 @@ def struct_of(options: ReadOptions) -> StructType:
     """Return Spark's schema of the selected columns. All of Kafka's columns are nullable."""
     if not options.is_kafka:
         return native_struct(options.names)
-    kinds = {column.name: column.spark for column in kafka.COLUMNS}
+    kinds = {column.name: column.spark for column in schema.KAFKA_COLUMNS}
     return types.StructType([types.StructField(n, _type(kinds[n])) for n in options.names])
 
 
@@ -241,7 +241,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
     given = struct.fieldNames()
     if not given:
         raise UsageError("schema: it has no columns")
-    columns = kafka.COLUMNS if options.is_kafka else schema.COLUMNS
+    columns = schema.KAFKA_COLUMNS if options.is_kafka else schema.COLUMNS
     types = {column.name: column.spark for column in columns}
     # Spark ignores case: `TOPIC` is the column `topic`.
     ours = {name.lower(): name for name in types}

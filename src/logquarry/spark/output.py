@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from pyarrow import fs as pafs
 
-from logquarry.disk.locks import lock_folder
+from logquarry.disk.folders import lock_folder
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.location import arrow_folder
 from logquarry.log.store_names import absolute

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from logquarry.errors import UsageError
 from logquarry.spark.columns import checked, has_sources, struct_of, task_rows
 from logquarry.spark.jobs import context_of
-from logquarry.spark.option_names import FORMAT
-from logquarry.spark.options import parse_read_options
+from logquarry.spark.options import FORMAT, parse_read_options
 from logquarry.spark.session import register, use_this_python
 from logquarry.spark.tasks import plan_tasks
 from logquarry.spark.worker import Packaged

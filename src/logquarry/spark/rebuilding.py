@@ -31,11 +31,17 @@ from logquarry.log.store_names import Stores, as_paths, broker_names, find_store
 from logquarry.log.walk import Run
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild import parts
-from logquarry.repair.rebuild.build import BuildJob, Built, RebuildReport, build_here
+from logquarry.repair.rebuild.build import (
+    BuildJob,
+    Built,
+    RebuildReport,
+    build_here,
+    check_into,
+    finish_into,
+)
 from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.rebuild.swap import check_into, finish_into
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.units import Progress

@@ -41,10 +41,9 @@ from logquarry.spark.columns import (
     arrow_schema,
 )
 from logquarry.spark.jobs import context_of, explain, run_tasks
-from logquarry.spark.option_names import Given
+from logquarry.spark.options import Given
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
-from logquarry.store.load.ledger import LoadId
-from logquarry.store.load.loading import Loaded
+from logquarry.store.load.loading import Loaded, LoadId
 from logquarry.units import Progress
 
 if TYPE_CHECKING:

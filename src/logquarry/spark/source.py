@@ -29,9 +29,8 @@ from logquarry.spark.columns import (
     struct_of,
     task_rows,
 )
-from logquarry.spark.option_names import FORMAT
-from logquarry.spark.options import ReadOptions, parse_read_options
-from logquarry.spark.stream.planner import Limits, StreamPlanner, UnlimitedPlanner
+from logquarry.spark.options import FORMAT, ReadOptions, parse_read_options
+from logquarry.spark.stream_planner import Limits, StreamPlanner, UnlimitedPlanner
 from logquarry.spark.tasks import ReadTask, open_stores, plan_tasks
 from logquarry.spark.worker import Packaged, without_traceback
 

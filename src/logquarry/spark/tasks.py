@@ -1,5 +1,11 @@
 """Plans the read tasks of a job (Spark's partitions) on the driver, and reads a task in a worker.
 
+If a read has ``onDamage=quarantine``, :class:`Quarantine` copies the damaged bytes::
+
+    FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
+    FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
+
+A file name depends only on broker and physical offset, so a second read finds existing copies.
 The data source, the exports and the summary use this module. Needs no PySpark.
 """
 
@@ -7,17 +13,26 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
 
-from logquarry.errors import MessageNotFound, StoreNotFound, UsageError
-from logquarry.log import kafka
-from logquarry.log.batches import BadBodies, DamageLog, message_runs, record_batches
+from logquarry.errors import MessageNotFound, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.log import schema
+from logquarry.log.batches import (
+    BAD_COMPRESSION,
+    BadBodies,
+    DamageLog,
+    MessageFilter,
+    message_runs,
+    record_batches,
+)
 from logquarry.log.columns import Decoding
-from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogSplit
+from logquarry.log.store_files import NAME_DIGITS
 from logquarry.log.store_names import broker_names, find_stores
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, Event, ExpiredSpan, LogEnd
 from logquarry.read.batch_queue import open_queue
@@ -34,10 +49,96 @@ from logquarry.read.selection import (
 from logquarry.read.store_sizes import require_log
 from logquarry.spark.options import OffsetLimit, ReadOptions
 from logquarry.spark.output import OutputFolder
-from logquarry.spark.quarantine import Quarantine
+from logquarry.spark.summary import damage_as_dict
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+_PIECE: Final = 8 << 20
+
+
+class Quarantine:
+    """The copies of one store's damage."""
+
+    def __init__(self, folder: OutputFolder, broker: str) -> None:
+        self._folder = folder
+        self._broker = broker
+
+    def keep(self, layout: StoreLayout, span: DamagedSpan) -> None:
+        """Copy a damaged span, unless the folder has an earlier copy of at least this length."""
+        # A broker's name can contain slashes.
+        name = f"{quote(self._broker, safe=' ')}/{span.offset:0{NAME_DIGITS}d}"
+        try:
+            self._keep(layout, span, name)
+        except OSError as error:
+            where = f"{self._folder.location}/{name}"
+            raise StoreUnavailable(f"{where}: damage cannot be copied there: {error}") from error
+
+    def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
+        """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
+
+        The copy has no bytes, because the read returns the message with its compressed body.
+        """
+
+        def keep(offset: int, reason: str) -> None:
+            report(offset, reason)
+            self.keep(
+                layout, DamagedSpan(offset, 0, BAD_COMPRESSION, reason, layout.log_path(offset))
+            )
+
+        return keep
+
+    def _keep(self, layout: StoreLayout, span: DamagedSpan, name: str) -> None:
+        if self._kept_length(f"{name}.json") >= span.length:
+            return
+        document = {"broker": self._broker, **damage_as_dict(span)}
+        # Each attempt of a task writes its own temporary file. The last attempt replaces other
+        # copies.
+        passing = f"{name}.{uuid.uuid4().hex}.tmp"
+        self._folder.make(name.rpartition("/")[0])
+        document["bytes"] = 0
+        with self._folder.create(passing) as sink:
+            for piece in _pieces(layout, span):
+                sink.write(piece)
+                document["bytes"] += len(piece)
+        # A later read trusts the document, so its bytes must survive a power cut too.
+        self._folder.sync(passing)
+        self._folder.move(passing, f"{name}.bin")
+        self._folder.write_json(f"{name}.json", document, by_way_of=passing)
+
+    def _kept_length(self, path: str) -> int:
+        try:
+            document = self._folder.read_json(path)
+        except ValueError:
+            return -1
+        length = document.get("length") if isinstance(document, dict) else None
+        return length if isinstance(length, int) else -1
+
+
+def _pieces(layout: StoreLayout, span: DamagedSpan) -> Iterator[bytes]:
+    """Yield the remaining bytes of a damaged span, without the zeros at the end of the span."""
+    file = layout.commit_log.at(span.offset)
+    if file is None:
+        return
+    try:
+        view = layout.open_file(file.path)
+    except FileNotFoundError:
+        return
+    at, stop = span.offset - file.base, min(span.offset - file.base + span.length, view.size)
+    zeros = 0
+    while at < stop:
+        length = min(_PIECE, stop - at)
+        piece = bytes(view.window(at, length)[:length])
+        data = piece.rstrip(b"\0")
+        if data:
+            while zeros:
+                yield bytes(min(zeros, _PIECE))
+                zeros -= min(zeros, _PIECE)
+            yield data
+        zeros += len(piece) - len(data)
+        at += length
+
 
 logger = logging.getLogger(__name__)
 
@@ -287,7 +388,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     options, plan = task.options, task.plan
     layout = StoreLayout.open(task.location, options.config, options.storage_options)
     seen = DamageLog() if damage is None else damage
-    names = kafka.sources(task.columns) if options.is_kafka else task.columns
+    names = schema.sources(task.columns) if options.is_kafka else task.columns
     quarantine = None
     if options.quarantine_path is not None:
         folder = OutputFolder(options.quarantine_path, options.storage_options)
@@ -311,7 +412,7 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
                 events, options.on_damage, seen, limit=options.config.decompress_limit
             )
             for batch in record_batches(runs, decoding, None if wanted.is_empty else wanted):
-                yield kafka.kafka_batch(batch, task.columns) if options.is_kafka else batch
+                yield schema.kafka_batch(batch, task.columns) if options.is_kafka else batch
             if options.on_damage == "stop" and seen.spans:
                 return
     except OSError as error:

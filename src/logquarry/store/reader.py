@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.format.properties import parse_tags
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader
 from logquarry.message import Message
@@ -249,7 +249,7 @@ class BaseReader(StoreReads):
         # the modules.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
-        from logquarry.store.consumer.progress import LostOffsets, Progress
+        from logquarry.store.consumer.group import LostOffsets, Progress
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 

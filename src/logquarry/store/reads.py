@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from logquarry.log.batches import DamageLog, OnDamage
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.registry import Consumers
-    from logquarry.store.state import StateReader
-    from logquarry.store.stats import StoreStats
+    from logquarry.store.stats import StateReader, StoreStats
 
 
 Time = int | str | date
@@ -117,7 +116,7 @@ class StoreReads(LogReads):
     def _state(self) -> StateReader:
         # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
         # the module.
-        from logquarry.store.state import StateReader
+        from logquarry.store.stats import StateReader
 
         return StateReader(self)
 
@@ -364,8 +363,8 @@ class StoreReads(LogReads):
 
         Args:
             columns: the columns, in their order (default: all of
-                :data:`logquarry.log.schema.COLUMNS`). Other columns are not decoded. The CRC of
-                bodies is checked only if ``body`` is among the columns.
+                :data:`logquarry.log.schema.KAFKA_COLUMNS`). Other columns are not decoded. The
+                CRC of bodies is checked only if ``body`` is among the columns.
             decompress: whether to decompress bodies.
 
         Raises:

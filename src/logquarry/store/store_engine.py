@@ -28,9 +28,8 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import scratch_of
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
+from logquarry.disk.folders import AbortFile, NameGuard, StoreLock, is_lockable
 from logquarry.disk.log_files import PagesAhead, log_paths
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import properties as props
@@ -43,14 +42,13 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
-from logquarry.repair.recover.folder_check import check_entries, check_places
 from logquarry.repair.recover.loss import require_consent
+from logquarry.repair.recover.store_folders import check_entries, check_places
 from logquarry.store.load.loading import Loads, pending_load
-from logquarry.store.log_feed import LogFeed
 from logquarry.store.log_growth import LogGrowth
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.store_files import Housekeeping, StoreFiles
+from logquarry.store.writer_files import Housekeeping, LogFeed, StoreFiles
 from logquarry.units import Clock
 from logquarry.write.append import AppendRules31, CommitLogWriter
 from logquarry.write.dispatcher import (

@@ -16,7 +16,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Health, RunningFlags
 from logquarry.format import frame, sys_flag
-from logquarry.format.rows import (
+from logquarry.format.arrays import (
     BODY_AT,
     BODY_LENGTH,
     POSITION,

@@ -247,7 +247,7 @@ class CommonFrames:
         now: int,
         columns: Int64,
     ) -> int:
-        """Append frames in order; see :meth:`logquarry.write.frame_table.FrameTable.append`."""
+        """Append frames in order; see :meth:`logquarry.write.outgoing.FrameTable.append`."""
         step = columns.strides[0] // 8
         column = cython.cast(number_pointer, cython.cast(cython.size_t, columns.ctypes.data))
         last = cython.cast(FilePlace, file)

@@ -20,9 +20,8 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Flag, Health, Refusal, RunningFlags, Service
 from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
 from logquarry.format import frame
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL, Int64
 from logquarry.format.frame import DamageKind
-from logquarry.format.rows import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.follow import DispatchRequests, Followed, Follower

@@ -23,7 +23,7 @@ from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey, copy_key, named_copies
 from logquarry.write import message_rules as rules
-from logquarry.write.host_fields import HostFields, host_fields, too_large
+from logquarry.write.message_rules import HostFields, host_fields, too_large
 from logquarry.write.put_result import PutStatus, refusal
 
 _DELAY, _WAIT, _COPIES = props.DELAY, props.WAIT, props.INNER_MULTI_DISPATCH

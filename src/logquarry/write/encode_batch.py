@@ -24,7 +24,7 @@ from logquarry.log import codec
 from logquarry.message import Message
 from logquarry.write import message_rules as rules
 from logquarry.write.encode import Copies, Encoded, MessageEncoder, Numbers
-from logquarry.write.host_fields import HostFields, too_large
+from logquarry.write.message_rules import HostFields, too_large
 from logquarry.write.put_result import PutStatus, refusal
 
 _SEPARATOR: Final = props.PROPERTY_SEPARATOR.encode()

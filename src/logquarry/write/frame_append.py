@@ -19,8 +19,7 @@ from logquarry.format.java import crc32, crc32_address
 from logquarry.format.sys_flag import TRANSACTION_NOT
 from logquarry.format.sys_flag import transaction_type as sys_flag_type
 from logquarry.units import Clock, now_ms
-from logquarry.write.host_fields import host_fields
-from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
+from logquarry.write.message_rules import LONGEST_PROPERTIES, host_fields, topic_bytes
 from logquarry.write.put_parts import LogLock, Recent, Wakes
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
@@ -142,7 +141,7 @@ class Topic:
 class FrameHead:
     """Compiled: the start of the frames with the same hosts and SYSFLAG.
 
-    Errors: as :func:`~logquarry.write.host_fields.host_fields`.
+    Errors: as :func:`~logquarry.write.message_rules.host_fields`.
     """
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import NameGuard
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.page_file import CheckpointFile
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreUnavailable
 from logquarry.format import index, java
 from logquarry.format.arrays import Bytes, Int32, Int64, Records
@@ -310,7 +310,7 @@ def next_name(last: str, now_ms: int) -> str:
 # If a RocketMQ broker is started on this store, the broker fails to take the lock. But before that,
 # the broker deletes index files that are newer than the checkpoint. So each of these files has a
 # second name, a hard link from which logquarry restores the file
-# (:mod:`logquarry.disk.queue_folders`).
+# (:mod:`logquarry.disk.folders`).
 
 
 class IndexKeeper:

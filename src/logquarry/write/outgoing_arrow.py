@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from logquarry.arguments import keys
 from logquarry.errors import UsageError
 from logquarry.format.arrays import Bools, Int64
-from logquarry.format.put_rows import ANY_TIME
+from logquarry.format.put_frames import ANY_TIME
 from logquarry.log import codec, schema
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.write.outgoing import Columns, Spans, distinct, distinct_spans

@@ -25,12 +25,13 @@ from logquarry.message import Message, require_iterable, require_messages
 from logquarry.write.append import CommitLogWriter
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_table import FrameTable, load_kernel
 from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,
     Encode,
+    FrameTable,
     Outgoing,
+    load_kernel,
     outgoing_frames,
     outgoing_kernel,
     outgoing_reference,

@@ -31,9 +31,8 @@ from logquarry.format import properties as props
 from logquarry.format.java import crc32
 from logquarry.message import Message
 from logquarry.write.frame_append import SLOW_PUT, log_held, put_result
-from logquarry.write.host_fields import host_fields
 from logquarry.write.log_appender import LogAppender
-from logquarry.write.message_rules import LONGEST_PROPERTIES, topic_bytes
+from logquarry.write.message_rules import LONGEST_PROPERTIES, host_fields, topic_bytes
 from logquarry.write.put_result import PutResult
 
 try:

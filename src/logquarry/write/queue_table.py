@@ -20,8 +20,8 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.format import broker_config
-from logquarry.format.broker_config import TopicConfig, topic_entry
+from logquarry.format import broker_json
+from logquarry.format.broker_json import TopicConfig, topic_entry
 from logquarry.log.store_files import quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
 from logquarry.read.log_queues import QueueKey
@@ -110,7 +110,7 @@ class TopicTable:
         """Return the topics of the table by name, including topics that the next flush adds."""
         with self._lock:
             document = self._with(topics_of(self._new)) or self._document
-        return {} if document is None else broker_config.topics_of_document(document)
+        return {} if document is None else broker_json.topics_of_document(document)
 
     def change(self, topics: Mapping[str, TopicConfig | None]) -> None:
         """Add, replace or remove (None) topics, and write the file once. The log stays unchanged.
@@ -126,7 +126,7 @@ class TopicTable:
                 if topic is None:
                     table.pop(name, None)
                 else:
-                    table[name] = {**table.get(name, {}), **broker_config.topic_entry(topic)}
+                    table[name] = {**table.get(name, {}), **broker_json.topic_entry(topic)}
             removed = {name for name, topic in topics.items() if topic is None}
             document = self._versioned(old, table)
             self._file.save(document)

@@ -24,10 +24,9 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import FIELD_COUNT, Int64
 from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES, NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.format.rows import FIELD_COUNT
 from logquarry.log import codec, columns
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding

@@ -15,13 +15,13 @@ import numpy as np
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
-from logquarry.format import frame, staged
+from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.append import CommitLogWriter
-from logquarry.write.frame_table import advance
 from logquarry.write.log_appender import end_file
+from logquarry.write.outgoing import advance
 from logquarry.write.put_many import CHUNK_BYTES
 
 _BLANK: Final = frame.BLANK.size
@@ -29,7 +29,7 @@ _BLANK: Final = frame.BLANK.size
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged frames of one file (:mod:`logquarry.format.staged`).
+    """Staged frames of one file (:mod:`logquarry.format.put_frames`).
 
     Each frame contains an index into ``queues``. Errors name the file's ``path``.
     """
@@ -81,11 +81,15 @@ class StagedWriter:
         if stop > start:
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
             advance(file, position, known, told)
-        elif why == staged.NO_FRAME or (why == staged.NO_ROOM and not file.wrote):
-            what = "no frame" if why == staged.NO_FRAME else "a frame that no file of the log holds"
+        elif why == put_frames.NO_FRAME or (why == put_frames.NO_ROOM and not file.wrote):
+            what = (
+                "no frame"
+                if why == put_frames.NO_FRAME
+                else "a frame that no file of the log holds"
+            )
             raise CorruptFile(frames.path, start, f"{what} is there")
         file.store_timestamp = now
-        if why == staged.NO_ROOM:
+        if why == put_frames.NO_ROOM:
             end_file(file)
         return stop
 
@@ -147,22 +151,22 @@ def _place_reference(
     while start < len(data) and position - first < CHUNK_BYTES:
         size = _size_at(frames, start)
         if not frame.FIXED_SIZE_V1 <= size <= len(data) - start:
-            return start, position, staged.NO_FRAME
-        number = staged.queue_number(data, start)
+            return start, position, put_frames.NO_FRAME
+        number = put_frames.queue_number(data, start)
         if not 0 <= number < len(next_offsets):
-            return start, position, staged.NO_FRAME
+            return start, position, put_frames.NO_FRAME
         if position + size + _BLANK > file.size:
-            return start, position, staged.NO_ROOM
+            return start, position, put_frames.NO_ROOM
         queue_offset = 0
-        if staged.advances_queue(data, start):
+        if put_frames.advances_queue(data, start):
             queue_offset = int(next_offsets[number])
             next_offsets[number] += 1
         target = file.buffer[position : position + size]
         target[:] = data[start : start + size]
-        staged.place(target, queue_offset, file.base + position, now)
+        put_frames.place(target, queue_offset, file.base + position, now)
         placed[:, number] += (1, size)
         start, position = start + size, position + size
-    return start, position, staged.PLACED
+    return start, position, put_frames.PLACED
 
 
 def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
@@ -176,8 +180,8 @@ def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[i
 
 def _same_reference(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
     at = 0
-    for size in staged.sizes_of(frames.data, start):
-        if not staged.same(frames.data[start : start + size], there[at : at + size]):
+    for size in put_frames.sizes_of(frames.data, start):
+        if not put_frames.same(frames.data[start : start + size], there[at : at + size]):
             break
         start, at = start + size, at + size
     return start, at

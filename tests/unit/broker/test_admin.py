@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from logquarry.broker import Broker, admin
-from logquarry.format import fastjson
+from logquarry.format import broker_json
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, arrived, connected, document_of, messages_of, play
@@ -142,7 +142,7 @@ def test_tables(tmp_path: Path) -> None:
         topics = await table(RequestCode.GET_ALL_TOPIC_CONFIG)
         assert {"t", "TBW102", "DefaultCluster"} <= set(topics["topicConfigTable"])
         offsets = await client.ask(RequestCode.GET_ALL_CONSUMER_OFFSET)
-        assert fastjson.decode(offsets.body)["offsetTable"] == {"t@g": {"0": 1}}
+        assert broker_json.decode(offsets.body)["offsetTable"] == {"t@g": {"0": 1}}
         assert "offsetTable" in await table(RequestCode.GET_ALL_DELAY_OFFSET)
         for cluster, is_there in ("DefaultCluster", True), ("other", False):
             found = await table(RequestCode.GET_TOPICS_BY_CLUSTER, cluster=cluster)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from logquarry.broker import Broker, send_back
+from logquarry.broker import Broker, send
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from logquarry.testing.clock import FakeClock
@@ -33,7 +33,7 @@ def reply(client: Client, body: bytes, to: str = "asker") -> asyncio.Future[Remo
 def test_replies_for_a_producer_that_does_not_read_take_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_back, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(send, "_PATIENCE_SECONDS", 0.05)
 
     async def scenario(broker: Broker, client: Client) -> None:
         asker = await connected(broker.address)
@@ -47,7 +47,7 @@ def test_replies_for_a_producer_that_does_not_read_take_little_memory(
         transport = found.connection._transport
         assert transport is not None and transport.get_write_buffer_size() < 2 * len(BODY)
         # When it reads again, it gets the next reply.
-        monkeypatch.setattr(send_back, "_PATIENCE_SECONDS", 60.0)
+        monkeypatch.setattr(send, "_PATIENCE_SECONDS", 60.0)
         last = reply(client, b"last")
         asker.writer.transport.resume_reading()  # type: ignore[attr-defined]
         while (pushed := await asker.told.get()).body != b"last":

@@ -9,7 +9,7 @@ import pytest
 from logquarry.disk.config_file import ConfigFile, ConsumerOffsets
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk, StoppedDisk
 
 Offsets = dict[int, int]
@@ -19,8 +19,8 @@ def config_file(disk: Disk, root: Path) -> ConfigFile[Offsets]:
     return ConfigFile(
         disk,
         root / "config" / "delayOffset.json",
-        broker_config.decode_delay_offsets,
-        broker_config.encode_delay_offsets,
+        broker_json.decode_delay_offsets,
+        broker_json.encode_delay_offsets,
         aside=root / "aside",
     )
 
@@ -32,7 +32,7 @@ def test_what_was_saved_is_loaded_and_the_one_before_is_kept(tmp_path: Path) -> 
     assert not file.save({1: 3}), "nothing new"
     again = config_file(Disk(), tmp_path).load()
     assert (again.value, again.path, again.problems) == ({1: 3}, file.path, ())
-    assert broker_config.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
+    assert broker_json.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
     assert sorted(path.name for path in file.path.parent.iterdir()) == [
         "delayOffset.json",
         "delayOffset.json.bak",
@@ -53,7 +53,7 @@ def test_bak_serves_where_the_file_cannot_be_read(tmp_path: Path, harm: bytes) -
     # The bad file does not replace the good one, and is kept for a look at it.
     file.save({1: 4})
     assert config_file(Disk(), tmp_path).load().value == {1: 4}
-    assert broker_config.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
+    assert broker_json.decode_delay_offsets(file.backup.read_bytes()) == {1: 2}
     assert (tmp_path / "aside" / file.path.name).read_bytes() == harm
 
 
@@ -123,7 +123,7 @@ def test_a_failed_sync_is_never_tried_again(tmp_path: Path) -> None:
 
 
 def test_consumer_offsets_of_a_broker_come_back(golden: Path, tmp_path: Path) -> None:
-    path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
+    path = tmp_path / "config" / broker_json.CONSUMER_OFFSET_FILE
     path.parent.mkdir()
     path.write_bytes((golden / "real-broker/store/config" / path.name).read_bytes())
     offsets = ConsumerOffsets(Disk(), tmp_path)
@@ -141,7 +141,7 @@ def test_consumer_offsets_of_a_broker_come_back(golden: Path, tmp_path: Path) ->
 
 
 def test_lost_consumer_offsets_are_told_of(tmp_path: Path) -> None:
-    path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
+    path = tmp_path / "config" / broker_json.CONSUMER_OFFSET_FILE
     path.parent.mkdir()
     path.write_bytes(b"{")
     offsets = ConsumerOffsets(Disk(), tmp_path)
@@ -150,7 +150,7 @@ def test_lost_consumer_offsets_are_told_of(tmp_path: Path) -> None:
 
 
 def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
-    path = tmp_path / "config" / broker_config.CONSUMER_OFFSET_FILE
+    path = tmp_path / "config" / broker_json.CONSUMER_OFFSET_FILE
     path.parent.mkdir()
     before = (
         '{\n\t"dataVersion":{\n\t\t"counter":7\n\t},\n\t"groupTopicMap":{\n\t\t"1":["A,\\"}"]\n\t},\n'
@@ -164,11 +164,11 @@ def test_members_that_are_not_known_stay(tmp_path: Path) -> None:
         assert offsets.save() and not offsets.save()
         after = path.read_text()
         assert after.startswith(head) and after.endswith(tail)
-        assert broker_config.decode_consumer_offsets(after) == {("A", "g"): {0: offset}}
+        assert broker_json.decode_consumer_offsets(after) == {("A", "g"): {0: offset}}
     # All values that only .bak has stay, too.
     path.write_text("{")
     again = ConsumerOffsets(Disk(), tmp_path)
     again.commit("A", "g", 1, 7)
     assert again.save()
     assert path.read_text().endswith(tail)
-    assert broker_config.decode_consumer_offsets(path.read_text())["A", "g"] == {0: 5, 1: 7}
+    assert broker_json.decode_consumer_offsets(path.read_text())["A", "g"] == {0: 5, 1: 7}

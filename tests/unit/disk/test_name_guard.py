@@ -12,9 +12,9 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import NameGuard, link_of
 from logquarry.disk.log_files import AllocateMappedFileService
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.queue_folders import NameGuard, link_of
 from logquarry.errors import StoreUnavailable
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.faulty_disk import FaultyDisk as ModelDisk

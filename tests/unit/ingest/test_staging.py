@@ -21,8 +21,7 @@ from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
 from logquarry.ingest.load import append_to_store, commit_load, discard_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
-from logquarry.store.load.ledger import Ledger, LoadId
-from logquarry.store.load.loading import Loaded
+from logquarry.store.load.loading import Ledger, Loaded, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.small_store import config

@@ -14,9 +14,9 @@ from logquarry.errors import LogquarryError
 from logquarry.format import java
 from logquarry.format.frame import Frame
 from logquarry.log import batches, codec, columns, json_lines, schema
+from logquarry.log.batches import MessageFilter
 from logquarry.log.codec import Window
 from logquarry.log.columns import Decoding
-from logquarry.log.filters import MessageFilter
 from logquarry.log.walk import Run
 from logquarry.testing import strategies
 from tests.helpers.twins import both, plain_python, sound_rows

@@ -16,9 +16,9 @@ import pytest
 
 from logquarry.errors import StoreNotFound, UsageError
 from logquarry.log import batches, filesystem, lost_pages
+from logquarry.log.batches import MessageFilter
 from logquarry.log.columns import Decoding
 from logquarry.log.filesystem import ArrowFileSystem, FileSystem, LocalFileSystem, open_filesystem
-from logquarry.log.filters import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
 from logquarry.read import selection
@@ -174,7 +174,7 @@ def assert_read_through_places(
     layout = StoreLayout(files)
     with (
         mock.patch.object(selection, "WORTHWHILE", 1e9),
-        mock.patch("logquarry.log.places.REMOTE_RANGE", least),
+        mock.patch("logquarry.log.frames.REMOTE_RANGE", least),
         mock.patch.object(filesystem, "REMOTE_RANGE", least),
     ):
         plan = plan_read(layout, Selection(wanted=wanted))

@@ -15,8 +15,8 @@ from logquarry.format import checkpoint, frame, java
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.frame import Frame
 from logquarry.log.columns import Decoding, record_batch
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import runs_at
 from logquarry.log.store_files import DURABLE, FileSequence, StoreFile
 from logquarry.log.walk import LogEnd, LogReader, Run
 from tests.conformance.golden_facts import SOUND, Scenario

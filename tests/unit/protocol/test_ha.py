@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.errors import ProtocolViolation, UsageError
-from logquarry.protocol.ha import messages as ha
-from logquarry.protocol.ha.connection import MasterConnection, SlaveConnection
-from logquarry.protocol.ha.messages import (
+from logquarry.protocol import ha_messages as ha
+from logquarry.protocol.ha_connection import MasterConnection, SlaveConnection
+from logquarry.protocol.ha_messages import (
     ConnectionEnded,
     DataReceived,
     HeartbeatReceived,

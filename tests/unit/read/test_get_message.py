@@ -13,8 +13,13 @@ from logquarry.errors import CorruptFrame
 from logquarry.format import frame, java, queue_entry
 from logquarry.format.batch import INNER_BATCH
 from logquarry.format.frame import Damage
-from logquarry.read.get_message import GetMessageStatus, TransferLimits, get_message
-from logquarry.read.messages import LazyMessage, read_message
+from logquarry.read.get_message import (
+    GetMessageStatus,
+    LazyMessage,
+    TransferLimits,
+    get_message,
+    read_message,
+)
 from logquarry.store.message_store import MessageStore
 from logquarry.stored_message import StoredMessage
 from tests.helpers.files import overwrite

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.log.filters import MessageFilter
+from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.read import bulk
 from logquarry.read.bulk import warn_of_unknown_topics
 from logquarry.spark.options import parse_read_options
-from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.tasks import plan_tasks
 from tests.helpers.small_store import opened
 from tests.helpers.store_maker import StoreMaker

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import ReplicationError, UsageError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode
@@ -42,14 +42,14 @@ def test_what_is_served_is_what_the_file_says_now(master: Path) -> None:
                 client.say(asking(RequestCode.GET_ALL_DELAY_OFFSET))
                 answer = client.hear()
                 assert answer is not None
-                assert broker_config.decode_delay_offsets(answer.body) == {1: 10**number}
+                assert broker_json.decode_delay_offsets(answer.body) == {1: 10**number}
 
 
 def test_what_could_not_be_read_once_is_served_when_it_can(
     master: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = master / "config" / "topics.json"
-    expected = broker_config.decode_topic_document(path.read_bytes())
+    expected = broker_json.decode_topic_document(path.read_bytes())
     for file in (path, master / "config" / "topics.json.bak"):
         os.utime(file, (1_700_000_000, 1_700_000_000))
 
@@ -65,11 +65,11 @@ def test_what_could_not_be_read_once_is_served_when_it_can(
             answer = client.hear()
             # The backup.
             assert answer is not None and answer.code == 0
-            assert broker_config.decode_topic_document(answer.body) != expected
+            assert broker_json.decode_topic_document(answer.body) != expected
         client.say(asking())
         answer = client.hear()
         assert answer is not None
-        assert broker_config.decode_topic_document(answer.body) == expected
+        assert broker_json.decode_topic_document(answer.body) == expected
 
 
 # ----------------------------------------------------------------------------------- hostile peers

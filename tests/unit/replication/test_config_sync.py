@@ -15,7 +15,7 @@ import pytest
 import logquarry as lq
 from logquarry.cli import replication
 from logquarry.errors import ProtocolViolation, StoreUnavailable, UsageError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.log.store_files import quarantine
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import LARGEST_FRAME, RemotingCommand, RemotingReader
@@ -83,9 +83,7 @@ def test_topics_and_groups_are_taken_as_a_whole_where_their_version_is_another(
         for counter in (9, 2):
             write(master, "topics.json", versioned("topicConfigTable", counter, a={}))
             assert fetch(slave, server).written == ("topics.json",)
-        assert list(broker_config.decode_topics((root / "config/topics.json").read_bytes())) == [
-            "a"
-        ]
+        assert list(broker_json.decode_topics((root / "config/topics.json").read_bytes())) == ["a"]
         backup = json.loads((root / "config/topics.json.bak").read_bytes())
         assert backup["dataVersion"]["counter"] == 9
 
@@ -107,7 +105,7 @@ def test_offsets_are_taken_group_by_group(master: Path, slave: lq.StoreWriter) -
     with ConfigServer(master) as server:
         assert "consumerOffset.json" in fetch(slave, server).written
     data = (Path(slave.root) / "config" / "consumerOffset.json").read_bytes()
-    assert broker_config.decode_consumer_offsets(data) == {
+    assert broker_json.decode_consumer_offsets(data) == {
         ("t", "g"): {0: 5, 1: 6},
         ("t", "new"): {0: 1},
         ("t", "old"): {0: 3},
@@ -131,7 +129,7 @@ def test_a_consumer_of_the_slave_does_not_write_over_them(
         fetch(slave, server)
         own.commit()
     data = (Path(slave.root) / "config" / "consumerOffset.json").read_bytes()
-    found = broker_config.decode_consumer_offsets(data)
+    found = broker_json.decode_consumer_offsets(data)
     assert found["t", "g"] == {0: 5} and found["t", "own"] == {0: 1}
 
 

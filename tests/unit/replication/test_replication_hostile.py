@@ -16,11 +16,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import ProtocolViolation, ReplicationError, StoreUnavailable, UsageError
-from logquarry.protocol.ha.connection import MasterConnection
-from logquarry.protocol.ha.messages import LARGEST_TRANSFER, HaTimes
+from logquarry.protocol.ha_connection import MasterConnection
+from logquarry.protocol.ha_messages import LARGEST_TRANSFER, HaTimes
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
-from logquarry.store.log_feed import LogFeed
+from logquarry.store.writer_files import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, fill, log_bytes, opened
 from tests.helpers.waiting import eventually

@@ -11,7 +11,7 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.errors import LogquarryError, UsageError
 from logquarry.format import java
-from logquarry.log.filters import MessageFilter
+from logquarry.log.batches import MessageFilter
 from logquarry.spark.options import OffsetLimit, ReadOptions, parse_read_options
 from logquarry.text import byte_count
 

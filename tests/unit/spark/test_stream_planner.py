@@ -14,7 +14,7 @@ import logquarry as lq
 from logquarry.errors import CorruptFrame, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader
-from logquarry.spark.stream.admission import START
+from logquarry.spark.stream_admission import START
 from tests.helpers.files import flip
 from tests.helpers.small_store import facts, held_by_a_broker, opened
 from tests.helpers.store_maker import FIRST_TIME
@@ -349,7 +349,7 @@ def test_large_batches_are_cut(golden: Path) -> None:
 
 def test_levels_are_asked_for_now_and_then(golden: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("logquarry.spark.stream.planner.time.monotonic", lambda: now)
+    monkeypatch.setattr("logquarry.spark.stream_planner.time.monotonic", lambda: now)
     stream = Stream(golden / "delay" / "store", maxOffsetsPerTrigger="3")
     for _ in range(10):
         stream.drain(1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import CorruptFrame, MessageNotFound, StoreNotFound, UsageError
-from logquarry.spark.stream.admission import START
+from logquarry.spark.stream_admission import START
 from logquarry.spark.tasks import read_batches
 from tests.helpers.files import zero
 from tests.helpers.stream import Stream, made

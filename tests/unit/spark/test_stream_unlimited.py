@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from logquarry.errors import MessageNotFound, UsageError
-from logquarry.spark.stream.planner import UnlimitedPlanner
+from logquarry.spark.stream_planner import UnlimitedPlanner
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 from tests.helpers.stream import Stream
 

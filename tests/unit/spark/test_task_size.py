@@ -17,7 +17,7 @@ from logquarry.spark import rebuilding, repair
 from logquarry.spark.options import parse_read_options
 from logquarry.spark.rebuilding import rebuild_on_spark
 from logquarry.spark.repair import verify_stores
-from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
 from tests.helpers.lake import Lake
 from tests.helpers.store_maker import StoreMaker

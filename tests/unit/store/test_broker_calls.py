@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import UsageError
 from logquarry.format import frame
-from logquarry.format.broker_config import TopicConfig
+from logquarry.format.broker_json import TopicConfig
 from tests.helpers.small_store import opened
 
 

@@ -1,6 +1,6 @@
 """The kernels: functions that numba compiles, with the same results as the readable reference.
 
-The walk writes one row per frame into a table (:mod:`logquarry.format.rows`), which the other
+The walk writes one row per frame into a table (:mod:`logquarry.format.arrays`), which the other
 kernels read. Kernels take addresses and run without the GIL; the caller keeps the buffers alive. No
 bytes can crash a kernel. :func:`logquarry.log.codec.kernels` imports this package only when needed,
 because the import of numba takes half a second.

@@ -8,6 +8,18 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import batch, frame, java, sys_flag
+from logquarry.format.arrays import (
+    BODY_AT,
+    BODY_LENGTH,
+    FROM_BODY,
+    FROM_STORE_TIME,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    SIZE,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -35,18 +47,6 @@ from logquarry.format.kernels.bytes import (
     same_bytes,
     store_i32,
     store_i64,
-)
-from logquarry.format.rows import (
-    BODY_AT,
-    BODY_LENGTH,
-    FROM_BODY,
-    FROM_STORE_TIME,
-    POSITION,
-    PROPS_AT,
-    PROPS_LENGTH,
-    SIZE,
-    TOPIC_AT,
-    TOPIC_LENGTH,
 )
 
 _H = frame.HEAD.offsets

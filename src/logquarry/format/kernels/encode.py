@@ -36,7 +36,7 @@ from logquarry.format.kernels.bytes import (
     store_i64,
     store_u8,
 )
-from logquarry.format.put_rows import (
+from logquarry.format.put_frames import (
     ADVANCES,
     BODY_AT,
     BODY_LENGTH,
@@ -44,6 +44,9 @@ from logquarry.format.put_rows import (
     FLAG,
     HEAD,
     HEAD_SIZE,
+    NO_FRAME,
+    NO_ROOM,
+    PLACED,
     PREPARED_OFFSET,
     PROPS_AT,
     PROPS_LENGTH,
@@ -56,7 +59,6 @@ from logquarry.format.put_rows import (
     TIME_AT,
     TOPIC,
 )
-from logquarry.format.staged import NO_FRAME, NO_ROOM, PLACED
 from logquarry.format.sys_flag import TRANSACTION_COMMIT, TRANSACTION_NOT
 
 _H = frame.HEAD.offsets
@@ -122,7 +124,7 @@ def encode_frames(
     ``store_times``.
 
     Args:
-        rows, head_facts: tables of :mod:`logquarry.format.put_rows`.
+        rows, head_facts: tables of :mod:`logquarry.format.put_frames`.
         heads: uint8 (heads, n).
         topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address, end and physical offset of the file.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import index, java, properties, queue_entry
+from logquarry.format.arrays import FRAME_SIZE, PHYSICAL_OFFSET, QUEUE, QUEUE_OFFSET, TAGS_CODE
 from logquarry.format.kernels.bytes import (
     Array,
     java_hash_on,
@@ -16,7 +17,6 @@ from logquarry.format.kernels.bytes import (
     store_i64,
 )
 from logquarry.format.kernels.properties import KEYS, TAGS, UNIQ_KEY
-from logquarry.format.rows import FRAME_SIZE, PHYSICAL_OFFSET, QUEUE, QUEUE_OFFSET, TAGS_CODE
 
 SPACE = ord(properties.KEY_SEPARATOR)
 _LARGEST = java.INT_MAX

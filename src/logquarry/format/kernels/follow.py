@@ -11,6 +11,26 @@ import numpy as np
 
 from logquarry.format import index, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import (
+    ASK_JAVA,
+    FRAME_SIZE,
+    HAS_KEY,
+    PHYSICAL_OFFSET,
+    PROPS_AT,
+    PROPS_LENGTH,
+    QUEUE,
+    QUEUE_ID,
+    QUEUE_OFFSET,
+    REACHED_STOP,
+    SIZE,
+    STORE_TIMESTAMP,
+    SYS_FLAG,
+    TABLE_FULL,
+    TAGS_CODE,
+    TOPIC_AT,
+    TOPIC_ID,
+    TOPIC_LENGTH,
+)
 from logquarry.format.kernels.bytes import (
     AT_MAGIC,
     AT_PHYSICAL_OFFSET,
@@ -44,26 +64,6 @@ from logquarry.format.kernels.walk import (
     PREFETCH_AHEAD,
     check_frame,
     has_head,
-)
-from logquarry.format.rows import (
-    ASK_JAVA,
-    FRAME_SIZE,
-    HAS_KEY,
-    PHYSICAL_OFFSET,
-    PROPS_AT,
-    PROPS_LENGTH,
-    QUEUE,
-    QUEUE_ID,
-    QUEUE_OFFSET,
-    REACHED_STOP,
-    SIZE,
-    STORE_TIMESTAMP,
-    SYS_FLAG,
-    TABLE_FULL,
-    TAGS_CODE,
-    TOPIC_AT,
-    TOPIC_ID,
-    TOPIC_LENGTH,
 )
 
 _NAMES = (props.TAGS, props.KEYS, props.UNIQ_KEY, props.DELAY)

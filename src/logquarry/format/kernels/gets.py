@@ -14,30 +14,7 @@ import numpy as np
 from numba import cfunc, njit, types
 
 from logquarry.format import batch, java, properties, queue_entry
-from logquarry.format.kernels.bytes import (
-    AT_PHYSICAL_OFFSET,
-    AT_SYS_FLAG,
-    BORN_V6,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
-    copy_bytes,
-    is_ascii,
-    is_utf8,
-    kernel,
-    load_i32,
-    load_i64,
-    load_raw64,
-    load_u8,
-    prefetch,
-    same_bytes,
-    store_raw32,
-    store_raw64,
-)
-from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
-from logquarry.format.kernels.properties import name_table, next_separator, which_name
-from logquarry.format.kernels.walk import CACHE_LINE, check_frame
-from logquarry.format.rows import (
+from logquarry.format.arrays import (
     ASK_TAGS,
     BODY_AT,
     BODY_LENGTH,
@@ -65,6 +42,29 @@ from logquarry.format.rows import (
     TAG_LENGTH,
     TAG_WIDTH,
 )
+from logquarry.format.kernels.bytes import (
+    AT_PHYSICAL_OFFSET,
+    AT_SYS_FLAG,
+    BORN_V6,
+    HEAD_SIZE,
+    HOST_EXTRA,
+    HOST_V4,
+    copy_bytes,
+    is_ascii,
+    is_utf8,
+    kernel,
+    load_i32,
+    load_i64,
+    load_raw64,
+    load_u8,
+    prefetch,
+    same_bytes,
+    store_raw32,
+    store_raw64,
+)
+from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
+from logquarry.format.kernels.properties import name_table, next_separator, which_name
+from logquarry.format.kernels.walk import CACHE_LINE, check_frame
 
 _UNIT = queue_entry.UNIT_SIZE
 _AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
@@ -225,7 +225,7 @@ def get_frames(
 
 @njit(cache=True, error_model="numpy")
 def frame_rows(frames: int, count: int, out: int) -> None:
-    """Fill a table of rows (:mod:`logquarry.format.rows`) for frames that a get returned.
+    """Fill a table of rows (:mod:`logquarry.format.arrays`) for frames that a get returned.
 
     Args: the address of ``count`` frames; the address of the table.
     """

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from logquarry.format import properties as props
+from logquarry.format.arrays import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
 from logquarry.format.kernels.bytes import (
     Array,
     copy_short,
@@ -25,7 +26,6 @@ from logquarry.format.kernels.bytes import (
     store_u8,
     trailing_zeros,
 )
-from logquarry.format.rows import POSITION, PROPS_AT, PROPS_LENGTH, TOPIC_AT, TOPIC_LENGTH
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:

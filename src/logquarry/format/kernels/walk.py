@@ -5,6 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from logquarry.format import dledger, frame
+from logquarry.format.arrays import (
+    BLANK,
+    BODY_AT,
+    BODY_LENGTH,
+    NEED_MORE,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    REACHED_STOP,
+    SIZE,
+    TABLE_FULL,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -31,20 +45,6 @@ from logquarry.format.kernels.bytes import (
     load_raw64,
     load_u8,
     prefetch,
-)
-from logquarry.format.rows import (
-    BLANK,
-    BODY_AT,
-    BODY_LENGTH,
-    NEED_MORE,
-    POSITION,
-    PROPS_AT,
-    PROPS_LENGTH,
-    REACHED_STOP,
-    SIZE,
-    TABLE_FULL,
-    TOPIC_AT,
-    TOPIC_LENGTH,
 )
 
 ENTRY_HEAD_SIZE = dledger.HEAD.size

@@ -14,13 +14,13 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import BATCH_QUEUE, FileSequence
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,

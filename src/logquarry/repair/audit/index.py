@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import index
 from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import Frame
@@ -20,6 +19,7 @@ from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import Run
 from logquarry.read.commit_log import CommitLog

@@ -14,15 +14,15 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
+from logquarry.format import arrays as r
 from logquarry.format import java, sys_flag
-from logquarry.format import rows as r
 from logquarry.format.arrays import Bools, Int64, Records
 from logquarry.format.index import ENTRY, IndexHeader
 from logquarry.log import columns
 from logquarry.log.follow import index_keys
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import runs_at
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import Run
 from logquarry.read.index_file import IndexFile
 from logquarry.repair.audit.differences import EntryGroup, LostSpans, names_ends, within

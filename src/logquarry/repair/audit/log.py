@@ -24,12 +24,12 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
+from logquarry.format.arrays import POSITION, REACHED_STOP, SIZE
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
-from logquarry.format.rows import POSITION, REACHED_STOP, SIZE
 from logquarry.log import codec
 from logquarry.log.codec import Window
+from logquarry.log.frames import Guess, guided
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import Guess, guided
 from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import (
     MISSING_FILE,

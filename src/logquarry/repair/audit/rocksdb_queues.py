@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.errors import CorruptFile
-from logquarry.format.rocksdb_queue import ENTRY
+from logquarry.format.queue_entry import ENTRY
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed

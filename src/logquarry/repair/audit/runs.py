@@ -1,7 +1,7 @@
 """Runs (sound frames without a gap between them), with the facts that an audit needs.
 
 An audit uses a run of a thread or task only if the run begins at the audit's position
-(:func:`logquarry.log.places.guided`).
+(:func:`logquarry.log.frames.guided`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionFrame, transaction_frames
-from logquarry.disk.open_files import OpenFiles
-from logquarry.format.rows import POSITION, SIZE
+from logquarry.format.arrays import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower, follow_run
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader, stretches_ahead
 from logquarry.log.walk import Run
 from logquarry.read.index import Index

@@ -18,8 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format.arrays import Bytes, Int64
-from logquarry.format.rows import POSITION, SIZE
+from logquarry.format.arrays import POSITION, SIZE, Bytes, Int64
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
 

@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format import message_id
 from logquarry.format.arrays import Bytes
 from logquarry.format.frame import BLANK, Damage, Frame
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run

@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import CorruptFile
 from logquarry.format.arrays import Bools, Records
 from logquarry.format.queue_entry import FILLER_SIZE
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import is_installed
 from logquarry.read.batch_queue import BatchQueue
 from logquarry.read.log_queues import QueueKey

@@ -15,7 +15,7 @@ import numpy as np
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnsupportedStore
-from logquarry.format import rocksdb_queue as table
+from logquarry.format import queue_entry as table
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import needs_package

@@ -18,15 +18,14 @@ from pathlib import Path
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import StoreLock, alone_in
+from logquarry.disk.folders import NameGuard, StoreLock, alone_in
 from logquarry.disk.log_files import log_paths
-from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import DurableFile
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import UsageError
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     COMMIT_LOG,
@@ -49,13 +48,19 @@ from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
+    COMPLETE,
     Builder,
     BuildJob,
     FileCount,
     QueueReport,
     RebuildReport,
+    bring_out_cut_off,
     build_here,
+    check_into,
+    finish_cut_off,
     made_of,
+    remove_empty,
+    swap,
     write_note,
 )
 from logquarry.repair.rebuild.other_queues import (
@@ -66,18 +71,9 @@ from logquarry.repair.rebuild.other_queues import (
     require_dispatched,
 )
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, QueueFiles
-from logquarry.repair.rebuild.swap import (
-    COMPLETE,
-    bring_out_cut_off,
-    check_into,
-    finish_cut_off,
-    remove_empty,
-    swap,
-)
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.folder_check import check_file_size, check_log
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
+from logquarry.repair.recover.store_folders import check_file_size, check_log, sync_files
 from logquarry.systems import folders_below
 from logquarry.units import Clock, Progress, now_ms
 

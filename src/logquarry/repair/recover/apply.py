@@ -17,15 +17,15 @@ from typing import Final
 
 from logquarry.dialect31.state_table import make_units
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import AbortFile
+from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.open_files import OpenFiles
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.format import frame, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
     CHECKPOINT,
@@ -45,12 +45,12 @@ from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.differences import names_damage
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
+from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
-from logquarry.repair.rebuild.swap import replace_queues
-from logquarry.repair.recover import kept_files
-from logquarry.repair.recover.folder_check import REPORT
+from logquarry.repair.recover import store_folders
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
+from logquarry.repair.recover.store_folders import REPORT
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, WriterOf
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
@@ -140,7 +140,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            kept_files.sync_files(
+            store_folders.sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -175,7 +175,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        kept_files.rename_files(
+        store_folders.rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -229,7 +229,7 @@ class _Work:
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, kept_files.free_path(target))
+        self._disk.copy(path, position, length, store_folders.free_path(target))
 
     def _find_mendings(self) -> None:
         """Read the entries of lost messages before their queues are cut."""
@@ -237,7 +237,7 @@ class _Work:
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have cut the queues already.
-        noted = kept_files.load_kept(self._kept_path)
+        noted = store_folders.load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -258,7 +258,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        kept_files.save_kept(
+        store_folders.save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -266,7 +266,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / kept_files.KEPT_ENTRIES
+        return quarantine(self._root) / store_folders.KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk

@@ -2,7 +2,8 @@
 
 Java's recovery ends the log at the first place without a message. Then ``ReputMessageService``
 dispatches the messages that are in no queue; it checks no CRC, and skips unreadable bytes. Java
-also accepts some frames that logquarry's kernels reject (:mod:`logquarry.format.java_frame`).
+also accepts some frames that logquarry's kernels reject
+(:mod:`logquarry.repair.recover.java_dispatch`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from typing import Final
 
 from logquarry.config import IndexKeys
 from logquarry.format import frame
+from logquarry.format.arrays import POSITION
 from logquarry.format.checkpoint import Checkpoint, Offsets
-from logquarry.format.java_frame import JavaMemoryError, JavaRequest, JavaVerdict, check_message
-from logquarry.format.rows import POSITION
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed, Follower
-from logquarry.repair.recover.java_dispatch import V4_9, JavaDispatch, JavaRules
+from logquarry.repair.recover.java_dispatch import (
+    V4_9,
+    JavaDispatch,
+    JavaMemoryError,
+    JavaRequest,
+    JavaRules,
+    JavaVerdict,
+    check_message,
+)
 from logquarry.repair.recover.java_queues import RECOVERED_FILES, JavaFile, JavaRefusal, mapped
 
 _MOST_BYTES: Final = 8 << 20

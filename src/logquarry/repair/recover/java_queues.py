@@ -19,16 +19,16 @@ import numpy as np
 
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
-from logquarry.disk.open_files import MOST_OPEN
 from logquarry.errors import StoreUnavailable
 from logquarry.format import java, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.filesystem import FileView, whole_file
+from logquarry.log.open_files import MOST_OPEN
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, SIDECAR
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, Units
-from logquarry.repair.recover.folder_check import check_queue_folder
+from logquarry.repair.recover.store_folders import check_queue_folder
 
 
 class Noted:

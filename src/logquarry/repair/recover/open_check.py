@@ -14,10 +14,8 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import AbortFile
+from logquarry.disk.folders import AbortFile, NameGuard
 from logquarry.disk.log_files import log_paths
-from logquarry.disk.open_files import OpenFiles
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
@@ -26,6 +24,7 @@ from logquarry.log.columns import rows_with_property
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import not_a_store
 from logquarry.log.log_place import LogFolders
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
@@ -38,8 +37,6 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
-from logquarry.repair.recover.folder_check import check_entries
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
@@ -49,6 +46,7 @@ from logquarry.repair.recover.rocketmq import (
     recover_as_rocketmq,
 )
 from logquarry.repair.recover.safe import SafePlan, plan_safe
+from logquarry.repair.recover.store_folders import check_entries, sync_files
 
 _CHECKED_FILES: Final = 3
 """Number of log files at the end that RocketMQ reads at its start (``recoverNormally``)."""

@@ -15,9 +15,8 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import AbortFile, StoreLock, is_lockable
+from logquarry.disk.folders import AbortFile, NameGuard, StoreLock, is_lockable
 from logquarry.disk.log_files import log_paths
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -34,14 +33,14 @@ from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.stale_bytes import are_stale_bytes
-from logquarry.repair.rebuild.swap import bring_out_cut_off
+from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
-from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
+from logquarry.repair.recover.store_folders import check_entries
 from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)

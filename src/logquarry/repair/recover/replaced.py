@@ -16,8 +16,8 @@ import numpy as np
 from logquarry.format import java
 from logquarry.format.arrays import Bools, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import runs_at
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import frames_in
 from logquarry.read.commit_log import CommitLog

@@ -27,11 +27,6 @@ from logquarry.read.features import find_features
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.folder_check import (
-    check_entries,
-    refuse_wrong_names,
-    status_of,
-)
 from logquarry.repair.recover.java_dispatch import JavaDispatch, JavaRules, rules_for
 from logquarry.repair.recover.java_log import JavaLog
 from logquarry.repair.recover.java_queues import (
@@ -45,9 +40,14 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
     refuse_unreadable,
 )
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
+from logquarry.repair.recover.store_folders import (
+    check_entries,
+    refuse_wrong_names,
+    status_of,
+    sync_files,
+)
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 

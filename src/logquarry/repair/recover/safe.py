@@ -15,10 +15,10 @@ from pathlib import Path
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
-from logquarry.disk.open_files import OpenFiles
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import (
@@ -45,13 +45,7 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.rebuild.swap import folder_to_recover, why_not_built, why_replaced
-from logquarry.repair.recover.folder_check import (
-    check_entries,
-    check_queue_folder,
-    leave_out,
-    misnamed_files,
-)
+from logquarry.repair.rebuild.build import folder_to_recover, why_not_built, why_replaced
 from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import (
     IndexPlan,
@@ -62,6 +56,12 @@ from logquarry.repair.recover.plan import (
     StepKind,
     plan_index,
     plan_queue,
+)
+from logquarry.repair.recover.store_folders import (
+    check_entries,
+    check_queue_folder,
+    leave_out,
+    misnamed_files,
 )
 from logquarry.units import Progress
 

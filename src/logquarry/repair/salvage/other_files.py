@@ -15,7 +15,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.format import timer
-from logquarry.format.broker_config import FOLDER_V2, FOLDERS_V1
+from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import UNREADABLE

@@ -14,10 +14,9 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.errors import CorruptStore
 from logquarry.format import sys_flag
-from logquarry.format.arrays import Int32, Int64
+from logquarry.format.arrays import POSITION, SIZE, Int32, Int64
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
-from logquarry.format.rows import POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.kept_settings import unproved_start

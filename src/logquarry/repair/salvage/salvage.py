@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
-from logquarry.format import broker_config, dledger, fastjson
+from logquarry.format import broker_json, dledger
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
@@ -24,7 +24,7 @@ from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.read.timers import timers_of
-from logquarry.repair.recover.folder_check import check_file_size
+from logquarry.repair.recover.store_folders import check_file_size
 from logquarry.repair.salvage.other_files import (
     LeftBehind,
     carry,
@@ -211,28 +211,28 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
                 documents[path] = layout.filesystem.read(path)
     for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():
         documents[f"{CONFIG}/{file}"] = table
-    topics = f"{CONFIG}/{broker_config.TOPICS_FILE}"
+    topics = f"{CONFIG}/{broker_json.TOPICS_FILE}"
     if topics not in documents:
         # Without this file, a broker serves no topic of the new store.
-        documents[topics] = broker_config.encode_topics(
+        documents[topics] = broker_json.encode_topics(
             topics_of(plan.queues), batch_topics=plan.config.batch_topics
         ).encode()
-    path = f"{CONFIG}/{broker_config.CONSUMER_OFFSET_FILE}"
+    path = f"{CONFIG}/{broker_json.CONSUMER_OFFSET_FILE}"
     if path not in documents:
         return [], documents
     try:
-        offsets = broker_config.decode_consumer_offsets(documents[path])
+        offsets = broker_json.decode_consumer_offsets(documents[path])
     except (ValueError, TypeError, RecursionError):
         return [], documents
     moved = _moved_progress(layout, plan, offsets)
     if moved:
-        documents[f"{SIDECAR}/{ORIGINALS}/{broker_config.CONSUMER_OFFSET_FILE}"] = documents[path]
+        documents[f"{SIDECAR}/{ORIGINALS}/{broker_json.CONSUMER_OFFSET_FILE}"] = documents[path]
         for one in moved:
             offsets[one.topic, one.group][one.queue_id] = one.now
-        text = fastjson.replace_member(
+        text = broker_json.replace_member(
             documents[path].decode(),
-            broker_config.OFFSET_TABLE,
-            broker_config.encode_consumer_offsets(offsets),
+            broker_json.OFFSET_TABLE,
+            broker_json.encode_consumer_offsets(offsets),
         )
         documents[path] = text.encode()
     return moved, documents

@@ -19,12 +19,11 @@ import numpy as np
 
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import AbortFile, alone_in, lock_folder
+from logquarry.disk.folders import AbortFile, alone_in, lock_folder
 from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag
-from logquarry.format.arrays import Bytes, Int64
+from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
-from logquarry.format.rows import BODY_AT, POSITION, SIZE
 from logquarry.log import columns
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout

@@ -15,8 +15,8 @@ from typing import Final
 from logquarry.dialect31.open_transactions import transaction_frames
 from logquarry.dialect31.state_table import TransactionCheck
 from logquarry.errors import CorruptFile, StoreNotFound, UnreadableFile
-from logquarry.format import broker_config, checkpoint, fastjson, properties, queue_entry
-from logquarry.format.broker_config import FOLDERS_V1
+from logquarry.format import broker_json, checkpoint, properties, queue_entry
+from logquarry.format.broker_json import FOLDERS_V1
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import kept_settings
@@ -43,7 +43,7 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.lost_messages import lost_tail
-from logquarry.repair.recover.folder_check import WrongEntry, check_entries
+from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 from logquarry.repair.verify.findings import VerifyReport
 
 _PIECE: Final = 16 << 20
@@ -122,9 +122,9 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
 def check_config(layout: StoreLayout, report: VerifyReport) -> None:
     """Check that the files of ``config/``, or their tables in RocksDB, can be read."""
     decoders: dict[str, Callable[[bytes], object]] = {
-        broker_config.CONSUMER_OFFSET_FILE: broker_config.decode_consumer_offsets,
-        broker_config.DELAY_OFFSET_FILE: broker_config.decode_delay_offsets,
-        broker_config.TOPICS_FILE: broker_config.decode_topics,
+        broker_json.CONSUMER_OFFSET_FILE: broker_json.decode_consumer_offsets,
+        broker_json.DELAY_OFFSET_FILE: broker_json.decode_delay_offsets,
+        broker_json.TOPICS_FILE: broker_json.decode_topics,
     }
     for file in FOLDERS_V1 if is_installed() else ():
         place = place_of(layout.filesystem, file)
@@ -136,7 +136,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
         if entry.is_dir or not entry.name.endswith(".json"):
             continue
         path = f"{CONFIG}/{entry.name}"
-        decode: Callable[[bytes], object] = decoders.get(entry.name, fastjson.decode)
+        decode: Callable[[bytes], object] = decoders.get(entry.name, broker_json.decode)
         try:
             decode(layout.filesystem.read(path))
         except UnreadableFile:

@@ -10,9 +10,9 @@ from collections.abc import Generator
 from typing import Final
 
 from logquarry.log.follow import Follower, dispatch_requests
+from logquarry.log.frames import guided
 from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
-from logquarry.log.places import guided
 from logquarry.log.readable import UNREADABLE, rereads
 from logquarry.log.splits import STRETCH_BYTES
 from logquarry.log.store_files import ABORT, LOCK

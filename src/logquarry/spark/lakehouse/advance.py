@@ -36,8 +36,8 @@ from logquarry.spark.lakehouse.write import (
     table_schema,
 )
 from logquarry.spark.options import OffsetLimit, ReadOptions
-from logquarry.spark.stream.admission import START, StreamOffset
-from logquarry.spark.stream.planner import Limits, StreamPlanner
+from logquarry.spark.stream_admission import START, StreamOffset
+from logquarry.spark.stream_planner import Limits, StreamPlanner
 from logquarry.spark.summary import Summary
 from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from logquarry.log import kafka, schema
+from logquarry.log import schema
 from logquarry.log.batches import DamageLog
 from logquarry.log.schema import EXACT_PROPERTIES
 from logquarry.log.splits import LogSplit
@@ -125,14 +125,14 @@ class TableWriter:
         )
 
     def _needed(self) -> tuple[str, ...]:
-        own = kafka.sources(self.columns) if self.is_kafka else self.columns
+        own = schema.sources(self.columns) if self.is_kafka else self.columns
         needed = [*own, *TALLY_COLUMNS, "physical_offset"]
         needed += [EXACT_PROPERTIES.name] if "properties" in self.columns else []
         needed += [*_PLACE, "body"] if self.decoder is not None else []
         return tuple(dict.fromkeys(needed))
 
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        made = kafka.kafka_batch(batch, self.columns)
+        made = schema.kafka_batch(batch, self.columns)
         for name in made.schema.names:
             # Both tables, of messages and of dead letters, have a column topic.
             if name not in batch.schema.names:
@@ -190,8 +190,8 @@ def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
     """Return the columns of a table, without the decoded body."""
     if not is_kafka:
         return schema.arrow_schema(columns)
-    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(kafka.sources(columns)))
-    return kafka.kafka_batch(empty, columns).schema
+    empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(schema.sources(columns)))
+    return schema.kafka_batch(empty, columns).schema
 
 
 def dead_letter_schema() -> pa.Schema:

@@ -19,9 +19,14 @@ from logquarry import arguments
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.progress import OffsetEstimate, Progress
+from logquarry.store.consumer.group import (
+    ConsumerGroup,
+    OffsetEstimate,
+    Progress,
+    Subscription,
+    sent_back,
+)
 from logquarry.store.consumer.source import MOST_AT_ONCE, Arrivals, QueueReader
-from logquarry.store.consumer.subscription import ConsumerGroup, Subscription, sent_back
 from logquarry.stored_message import StoredMessage
 from logquarry.write.put_result import PutResult
 
@@ -314,7 +319,7 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ assignment
     def disturb(self) -> None:
-        """Implements :meth:`logquarry.store.consumer.subscription.Member.disturb`."""
+        """Implements :meth:`logquarry.store.consumer.group.Member.disturb`."""
         self._is_disturbed = True
 
     def _share(self) -> bool:

@@ -14,10 +14,10 @@ import numpy as np
 from logquarry import text
 from logquarry.dialect31.open_transactions import UnitFiles, read_redo, read_table
 from logquarry.disk.log_files import log_paths
-from logquarry.disk.open_files import OpenFiles
 from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
+from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import INDEX, FileSequence, StoreFile
 from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog

@@ -21,20 +21,19 @@ from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import StoreLock
+from logquarry.disk.folders import NameGuard, StoreLock
 from logquarry.disk.log_files import log_paths
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import record_start
-from logquarry.disk.queue_folders import NameGuard
 from logquarry.disk.service import Health, Service
 from logquarry.errors import CorruptFile, StoreError, StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
 from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.fence import Action, refusal, require
-from logquarry.repair.recover.folder_check import check_entries
 from logquarry.repair.recover.loss import missing_files
-from logquarry.store.load.ledger import Ledger
+from logquarry.repair.recover.store_folders import check_entries
+from logquarry.store.load.loading import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
     RetentionRules,

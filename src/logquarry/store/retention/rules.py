@@ -21,7 +21,7 @@ from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import open_in, read_table
 from logquarry.disk.config_file import consumer_offsets, delay_offsets
-from logquarry.disk.queue_folders import link_of
+from logquarry.disk.folders import link_of
 from logquarry.errors import UsageError
 from logquarry.format import java, timer
 from logquarry.format import properties as props
@@ -32,7 +32,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, timers_of
-from logquarry.store.consumer.subscription import RETRY_PREFIX
+from logquarry.store.consumer.group import RETRY_PREFIX
 from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_by
 from logquarry.text import document
 

@@ -14,16 +14,15 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.disk.config_file import ConfigFile
 from logquarry.disk.disk import Disk
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.log.columns import frames_with_property
 from logquarry.log.store_files import CONFIG, SIDECAR, quarantine
 from logquarry.log.walk import Run
-from logquarry.message import Message
+from logquarry.message import Message, put_again
 from logquarry.store.transaction.half import HALF_TOPIC
 from logquarry.systems import read_file
-from logquarry.write.put_again import put_again
 
 
 class Undeliverable(ValueError):
@@ -92,11 +91,11 @@ class DelayProgress:
         self._sync_log = sync_log
         self._file = ConfigFile(
             disk,
-            root / CONFIG / broker_config.DELAY_OFFSET_FILE,
-            broker_config.decode_delay_offsets,
-            broker_config.encode_delay_offsets,
+            root / CONFIG / broker_json.DELAY_OFFSET_FILE,
+            broker_json.decode_delay_offsets,
+            broker_json.encode_delay_offsets,
             aside=quarantine(root, CONFIG),
-            member=broker_config.OFFSET_TABLE,
+            member=broker_json.OFFSET_TABLE,
         )
         self._mark_path = root / SIDECAR / MARK_FILE
         self._saved: Progress | None = None

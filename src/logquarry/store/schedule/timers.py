@@ -32,14 +32,13 @@ from logquarry.format import timer
 from logquarry.format.frame import Frame
 from logquarry.format.timer import TimerCheck
 from logquarry.log.store_files import SIDECAR
-from logquarry.message import Message
+from logquarry.message import Message, put_again
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, Put
 from logquarry.store.schedule.progress import INVALID_JSON
 from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
-from logquarry.write.put_again import put_again
 from logquarry.write.timer_files import write_timer_files
 
 logger = logging.getLogger(__name__)

@@ -38,8 +38,8 @@ from logquarry.disk.config_file import ConsumerOffsets
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
-from logquarry.format.rows import POSITION
 from logquarry.message import Message
 from logquarry.read.queue import Queue
 from logquarry.store.transaction import half as halves

@@ -27,11 +27,9 @@ from logquarry.format import properties as props
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.walk import Run
-from logquarry.message import Message
+from logquarry.message import Message, put_again, remade
 from logquarry.read.queue import Queue
-from logquarry.write.host_fields import host_fields
-from logquarry.write.message_rules import given_properties, is_timed, utf8
-from logquarry.write.put_again import put_again, remade
+from logquarry.write.message_rules import given_properties, host_fields, is_timed, utf8
 from logquarry.write.put_result import PutResult
 
 HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import logquarry as lq
-from logquarry.disk.locks import StoreLock
+from logquarry.disk.folders import StoreLock
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.format import queue_entry
 from logquarry.read.queue import UNIT_DTYPE, Units
 from logquarry.repair.rebuild import queue_files
 from logquarry.repair.rebuild import rebuild as rebuild_module
+from logquarry.repair.rebuild.build import finish_into
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.verify import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk

@@ -14,13 +14,12 @@ import logquarry as lq
 from logquarry.cli.main import app
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.locks import alone_in
+from logquarry.disk.folders import alone_in
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild import rebuild as rebuild_module
-from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here
+from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here, finish_into
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.rebuild.swap import finish_into
 from logquarry.repair.salvage.salvage import salvage
 from logquarry.units import Progress
 from tests.helpers.store_maker import StoreMaker

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import Salvaged, salvage
@@ -215,7 +215,7 @@ def test_messages_behind_the_log_that_only_queues_know(made: Made, tmp_path: Pat
     (made.root / "abort").touch()
     (made.root / "config").mkdir()
     offsets = {("topic0", "g"): {0: 10, 2: 1}, ("topic1", "other"): {1: 10}}
-    text = broker_config.encode_consumer_offsets(offsets)
+    text = broker_json.encode_consumer_offsets(offsets)
     (made.root / "config/consumerOffset.json").write_text(text)
     (made.root / "config/topics.json").write_text('{"topicConfigTable":{}}')
     found = saved(made.root, tmp_path / "new", **SIZES)
@@ -223,7 +223,7 @@ def test_messages_behind_the_log_that_only_queues_know(made: Made, tmp_path: Pat
     assert span["kind"] == "missing_file" and span["messages"]
     with lq.MessageStore.open(tmp_path / "new") as store:
         ends = {key: store.queue_offsets(*key)[1] for key in (("topic0", 0), ("topic1", 1))}
-    now = broker_config.decode_consumer_offsets(
+    now = broker_json.decode_consumer_offsets(
         (tmp_path / "new/config/consumerOffset.json").read_bytes()
     )
     assert now == {

@@ -12,7 +12,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import BadFilter, CorruptFrame, StoreUnavailable, UsageError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.store.consumer import consumer as consumer_module
 from logquarry.store.consumer.consumer import Consumer
 from logquarry.store.consumer.source import MOST_AT_ONCE
@@ -311,14 +311,14 @@ def test_groups_that_are_not_there_stay_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "s/config/consumerOffset.json"
     path.parent.mkdir(exist_ok=True)
     others = {("x", "other"): {0: 7, 3: 1}, ("t", "other"): {0: 2}, ("gone", "g"): {1: 5}}
-    path.write_text(broker_config.encode_consumer_offsets(others))
+    path.write_text(broker_json.encode_consumer_offsets(others))
     with opened(tmp_path / "s") as store, store.consumer("g", "t", timeout=0) as consumer:
         assert numbers(consumer) == [0, 1, 2]
-    found = broker_config.decode_consumer_offsets(path.read_bytes())
+    found = broker_json.decode_consumer_offsets(path.read_bytes())
     assert found == others | {("t", "g"): {0: 3}}
-    assert path.read_text() == broker_config.encode_consumer_offsets(found)
+    assert path.read_text() == broker_json.encode_consumer_offsets(found)
     assert path.with_name("consumerOffset.json.bak").read_text() == (
-        broker_config.encode_consumer_offsets(others)
+        broker_json.encode_consumer_offsets(others)
     )
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
 from logquarry.store.consumer.consumer import Consumer
-from logquarry.store.consumer.subscription import allocate
+from logquarry.store.consumer.group import allocate
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.consumer_stores import LONG, fill, numbers, saved
 from tests.helpers.small_store import opened

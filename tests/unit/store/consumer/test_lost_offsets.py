@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.message import Message
 from logquarry.testing.clock import FakeClock
 from tests.helpers.consumer_stores import numbers, saved
@@ -47,7 +47,7 @@ def file(root: Path) -> Path:
 
 def write(root: Path, table: dict[tuple[str, str], dict[int, int]]) -> None:
     file(root).parent.mkdir(exist_ok=True)
-    file(root).write_text(broker_config.encode_consumer_offsets(table))
+    file(root).write_text(broker_json.encode_consumer_offsets(table))
     touch(file(root))
 
 

@@ -15,13 +15,13 @@ import pytest
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
-from logquarry.disk.queue_folders import link_of
+from logquarry.disk.folders import link_of
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.read.get_message import GetMessageStatus
 from logquarry.repair.verify import verify_store
-from logquarry.store.load.ledger import Intent, Ledger, LoadId
+from logquarry.store.load.loading import Intent, Ledger, LoadId
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention.retain import RetentionService
 from logquarry.store.retention.rules import DiskUse

@@ -11,7 +11,7 @@ import pytest
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.schedule.delivery import DeliveryService, Put
 from logquarry.store.schedule.progress import MARK_FILE, UNKNOWN, DelayProgress, Progress
@@ -42,7 +42,7 @@ def test_a_place_counts_only_with_the_file_that_it_was_saved_for(tmp_path: Path)
     saving = progress_of(tmp_path)
     saving.save(Progress({1: 2}, 100))
     path = tmp_path / "config" / "delayOffset.json"
-    path.write_text(broker_config.encode_delay_offsets({1: 3}))
+    path.write_text(broker_json.encode_delay_offsets({1: 3}))
     assert progress_of(tmp_path).load() == Progress({1: 3}, UNKNOWN)
     path.unlink()
     assert progress_of(tmp_path).load() == Progress({1: 2}, 100)
@@ -147,8 +147,8 @@ def test_the_thread_delivers_and_closing_saves_how_far_it_came(tmp_path: Path) -
         put_delayed(store, 3)
         clock.advance(10_000)
         assert arrived.wait(60)
-    path = tmp_path / "config" / broker_config.DELAY_OFFSET_FILE
-    known = broker_config.decode_delay_offsets(path.read_bytes())
+    path = tmp_path / "config" / broker_json.DELAY_OFFSET_FILE
+    known = broker_json.decode_delay_offsets(path.read_bytes())
     with opened(tmp_path, clock) as store:
         assert store.deliver_due() == 3 - sum(known.values())
         assert sorted(delivered_of(store)) == [b"0", b"1", b"2"]
@@ -212,7 +212,7 @@ def test_an_unreadable_file_is_kept_and_the_one_before_serves(tmp_path: Path) ->
     path.write_bytes(b"{")
     with opened(tmp_path, clock) as store:
         assert store.deliver_due() == 0
-    assert broker_config.decode_delay_offsets(path.read_bytes()) == {1: 6, 2: 6, 3: 6}
+    assert broker_json.decode_delay_offsets(path.read_bytes()) == {1: 6, 2: 6, 3: 6}
     aside = tmp_path / ".logquarry" / "quarantine" / "config" / path.name
     assert aside.read_bytes() == b"{"
 
@@ -224,7 +224,7 @@ def test_offsets_outside_the_queue_skip_no_message(tmp_path: Path, offset: int) 
         put_delayed(store, 9)
     (tmp_path / "config").mkdir()
     (tmp_path / "config" / "delayOffset.json").write_text(
-        broker_config.encode_delay_offsets(dict.fromkeys((1, 2, 3), offset))
+        broker_json.encode_delay_offsets(dict.fromkeys((1, 2, 3), offset))
     )
     clock.advance(10_000)
     with opened(tmp_path, clock) as store:
@@ -248,7 +248,7 @@ def test_a_file_of_another_store_neither_skips_nor_repeats_messages(tmp_path: Pa
         assert store.deliver_due() == 3
         put_three(store, 3)
     path = tmp_path / "config" / "delayOffset.json"
-    path.write_text(broker_config.encode_delay_offsets({1: 50}))
+    path.write_text(broker_json.encode_delay_offsets({1: 50}))
     with opened(tmp_path, clock) as store:
         assert store.deliver_due() == 3
         put_three(store, 6)
@@ -268,7 +268,7 @@ def test_closing_saves_what_a_failed_put_ended(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable):
             store.deliver_due()
     text = (tmp_path / "config" / "delayOffset.json").read_bytes()
-    assert sum(broker_config.decode_delay_offsets(text).values()) == 4
+    assert sum(broker_json.decode_delay_offsets(text).values()) == 4
 
 
 def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_full_disk_ends_no_thread(tmp_path: Path) -> None:
         service.run_once()
         assert sum(delivering.offsets.values()) == 9
     text = (tmp_path / "config" / "delayOffset.json").read_bytes()
-    assert sum(broker_config.decode_delay_offsets(text).values()) == 9
+    assert sum(broker_json.decode_delay_offsets(text).values()) == 9
 
 
 def test_an_idle_delivery_does_not_search_the_queues(

@@ -10,7 +10,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.format import broker_config
+from logquarry.format import broker_json
 from logquarry.message import Message
 from logquarry.store.transaction.checks import CheckReport, OpenTransaction
 from logquarry.store.transaction.half import GIVEN_UP_TOPIC, GROUP, HALF_TOPIC, OP_TOPIC
@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 def offsets(root: Path) -> tuple[int, int]:
     data = (root / "config" / "consumerOffset.json").read_bytes()
-    table = broker_config.decode_consumer_offsets(data)
+    table = broker_json.decode_consumer_offsets(data)
     return table[HALF_TOPIC, GROUP][0], table[OP_TOPIC, GROUP][0]
 
 

@@ -1,0 +1,235 @@
+"""How a command ends: the exit codes of all commands (one table for the code, the help and the
+docs), and the next command to suggest, with the path and the options of the user's last command.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from logquarry import errors, text
+from logquarry.cli import options
+from logquarry.errors import (
+    CorruptFrame,
+    CorruptStore,
+    LogquarryError,
+    StoreNotFound,
+    StoreUnavailable,
+    UnsupportedStore,
+)
+
+if TYPE_CHECKING:
+    from logquarry.repair.recover.plan import RecoveryMode
+    from logquarry.repair.verify import VerifyReport
+
+
+class ExitCode(IntEnum):
+    """The exit codes of all commands."""
+
+    CLEAN = 0
+    FINDINGS = 1
+    USAGE = 2
+    UNREADABLE = 3
+    REFUSED = 4
+    FAULT = 70
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
+    ExitCode.CLEAN: (
+        "the command did everything, and found nothing wrong",
+        "-",
+    ),
+    ExitCode.FINDINGS: (
+        "the command ran and reports one of these: damage, lost messages, a store that needs a "
+        "recovery, stores that diverge, no message at the given place, or a row that cannot be "
+        "imported",
+        "read the output; its last line has the next command",
+    ),
+    ExitCode.USAGE: (
+        "usage: an unknown option or setting, an invalid value, or a target that is not empty",
+        "`logquarry COMMAND --help`",
+    ),
+    ExitCode.UNREADABLE: (
+        "unreadable: there is no store at this path, a link in the store leads to a missing "
+        "folder, you have no permission to read the store, or the disk fails",
+        "give the folder that contains `commitlog/`, mount the disk to which the link leads, or "
+        "run the command as the store's owner",
+    ),
+    ExitCode.REFUSED: (
+        "refused: a process has the store open, the store has a feature that the command would "
+        "harm ([rocketmq-5.md](rocketmq-5.md)), the command cannot change the store safely, the "
+        "disk is full, or the replication between master and slave cannot continue",
+        "do what the error says, and type the same command again",
+    ),
+    ExitCode.FAULT: (
+        "a fault of logquarry itself, with a traceback",
+        "report the traceback",
+    ),
+    ExitCode.INTERRUPTED: (
+        "you pressed Ctrl-C",
+        "type the same command again; `import` prints which option to add",
+    ),
+    ExitCode.TERMINATED: (
+        "SIGTERM ended the command",
+        "type the same command again; `import` prints which option to add",
+    ),
+}
+"""For each code: its meaning, and the user's next step."""
+
+_OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
+    (errors.UsageError, ExitCode.USAGE),
+    (errors.StoreNotFound, ExitCode.UNREADABLE),
+    (errors.StoreUnavailable, ExitCode.REFUSED),
+    (errors.ReplicationError, ExitCode.REFUSED),
+    (errors.CorruptStore, ExitCode.FINDINGS),
+    (errors.BadRow, ExitCode.FINDINGS),
+    (errors.MessageNotFound, ExitCode.FINDINGS),
+    (errors.LogquarryError, ExitCode.UNREADABLE),
+    # A folder without permission, or a failing disk.
+    (OSError, ExitCode.UNREADABLE),
+)
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return whether the cause of an error is a full disk or an exhausted quota."""
+    return isinstance(error, OSError) and error.errno in _FULL
+
+
+def exit_code(error: BaseException) -> ExitCode:
+    """Return the exit code of a command that ended with this error."""
+    if is_full_disk(error):
+        return ExitCode.REFUSED
+    return next((code for kind, code in _OF_ERRORS if isinstance(error, kind)), ExitCode.FAULT)
+
+
+def markdown() -> str:
+    """Return the table of the exit codes for the documentation."""
+    lines = ["| exit code | meaning | what to do |", "|---|---|---|"]
+    lines += [f"| {code:d} | {meaning} | {todo} |" for code, (meaning, todo) in MEANINGS.items()]
+    return "\n".join(lines)
+
+
+_WORDS: Final = "logquarry.words"
+_READERS: Final = ("messages", "export")
+"""Commands that read past damage if the user passes ``--on-damage skip``."""
+
+
+def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
+    """Keep the words of the user's command line for :func:`after_error`."""
+    ctx.meta[_WORDS] = list(words)
+
+
+def words(ctx: click.Context) -> list[str]:
+    """Return the words of the user's command line; empty if they are unknown."""
+    found: list[str] = ctx.meta.get(_WORDS, [])
+    return found
+
+
+def line(*words: str, before: str = "", config: str | None = None) -> str:
+    """Format a next step: a command, and the user's work ``before`` the command."""
+    command = options.command_line(*words, config=config)
+    return f"next: {before}, then: {command}" if before else f"next: {command}"
+
+
+def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
+    """Return the next step after a verification; None if there is nothing to do."""
+    from logquarry.repair.verify.findings import next_step
+
+    found = next_step(report)
+    if found is None:
+        return None
+    command, *rest = found.words
+    return line(command, store, *rest, before=text.printable(found.before), config=config)
+
+
+def after_error(error: BaseException, ctx: click.Context) -> str | None:
+    """Return the next step after an error; None if the error's text already has a next step."""
+    from logquarry.log.layout import BrokenLink
+
+    typed = words(ctx)
+    store, config = _store(ctx), ctx.meta.get("logquarry.config")
+    if not typed:
+        return None
+    if isinstance(error, CorruptFrame) and typed[0] in _READERS and "--on-damage" not in typed:
+        return line(*typed, "--on-damage", "skip")
+    if isinstance(error, CorruptStore):
+        if store is None or typed[0] == "verify":
+            return None
+        return line("verify", store, config=config)
+    if isinstance(error, StoreNotFound) and error.suggestion is not None:
+        from logquarry.log.store_names import absolute
+
+        wrong, right = map(absolute, error.suggestion)
+        if not any(absolute(word) == wrong for word in typed):
+            return None
+        right = error.suggestion[1] if error.suggestion[0] in typed else right
+        return line(*(right if absolute(word) == wrong else word for word in typed))
+    if isinstance(error, StoreNotFound) and isinstance(error.__cause__, PermissionError):
+        return line(*typed, before="become a user who may read the store's files")
+    if isinstance(error, UnsupportedStore) and store is not None and is_convertible(store, config):
+        return line("convert", store, "--into", "DIR", config=config)
+    if isinstance(error, UnsupportedStore) and not is_log_place(error):
+        if store is None or typed[0] == "salvage":
+            return None
+        return line("salvage", store, "--into", "DIR", config=config)
+    if is_full_disk(error):
+        return line(*typed, before="free some space")
+    if isinstance(error, (StoreUnavailable, BrokenLink)):
+        return line(*typed, before="do what the error says")
+    return None
+
+
+def after_salvage(store: str, into: str | None, stale: bool, config: str | None) -> str:
+    """Return the next step after a salvage: write the new store, or verify the written store."""
+    if into is not None:
+        return line("verify", into)
+    words = ["--include-stale"] if stale else []
+    return line("salvage", store, *words, "--into", "DIR", config=config)
+
+
+def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
+    """Return the next step after a plan that refuses the store."""
+    from logquarry.log.layout import StoreLayout
+    from logquarry.read.fence import Action, refusal
+
+    layout = StoreLayout.open(store, options.store_config(config)).by_content()
+    found = refusal(layout, Action.RECOVER, mode=mode)
+    if found is not None and layout.log_folders.feature is not None:
+        return line("convert", store, "--into", "DIR", config=config)
+    if found is not None and not is_log_place(found):
+        return line("salvage", store, "--into", "DIR", config=config)
+    return line(command, store, before="do what the first line of the plan says", config=config)
+
+
+def is_convertible(store: str, config: str | None) -> bool:
+    """Return whether ``convert`` can copy the log: it is readable, but not in ``commitlog/``."""
+    from logquarry.log.layout import StoreLayout
+
+    try:
+        layout = StoreLayout.open(store, options.store_config(config))
+    except LogquarryError:
+        return False
+    return layout.log_folders.feature is not None
+
+
+def is_log_place(error: UnsupportedStore) -> bool:
+    """Return whether an error is about a log outside of ``commitlog/``."""
+    from logquarry.log import log_place
+
+    places = (log_place.DLEDGER, log_place.SEVERAL_LOG_PATHS, log_place.LOG_ELSEWHERE)
+    return error.feature in places
+
+
+def _store(ctx: click.Context) -> str | None:
+    one: str | None = ctx.meta.get("logquarry.store")
+    several: tuple[str, ...] = ctx.meta.get("logquarry.stores") or ()
+    if one is None and len(several) == 1:
+        return several[0]
+    return one

@@ -1,0 +1,475 @@
+"""The folders of a store: locks, second names of files, and the folders of a queue.
+
+A folder lock leaves no file, and ends with its process. A store lock also excludes a RocketMQ
+broker, but such a broker notices the lock only after its recovery. The recovery deletes files after
+the log's end. So each file that is written has a hard link (:class:`NameGuard`), from which the
+writer restores a deleted name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from logquarry.disk.disk import Disk
+from logquarry.disk.service import abandon_in_children
+from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
+from logquarry.log.store_files import (
+    ABORT,
+    LARGEST_BASE,
+    LOCK,
+    NAME_DIGITS,
+    SIDECAR,
+    is_offset_name,
+)
+from logquarry.systems import fcntl, lock_request, read_file, require_writing
+
+AT_WORK: Final = "a salvage or rebuild is at work there"
+
+
+def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
+    """Lock a folder until the returned descriptor is closed; None if locks are not supported.
+
+    Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
+    ``at_work`` if another process holds the lock.
+    """
+    if fcntl is None:
+        return None
+    while True:
+        with contextlib.ExitStack() as opened:
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Another process may have replaced the folder after it was opened.
+                if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
+                    opened.pop_all()
+                    return descriptor
+            except BlockingIOError:
+                raise StoreUnavailable(f"{os.fsdecode(folder)}: {at_work}") from None
+            except FileNotFoundError:
+                raise
+            except OSError:
+                # Some file systems do not support locks.
+                return None
+
+
+@contextmanager
+def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
+    """Create a folder if it is missing, and lock the folder until the block ends. Raises
+    StoreUnavailable for a locked folder.
+    """
+    require_writing(folder)
+    while True:
+        is_new = not folder.exists()
+        try:
+            disk.make_folders(folder)
+        except BaseException:
+            if is_new:
+                with suppress(OSError):
+                    folder.rmdir()
+            raise
+        try:
+            descriptor = lock_folder(folder)
+            break
+        except FileNotFoundError:
+            # Another process removed the folder again, because it was empty.
+            continue
+        except OSError as error:
+            raise disk.refused(folder, error) from error
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+# --------------------------------------------------------------------------------------------------
+# The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
+#
+# Like Java's ``tryLock(0, 1)``, the lock covers byte 0 of the file ``lock``. The lock belongs to
+# the open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf``
+# would release the lock if this process closes any descriptor of the file.
+#
+# A writer takes the lock before reading the store. Java takes the lock after its recovery.
+
+_CONTENT: Final = b"lock"
+_HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
+_PROC: Final = Path("/proc")
+
+
+def is_lockable(root: Path) -> bool:
+    """Whether a store already has the lock's file, so that taking the lock changes no file."""
+    try:
+        return read_file(root / LOCK) == _CONTENT
+    except OSError:
+        return False
+
+
+class StoreLock:
+    """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        require_writing(root)
+        self.path = root / LOCK
+        self._disk = disk
+        existed = self.path.exists()
+        if existed and not self.path.is_file() and not self.path.is_dir():
+            # A device can be opened and locked, but stores no bytes.
+            raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
+        with disk.refusing(self.path):
+            self._descriptor = disk.open(self.path, create=True)
+        try:
+            _take(self._descriptor)
+        except OSError as error:
+            holders = _holders(self._descriptor) if error.errno in _HELD else []
+            disk.let_go(self._descriptor)
+            if error.errno not in _HELD:
+                raise disk.refused(self.path, error) from error
+            by = f" (process {', '.join(map(str, holders))})" if holders else ""
+            raise StoreUnavailable(
+                f"{root}: the store is open in another program{by}, which holds {self.path.name}"
+            ) from error
+        try:
+            if not existed:
+                disk.sync_names(root)
+            # Java's start() writes these bytes, but no program reads them.
+            if disk.read(self._descriptor, len(_CONTENT), 0) != _CONTENT:
+                disk.write_all(self._descriptor, _CONTENT, 0)
+        except OSError as error:
+            self.release()
+            raise disk.refused(self.path, error) from error
+        except StoreUnavailable:
+            self.release()
+            raise
+        abandon_in_children(self)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this process still holds the lock."""
+        return self._descriptor >= 0
+
+    def release(self) -> None:
+        """Release the lock. Further calls do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._disk.let_go(descriptor)
+
+    def abandon_in_child(self) -> None:
+        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class AbortFile:
+    """The file ``abort``, which exists while a store is open.
+
+    If the file exists at an opening, the store was not shut down cleanly. So a writer durably
+    creates the file before any change, and durably deletes the file after the last flush.
+    """
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self.path = root / ABORT
+        self._disk = disk
+
+    @property
+    def exists(self) -> bool:
+        """Whether the file exists."""
+        return self.path.exists()
+
+    def make(self) -> None:
+        """Create the file, if it does not exist. After a failure, do not change the store."""
+        with self._disk.refusing(self.path):
+            self._disk.let_go(self._disk.open(self.path, create=True))
+        self._disk.sync_names(self.path.parent)
+
+    def remove(self) -> None:
+        """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
+        self._disk.health.require_writable()
+        self._disk.remove(self.path)
+
+
+def _take(descriptor: int) -> None:
+    assert fcntl is not None, "require_writing passed"
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None:
+        # macOS has no locks of open files, only locks of processes.
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+    else:
+        fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
+
+
+def _holders(descriptor: int) -> list[int]:
+    """Return the processes with a lock on a file: /proc/PID/fdinfo/FD has a line ``lock: ...``."""
+    wanted = os.fstat(descriptor)
+    found = []
+    for process in _PROC.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if any(_is_locked_by(process, name, wanted) for name in os.listdir(process / "fd")):  # noqa: PTH208
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
+    try:
+        is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
+        return is_same and "lock:" in (process / "fdinfo" / name).read_text()
+    except OSError:
+        # The process may have closed the descriptor.
+        return False
+
+
+logger = logging.getLogger(__name__)
+
+_NAMES: Final = "names"
+
+
+class NameGuard:
+    """The second names (hard links) of the files of one log."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._change = threading.Lock()
+        self._paths: tuple[Path, ...] = ()
+        self._folders: set[Path] = set()
+
+    def guard(self, path: Path) -> None:
+        """Give a file its second name. Without hard links, only a sync detects a lost file name."""
+        with self._change:
+            with contextlib.suppress(OSError):
+                self._drop(path)
+            link = link_of(path)
+            try:
+                if link.parent not in self._folders:
+                    self._disk.make_folders(link.parent)
+                    self._folders.add(link.parent)
+                self._disk.link(path, link)
+            except FileNotFoundError:
+                # Another program deleted the file at this moment. The caller checks that.
+                return
+            except OSError as error:
+                logger.info("%s: no second name: %s", path, error.strerror)
+                return
+            self._paths = (*self._paths, path)
+
+    def release(self, path: Path) -> None:
+        """Remove a second name durably: otherwise, after a crash, the file would be restored."""
+        with self._change:
+            link = link_of(path)
+            with self._disk.refusing(link):
+                is_gone = self._drop(path)
+            if is_gone:
+                self._disk.sync_names(link.parent)
+
+    def check(self) -> list[Path]:
+        """Restore lost first names of files. Return their paths. A failure poisons the store."""
+        with self._change:
+            lost = [path for path in self._paths if not path.exists()]
+            for path in lost:
+                link = link_of(path)
+                if link.exists():
+                    # The folder may have been deleted with the file.
+                    self._disk.make_folders(path.parent)
+                try:
+                    self._disk.link(link, path)
+                except OSError as error:
+                    reason = f"{path}: another program deleted it, and it cannot be restored"
+                    raise self._disk.health.poison(f"{reason}: {error.strerror}") from error
+                self._disk.sync_names(path.parent)
+                logger.warning("%s: another program deleted it; restored from its link", path)
+            return lost
+
+    def _drop(self, path: Path) -> bool:
+        """Remove a second name. Return whether this name existed. May raise OSError."""
+        self._paths = tuple(other for other in self._paths if other != path)
+        try:
+            self._disk.unlink(link_of(path))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return True
+
+    def close(self) -> None:
+        """Check the names, then remove all second names durably.
+
+        A second name that stays, or that a power cut restores, would bring back its file after a
+        retention. So if a name cannot be removed, the shutdown is not clean. In a poisoned store
+        all second names stay: the next opening restores lost names from them.
+
+        Raises:
+            StoreUnavailable: if a name cannot be restored or removed.
+        """
+        try:
+            self.check()
+            with self._change:
+                self._remove_all()
+        except StoreUnavailable:
+            if self._disk.health.reason is None:
+                raise
+
+    def _remove_all(self) -> None:
+        self._disk.health.require_writable()
+        changed = set()
+        for path in self._paths:
+            link = link_of(path)
+            with self._disk.refusing(link):
+                if self._drop(path):
+                    changed.add(link.parent)
+        for folder in sorted(changed):
+            self._disk.sync_names(folder)
+
+    def restore(self, folders: Sequence[Path]) -> list[Path]:
+        """After a crash, restore the files that lost their first name. Return their paths.
+
+        A file that was renamed in its folder is not restored, because a recovery renames this file
+        back. Expired files are not restored. Afterwards no second name exists, and none reappears
+        after a crash.
+
+        Args:
+            folders: all folders of the log, and possibly the folder of the index.
+        """
+        back = []
+        expired = self._expired(folders)
+        for folder in folders:
+            second = _links_of(folder)
+            named = _files_in(folder)
+            self._paths = tuple(
+                folder / name
+                for name in self._disk.names_in(second)
+                if folder / name not in expired and _file_at(second / name) not in named
+            )
+            back += self.check()
+        self.discard(folders)
+        return back
+
+    def discard(self, folders: Iterable[Path]) -> None:
+        """Remove all second names durably, and restore no file."""
+        for folder in folders:
+            second = _links_of(folder)
+            names = self._disk.names_in(second)
+            for name in names:
+                self.release(folder / name)
+            if not names and second.is_dir():
+                self._disk.sync_names(second)
+
+    def _expired(self, folders: Iterable[Path]) -> set[Path]:
+        """Return the log files that a broker's retention deleted after the crash.
+
+        These files are before the log's first file, and would leave a gap before it. A file that
+        lost its name in the crash leaves no gap.
+        """
+        lost: dict[int, Path] = {}
+        found: list[int] = []
+        size = 0
+        for folder in folders:
+            for place in (folder, _links_of(folder)):
+                for name in filter(is_offset_name, self._disk.names_in(place)):
+                    with contextlib.suppress(OSError):
+                        size = max(size, (place / name).stat().st_size)
+                    if place == folder:
+                        found.append(int(name))
+                    else:
+                        lost[int(name)] = folder / name
+        first = min(found, default=0)
+        for base in sorted(lost, reverse=True):
+            if first - size <= base < first:
+                first = base
+        expired = {path for base, path in lost.items() if base < first}
+        for path in sorted(expired):
+            logger.warning("%s: not restored from its link: a retention deleted it", path)
+        return expired
+
+
+def _file_at(path: Path) -> tuple[int, int] | None:
+    # Device and inode, None if the file is missing or cannot be read.
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _files_in(folder: Path) -> set[tuple[int, int] | None]:
+    try:
+        return {_file_at(path) for path in (*folder.glob("*"), *folder.glob("*/*"))} - {None}
+    except OSError:
+        return set()
+
+
+def link_of(path: Path) -> Path:
+    """Return the path of a file's second name."""
+    return _links_of(path.parent) / path.name
+
+
+def _links_of(folder: Path) -> Path:
+    return folder.parent / SIDECAR / _NAMES / folder.name
+
+
+# --------------------------------------------------------------------------------------------------
+# Folders of a queue of files (``MultiPathMappedFileQueue``)
+
+
+class QueueFolders:
+    """The folders of one queue of files. ``full_folders`` returns the folders without room."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folders: Path | Sequence[Path],
+        *,
+        read_only: Sequence[Path] = (),
+        full_folders: Callable[[], Collection[Path]] = tuple,
+    ) -> None:
+        # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
+        # paths. So if the configuration adds a path, later files get other folders. Existing files
+        # are always found.
+        given = (folders,) if isinstance(folders, Path) else tuple(folders)
+        self.folders = tuple(sorted(set(given), key=str))
+        self._read_only = frozenset(read_only)
+        self._full_folders = full_folders
+        self._disk = disk
+
+    def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
+        """Find the existing files, in the order of their bases. Other names are skipped.
+
+        Raises CorruptFile if a file is longer than ``file_size``, if a file before the last file is
+        shorter, or if a file is missing and ``gaps`` is not set.
+        """
+        found: dict[int, Path] = {}
+        for folder in {*self.folders, *self._read_only}:
+            for name in self._disk.names_in(folder):
+                if is_offset_name(name) and int(name) <= LARGEST_BASE:
+                    found[int(name)] = folder / name
+        bases = sorted(found)
+        for base in bases:
+            with self._disk.refusing(found[base]):
+                size = found[base].stat().st_size
+            if size > file_size or (size < file_size and base != bases[-1]):
+                reason = f"it has {size} bytes instead of {file_size}"
+                raise CorruptFile(str(found[base]), 0, reason)
+        for before, base in pairwise(bases):
+            if base - before != file_size and not (gaps and base - before > file_size):
+                reason = f"the file before it begins at {before}, not {file_size} bytes before"
+                raise CorruptFile(str(found[base]), 0, reason)
+        return {base: found[base] for base in bases}
+
+    def path_of(self, base: int, file_size: int) -> Path:
+        """Return the path for a new file that begins at ``base``."""
+        name = f"{base:0{NAME_DIGITS}d}"
+        if len(self.folders) == 1:
+            return self.folders[0] / name
+        full = set(self._full_folders())
+        writable = [folder for folder in self.folders if folder not in self._read_only]
+        usable = [folder for folder in writable if folder not in full] or writable
+        if not usable:
+            raise UsageError(f"all {len(self.folders)} folders of the log are read-only")
+        return usable[base // file_size % len(usable)] / name

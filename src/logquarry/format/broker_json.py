@@ -1,0 +1,424 @@
+"""A broker's JSON: fastjson's dialect, and the tables in ``config/`` in JSON and in RocksDB.
+
+In fastjson's dialect integer keys have no quotes, and the pretty printer writes entries with
+integer keys on one line. The decoder accepts strict JSON too.
+
+A decoder never guesses: it raises ValueError with the reason. In RocksDB, version 1 has one
+database per table: a key is a member's name in the JSON table, and the value is the member's JSON.
+Version 2 (``configManagerVersion``) has one database; a key begins with the number of its table
+(``TablePrefix``, ``TableId``, ``RecordPrefix``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import struct
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from logquarry.format import java
+
+# An unterminated string is one token: a retry at each quote would take quadratic time.
+_STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
+_TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
+_BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
+_SHORT_ESCAPES = {
+    '"': r"\"",
+    "\\": r"\\",
+    "\b": r"\b",
+    "\f": r"\f",
+    "\n": r"\n",
+    "\r": r"\r",
+    "\t": r"\t",
+}
+
+_STRUCTURE = re.compile(_STRING + r"|[\[{}\],:]", re.DOTALL)
+
+MAX_NESTING = 64
+
+
+def replace_member(document: str, name: str, source: str) -> str:
+    """Replace one member of a document's object by the same member of another document.
+
+    All other bytes are unchanged, so members that logquarry does not know survive. If a document
+    has no such member, this raises ValueError.
+    """
+    start, stop = _member_span(document, name)
+    first, last = _member_span(source, name)
+    return document[:start] + source[first:last] + document[stop:]
+
+
+def _member_span(document: str, name: str) -> tuple[int, int]:
+    depth, key_at, value_at, key = 0, 0, -1, ""
+    for token in _STRUCTURE.finditer(document):
+        sign = token[0]
+        if sign in "{[":
+            depth += 1
+            if depth == 1:
+                key_at = token.end()
+        elif depth == 1 and sign == ":" and value_at < 0:
+            key, value_at = document[key_at : token.start()].strip().strip('"'), token.end()
+        elif depth == 1 and sign in ",}":
+            if value_at >= 0 and key == name:
+                return value_at, token.start()
+            key_at, value_at = token.end(), -1
+        if sign in "}]":
+            depth -= 1
+    raise ValueError(f"there is no member {name!r}")
+
+
+def decode(text: str | bytes) -> Any:
+    """Decode a document; keys without quotes become strings.
+
+    If the text has another syntax or is nested too deeply, this raises ValueError.
+    """
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+
+    def quote(match: re.Match[str]) -> str:
+        before, key, after = match.groups()
+        return match[0] if key is None else f'{before}"{key}"{after}'
+
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(text):
+        depth += {"{": 1, "[": 1, "}": -1, "]": -1}.get(bracket, 0)
+        deepest = max(deepest, depth)
+    if deepest > MAX_NESTING:
+        raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
+    # Try strict JSON first: the search for unquoted keys takes much longer than parsing.
+    with contextlib.suppress(ValueError):
+        return json.loads(text)
+    return json.loads(_TOKEN.sub(quote, text))
+
+
+def encode(value: Any) -> str:
+    """Encode a document as fastjson's ``toJSONString(value, prettyFormat=true)``.
+
+    JSON has no NaN and no infinite numbers: these raise ValueError.
+    """
+    return "".join(_pretty(value, 0))
+
+
+class ObjectKeys(list[tuple[Any, Any]]):
+    """The (key, value) pairs of a map whose keys are objects; fastjson writes ``{{"a":1}:2}``."""
+
+
+def compact(value: Any, *, quote_keys: bool = False) -> str:
+    """Encode a document as fastjson's ``toJSONString(value)``, for bodies of the remoting protocol.
+
+    With ``quote_keys``, integer keys get quotes, as in strict JSON. NaN and infinite numbers raise
+    ValueError.
+    """
+    if isinstance(value, ObjectKeys):
+        items = (
+            f"{compact(key, quote_keys=quote_keys)}:{compact(item, quote_keys=quote_keys)}"
+            for key, item in value
+        )
+        return f"{{{','.join(items)}}}"
+    if isinstance(value, Mapping):
+        items = (
+            f"{key if isinstance(key, int) and not quote_keys else _string(str(key))}:"
+            f"{compact(item, quote_keys=quote_keys)}"
+            for key, item in value.items()
+        )
+        return f"{{{','.join(items)}}}"
+    if isinstance(value, list | tuple | set | frozenset):
+        return f"[{','.join(compact(item, quote_keys=quote_keys) for item in value)}]"
+    if isinstance(value, str):
+        return _string(value)
+    return json.dumps(value, allow_nan=False)
+
+
+def _pretty(value: Any, depth: int) -> list[str]:
+    inner = "\n" + "\t" * (depth + 1)
+    outer = "\n" + "\t" * depth
+    parts: list[str] = []
+    if isinstance(value, Mapping):
+        if not value:
+            return ["{}"]
+        for key, item in value.items():
+            comma = "," if parts else ""
+            if isinstance(key, int):
+                parts.append(f"{comma}{key}:")
+            else:
+                parts.append(f"{comma}{inner}{_string(key)}:")
+            parts += _pretty(item, depth + 1)
+        return ["{", *parts, outer, "}"]
+    if isinstance(value, (list, tuple)):
+        if not value:
+            return ["[]"]
+        for item in value:
+            parts.append(("," if parts else "") + inner)
+            parts += _pretty(item, depth + 1)
+        return ["[", *parts, outer, "]"]
+    if isinstance(value, str):
+        return [_string(value)]
+    return [json.dumps(value, allow_nan=False)]
+
+
+def _string(text: str) -> str:
+    return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match[0]
+    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04X}"
+
+
+DELAY_OFFSET_FILE = "delayOffset.json"
+CONSUMER_OFFSET_FILE = "consumerOffset.json"
+TOPICS_FILE = "topics.json"
+SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
+
+OFFSET_TABLE = "offsetTable"
+DATA_VERSION = "dataVersion"
+QUEUE_TYPE = "queue.type"
+"""Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
+BATCH_TYPE = "BatchCQ"
+
+_GROUP_SEPARATOR = "@"
+_WHOLE = re.compile("-?[0-9]{1,19}")
+_FLAGS: Final = {
+    **dict.fromkeys(("true", "1", "y", "t"), True),
+    **dict.fromkeys(("false", "0", "n", "f", "null", ""), False),
+}
+
+
+class TopicConfig(NamedTuple):
+    """One topic of ``topics.json`` (``TopicConfig``)."""
+
+    name: str
+    read_queues: int
+    write_queues: int
+    perm: int
+    sys_flag: int
+    order: bool
+
+
+def decode_delay_offsets(text: str | bytes) -> dict[int, int]:
+    """Decode delay level -> next queue offset to deliver (``DelayOffsetSerializeWrapper``)."""
+    return _int_table(_table(decode(text), OFFSET_TABLE), OFFSET_TABLE)
+
+
+def encode_delay_offsets(offsets: Mapping[int, int]) -> str:
+    """Encode the document as a broker does."""
+    return encode({OFFSET_TABLE: dict(offsets)})
+
+
+def decode_consumer_offsets(text: str | bytes) -> dict[tuple[str, str], dict[int, int]]:
+    """Decode (topic, group) -> queue id -> next queue offset (``ConsumerOffsetManager``)."""
+    result: dict[tuple[str, str], dict[int, int]] = {}
+    for name, offsets in _table(decode(text), OFFSET_TABLE).items():
+        topic, separator, group = name.partition(_GROUP_SEPARATOR)
+        if not separator:
+            raise ValueError(f"{OFFSET_TABLE}: {name!r} is not topic@group")
+        result[topic, group] = _int_table(offsets, name)
+    return result
+
+
+def encode_consumer_offsets(offsets: Mapping[tuple[str, str], Mapping[int, int]]) -> str:
+    """Encode the document as a broker does."""
+    table = {f"{topic}{_GROUP_SEPARATOR}{group}": dict(v) for (topic, group), v in offsets.items()}
+    return encode({OFFSET_TABLE: table})
+
+
+def decode_topics(text: str | bytes) -> dict[str, TopicConfig]:
+    """Decode topic name -> configuration (``TopicConfigManager``)."""
+    return topics_of_document(decode(text))
+
+
+def topics_of_document(document: Any) -> dict[str, TopicConfig]:
+    """Read topic name -> configuration from the decoded document."""
+    result: dict[str, TopicConfig] = {}
+    for name, entry in _table(document, "topicConfigTable").items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"topicConfigTable: {name!r} is not an object")
+        result[name] = TopicConfig(
+            name=str(entry.get("topicName", name)),
+            read_queues=whole(entry.get("readQueueNums", 0), name),
+            write_queues=whole(entry.get("writeQueueNums", 0), name),
+            perm=whole(entry.get("perm", 0), name),
+            sys_flag=whole(entry.get("topicSysFlag", 0), name),
+            order=as_flag(entry.get("order"), name),
+        )
+    return result
+
+
+def as_flag(value: Any, name: str) -> bool:
+    """Convert a JSON value to a flag, as fastjson does (``TypeUtils.castToBoolean``)."""
+    if isinstance(value, int):
+        return value == 1
+    word = "" if value is None else value
+    if not isinstance(word, str) or word.lower() not in _FLAGS:
+        raise ValueError(f"{name!r} holds {value!r} instead of true or false")
+    return _FLAGS[word.lower()]
+
+
+def encode_topics(
+    topics: Mapping[str, TopicConfig],
+    *,
+    batch_topics: Collection[str] = (),
+    counter: int = 0,
+    timestamp_ms: int = 0,
+) -> str:
+    """Encode the document as a broker does, with its version."""
+    table = {
+        name: topic_entry(topic, is_batch=name in batch_topics) for name, topic in topics.items()
+    }
+    version = {"counter": counter, "timestamp": timestamp_ms}
+    return encode({"dataVersion": version, "topicConfigTable": table})
+
+
+def topic_entry(topic: TopicConfig, *, is_batch: bool = False) -> dict[str, Any]:
+    """Return the entry of a topic in ``topicConfigTable``."""
+    attributes = {"attributes": {QUEUE_TYPE: BATCH_TYPE}} if is_batch else {}
+    return {
+        **attributes,
+        "order": topic.order,
+        "perm": topic.perm,
+        "readQueueNums": topic.read_queues,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": topic.name,
+        "topicSysFlag": topic.sys_flag,
+        "writeQueueNums": topic.write_queues,
+    }
+
+
+def decode_topic_document(text: str | bytes) -> dict[str, Any]:
+    """Decode and check ``topics.json``, including members that :class:`TopicConfig` lacks."""
+    document = _versioned(text)
+    topics_of_document(document)
+    return document
+
+
+def decode_subscription_group_document(text: str | bytes) -> dict[str, Any]:
+    """Decode and check ``subscriptionGroup.json`` (``SubscriptionGroupManager``)."""
+    document = _versioned(text)
+    for name, entry in _table(document, "subscriptionGroupTable").items():
+        if not isinstance(entry, dict):
+            raise ValueError(f"subscriptionGroupTable: {name!r} is not an object")
+    return document
+
+
+def _versioned(text: str | bytes) -> dict[str, Any]:
+    document = decode(text)
+    for name, value in _table(document, DATA_VERSION).items():
+        whole(value, name)
+    return dict(document)
+
+
+def _table(document: Any, name: str) -> dict[str, Any]:
+    table = document.get(name) if isinstance(document, dict) else None
+    if not isinstance(table, dict):
+        raise ValueError(f"there is no object {name!r}")
+    return table
+
+
+def _int_table(table: Any, name: str) -> dict[int, int]:
+    if not isinstance(table, dict):
+        raise ValueError(f"{name!r} is not an object")
+    return {whole(key, name): whole(value, name) for key, value in table.items()}
+
+
+def whole(value: Any, name: str) -> int:
+    """Return a whole number of 64 bits; for any other value, raise ValueError."""
+    found = None
+    if isinstance(value, int) and not isinstance(value, bool):
+        found = value
+    elif isinstance(value, str) and _WHOLE.fullmatch(value):
+        found = int(value)
+    if found is None or not java.LONG_MIN <= found <= java.LONG_MAX:
+        raise ValueError(f"{name!r} holds {value!r} instead of a whole number")
+    return found
+
+
+FOLDERS_V1: Final = {
+    TOPICS_FILE: "topics",
+    SUBSCRIPTION_GROUP_FILE: "subscriptionGroups",
+    CONSUMER_OFFSET_FILE: "consumerOffsets",
+}
+"""JSON file -> folder of version 1 in ``config/``."""
+FOLDER_V2: Final = "rdb"
+
+_TABLES: Final = {
+    TOPICS_FILE: "topicConfigTable",
+    SUBSCRIPTION_GROUP_FILE: "subscriptionGroupTable",
+    CONSUMER_OFFSET_FILE: OFFSET_TABLE,
+}
+_KEY: Final = struct.Struct(">BHB")
+_TABLE, _DATA = 1, 2
+_PULLED: Final = 2
+_IDS: Final = {
+    CONSUMER_OFFSET_FILE: (1, _PULLED),
+    TOPICS_FILE: (3,),
+    SUBSCRIPTION_GROUP_FILE: (4,),
+}
+_PULL_OFFSETS: Final = "pullOffsetTable"
+_JSON: Final = b"\x01"
+"""``SerializationType.JSON``: the first byte of the record of a topic or group."""
+_LENGTH: Final = struct.Struct(">H")
+_QUEUE: Final = struct.Struct(">BI")
+_OFFSET: Final = struct.Struct(">q")
+
+Items = Iterable[tuple[bytes, bytes]]
+
+
+def prefixes(file: str, version: int) -> tuple[bytes, ...]:
+    """The prefixes of the keys of one table."""
+    return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in _IDS[file])
+
+
+def document(file: str, items: Items, *, version: int) -> bytes:
+    """Make the JSON document of a table from its records in RocksDB.
+
+    ``file`` is the name of the JSON file that a broker without RocksDB writes. If a key or a value
+    has another layout, this raises ValueError.
+    """
+    table: dict[str, Any] = {}
+    pulled: dict[str, Any] = {}
+    offsets = file == CONSUMER_OFFSET_FILE
+    for key, value in items:
+        if version == 1:
+            member = decode(value)
+            table[_text(key)] = _offsets_v1(member) if offsets else member
+        elif offsets:
+            name, queue_id, offset = _offset_v2(key, value)
+            is_pulled = _KEY.unpack_from(key)[1] == _PULLED
+            (pulled if is_pulled else table).setdefault(name, {})[queue_id] = offset
+        else:
+            name, rest = _name(key[_KEY.size :])
+            if rest or not value.startswith(_JSON):
+                raise ValueError(f"the record {key!r} is not JSON")
+            table[name] = decode(value[len(_JSON) :])
+    found = {_TABLES[file]: table, DATA_VERSION: {}}
+    return json.dumps(found | ({_PULL_OFFSETS: pulled} if pulled else {})).encode()
+
+
+def _offsets_v1(member: Any) -> Any:
+    if not isinstance(member, dict) or OFFSET_TABLE not in member:
+        raise ValueError(f"there is no {OFFSET_TABLE!r} in {member!r}")
+    return member[OFFSET_TABLE]
+
+
+def _offset_v2(key: bytes, value: bytes) -> tuple[str, int, int]:
+    group, rest = _name(key[_KEY.size :])
+    topic, rest = _name(rest[1:])
+    if len(rest) != _QUEUE.size or len(value) != _OFFSET.size:
+        raise ValueError(f"the record {key!r} is not a consumer offset")
+    return f"{topic}@{group}", _QUEUE.unpack(rest)[1], _OFFSET.unpack(value)[0]
+
+
+def _name(data: bytes) -> tuple[str, bytes]:
+    end = _LENGTH.size
+    if len(data) >= end:
+        end += _LENGTH.unpack_from(data)[0]
+    if len(data) < end:
+        raise ValueError(f"the key ends in {data!r}")
+    return _text(data[_LENGTH.size : end]), data[end:]
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", java.UTF8_ERRORS)

@@ -1,0 +1,127 @@
+"""The frames of a bulk put: the table from which kernels make them, and staged frames.
+
+The table has one column of int64 per message:
+
+- SIZE is TOTALSIZE, and PREPARED_OFFSET is PREPAREDTRANSACTIONOFFSET.
+- TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN and its bytes; a head has the hosts and
+  SYSFLAG; the queue gives the message its queue offset.
+- BODY_AT and PROPS_AT are addresses of the body and of the property string.
+- QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
+  previous queue offset.
+- STORE_TIMESTAMP is the earliest allowed store time, for a message that was stored before.
+
+A staged frame is complete, except for the fields that are known only under the log's lock. Until
+the frame is placed, QUEUEOFFSET holds the index of its queue in a table that comes with the frames;
+PHYSICALOFFSET and STORETIMESTAMP are not set.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from logquarry.format import frame, sys_flag
+from logquarry.format.arrays import Int64
+
+(
+    SIZE,
+    TOPIC,
+    HEAD,
+    QUEUE,
+    QUEUE_ID,
+    FLAG,
+    BORN_TIMESTAMP,
+    RECONSUME_TIMES,
+    PREPARED_OFFSET,
+    BODY_AT,
+    BODY_LENGTH,
+    PROPS_AT,
+    PROPS_LENGTH,
+    QUEUE_OFFSET,
+    STORE_TIMESTAMP,
+) = range(15)
+FIELD_COUNT = 15
+
+ANY_TIME = np.iinfo(np.int64).min
+"""The STORE_TIMESTAMP of a message without an earliest store time."""
+
+HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
+"""Columns of a head's facts: size, position of STORETIMESTAMP, whether the queue advances."""
+
+PutRows = Int64
+Array = npt.NDArray[Any]
+
+
+def empty_put_rows(count: int) -> PutRows:
+    """Make an uninitialised table for ``count`` messages."""
+    return np.empty((FIELD_COUNT, count), np.int64)
+
+
+PLACED, NO_ROOM, NO_FRAME = range(3)
+"""Result of placing frames: all are placed, the next frame does not fit, or it is not a frame."""
+
+_SIZE: Final = struct.Struct(">i")
+_NUMBER: Final = struct.Struct(">q")
+_OFFSETS: Final = struct.Struct(">qq")
+_AT_NUMBER: Final = frame.HEAD.offsets["queue_offset"]
+_BEHIND_OFFSETS: Final = _AT_NUMBER + _OFFSETS.size
+_AT_FLAGS: Final = frame.HEAD.offsets["sys_flag"]
+
+Span = tuple[int, int]
+
+
+def sizes_of(data: memoryview, start: int = 0) -> list[int]:
+    """Return the size of each staged frame from a position on; stop at bytes that are no staged
+    frame.
+    """
+    found = []
+    while (size := _size_at(data, start)) is not None:
+        found.append(size)
+        start += size
+    return found
+
+
+def _size_at(data: memoryview, start: int) -> int | None:
+    if len(data) - start < frame.FIXED_SIZE_V1:
+        return None
+    (size,) = _SIZE.unpack_from(data, start)
+    return size if frame.FIXED_SIZE_V1 <= size <= len(data) - start else None
+
+
+def queue_number(data: memoryview, start: int) -> int:
+    """The queue index of the frame at a position."""
+    return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
+
+
+def advances_queue(data: memoryview, start: int) -> bool:
+    """Whether the frame at a position takes a queue offset."""
+    return sys_flag.advances_queue(_flags(data, start))
+
+
+def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -> None:
+    """Fill in the fields of a single frame that are known only under the log's lock."""
+    _OFFSETS.pack_into(data, _AT_NUMBER, queue_offset, physical_offset)
+    frame.STORE_TIME.struct.pack_into(data, _time_at(data), now)
+
+
+def same(one: memoryview, other: memoryview) -> bool:
+    """Whether two frames are the same message, without the fields that :func:`place` sets."""
+    at = _time_at(one)
+    parts = (
+        slice(0, _AT_NUMBER),
+        slice(_BEHIND_OFFSETS, at),
+        slice(at + frame.STORE_TIME.size, None),
+    )
+    return len(one) == len(other) and all(one[part] == other[part] for part in parts)
+
+
+def _flags(data: memoryview, start: int) -> int:
+    return int(_SIZE.unpack_from(data, start + _AT_FLAGS)[0])
+
+
+def _time_at(data: memoryview) -> int:
+    is_v6 = _flags(data, 0) & sys_flag.BORN_HOST_V6
+    return frame.HEAD.size + (frame.HOST_SIZE_V6 if is_v6 else frame.HOST_SIZE_V4)

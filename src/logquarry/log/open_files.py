@@ -1,0 +1,365 @@
+"""Reads the bytes of a store's files: :class:`OpenFiles` any files, :class:`LogBytes` the log.
+
+:class:`OpenFiles` keeps the most recently read files open. :class:`LogBytes` maps the log's files,
+finds the end of the data, and searches for frames.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections import OrderedDict
+from functools import cache
+from typing import Any, Final
+
+from logquarry.errors import StoreNotFound
+from logquarry.format import dledger
+from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP
+from logquarry.format.frame import BLANK as BLANK_LAYOUT
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.log import codec
+from logquarry.log.filesystem import FileView, GoneFile, unreadable_file
+from logquarry.log.layout import StoreLayout
+from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
+from logquarry.log.store_files import StoreFile
+
+_POPULATE_WRITE: Final = 23
+_STEP: Final = 8 << 20
+_MOST_AHEAD: Final = 4 << 20
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Return the memory address of a writable map. Keeps no reference to the map."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def populate(address: int, size: int) -> bool:
+    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
+    return all(
+        _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
+        for at in range(0, size, _STEP)
+    )
+
+
+def lock(address: int, size: int) -> bool:
+    """Lock pages in memory. Return False if the limit of locked memory is reached."""
+    return _call("mlock", address, size)
+
+
+def unlock(address: int, size: int) -> bool:
+    """Unlock pages in memory."""
+    return _call("munlock", address, size)
+
+
+def leave_mapped(mapped: mmap.mmap) -> None:
+    """Never unmap a map: in a forked child, other code may use the map's address range."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
+
+
+def _call(name: str, address: int, size: int, *more: int) -> bool:
+    function = getattr(_libc(), name, None)
+    if function is None:
+        return False
+    return bool(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more) == 0)
+
+
+@cache
+def _libc() -> Any:
+    try:
+        return ctypes.CDLL(None, use_errno=True)
+    except OSError:
+        return None
+
+
+# --------------------------------------------------------------------------------------------------
+# Open files of a store
+
+MOST_OPEN: Final = 128
+"""Maximum number of open files. Each map holds a descriptor, and a broker has many queue files."""
+
+
+class OpenFiles:
+    """Reads parts of files, and keeps the most recently used files open.
+
+    Returned bytes stay valid, even after the file is closed or deleted. Bytes that the disk does
+    not deliver are :data:`~logquarry.log.readable.FILL`.
+    """
+
+    def __init__(self, layout: StoreLayout, *, is_strict: bool = False) -> None:
+        self.is_strict = is_strict
+        self._layout = layout
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+
+    def read(self, path: str, position: int, length: int) -> memoryview:
+        """Read ``length`` bytes, fewer at the file's end, none if the file was deleted.
+
+        Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
+        UnreadableFile if the disk does not deliver the bytes.
+        """
+        file = self._opened(path)
+        if file is None:
+            return memoryview(b"")
+        data = file.read(position, length)
+        if self.is_strict and file.view.unreadable:
+            found = first_unreadable(file.view.unreadable, position, len(data))
+            if found is not None:
+                raise unreadable_file(file.view, found)
+        return data
+
+    def _opened(self, path: str) -> _OpenFile | None:
+        file = self._open.get(path)
+        if file is None:
+            try:
+                file = self._open[path] = _OpenFile(self._layout.open_file(path))
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                full = self._layout.filesystem.full_path(path)
+                raise StoreNotFound(f"{full}: cannot be read: {error.strerror}") from error
+            if len(self._open) > MOST_OPEN:
+                self._open.popitem(last=False)
+        else:
+            self._open.move_to_end(path)
+        return file
+
+    def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
+        """Return position and bytes of a window that contains a range."""
+        file = self._opened(path)
+        if file is None:
+            return position, memoryview(b"")
+        file.read(position, length)
+        return file.window
+
+    def fault(self, path: str, position: int, length: int) -> Unreadable | None:
+        """Return the first unreadable range among bytes that were read, None if there is none."""
+        file = self._open.get(path)
+        if file is None or not file.view.unreadable:
+            return None
+        return first_unreadable(file.view.unreadable, position, length)
+
+    def reaches(self, path: str, end: int) -> bool:
+        """Whether an open file still has all bytes before a position."""
+        file = self._open.get(path)
+        return file is None or file.view.reaches(end)
+
+    def view(self, path: str) -> FileView | None:
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if it is unreadable."""
+        file = self._opened(path)
+        return None if file is None else file.view
+
+    def forget(self, path: str) -> None:
+        """Reopen a file at its next read, because the file has grown or was replaced."""
+        self._open.pop(path, None)
+
+    def close(self) -> None:
+        """Close all files. The next read opens a file again."""
+        self._open.clear()
+
+
+class _OpenFile:
+    def __init__(self, view: FileView) -> None:
+        self.view = view
+        self._start = 0
+        self._data = memoryview(b"")
+        # Number of bytes to probe after a range, so that sequential reads need fewer probes.
+        self._ahead = 0
+
+    @property
+    def window(self) -> tuple[int, memoryview]:
+        return self._start, self._data
+
+    def read(self, position: int, length: int) -> memoryview:
+        length = min(length, self.view.size - position)
+        if position < 0 or length <= 0:
+            return memoryview(b"")
+        at = position - self._start
+        view = self.view
+        is_held = at >= 0 and at + length <= len(self._data) and not view.is_growing
+        if not is_held or not view.reaches(position + length):
+            is_next = 0 <= at <= len(self._data) > 0
+            self._ahead = min(_MOST_AHEAD, max(CHUNK, 2 * self._ahead)) if is_next else 0
+            self._start, self._data = self._around(position, length)
+            at = position - self._start
+        return self._data[at : at + length]
+
+    def _around(self, position: int, length: int) -> tuple[int, memoryview]:
+        view = self.view
+        data = view.window(position, length)
+        if not view.is_mapped or first_unreadable(view.unreadable, position, length):
+            return position, data
+        more = min(length + self._ahead, view.size - position)
+        view.window(position, more)
+        if first_unreadable(view.unreadable, position, more):
+            # A window with an unreadable range is a copy. Kernels cannot use copies.
+            more = length
+        start = view.good_start(position)
+        return start, view.window(start, position - start + more)
+
+
+_SEARCH_BYTES = 1 << 20
+
+
+class LogBytes:
+    """Reads the files of one commit log. ``batch_bytes``: approximate size of a search window."""
+
+    def __init__(self, layout: StoreLayout, *, check_crc: bool, batch_bytes: int) -> None:
+        self._layout = layout
+        self._files = layout.commit_log
+        self._check_crc = check_crc
+        self._batch_bytes = batch_bytes
+        self._open: tuple[StoreFile, FileView] | None = None
+
+    def is_boundary(self, offset: int) -> bool:
+        """Whether a file, or a gap between two files, starts at a physical offset."""
+        file = self._files.at(offset)
+        if file is not None:
+            return file.base == offset
+        return self._files.at(offset - 1) is not None
+
+    def path_at(self, position: int) -> str:
+        """Return the full path of the file that contains an offset, or of the log's folder."""
+        file = self._files.at(position)
+        folder = self._layout.log_folders.paths[0]
+        return self._layout.filesystem.full_path(folder if file is None else file.path)
+
+    def data_end(self, start: int, stop: int | None = None) -> int:
+        """Return the offset after the last byte that is not 0, or ``start`` if all are 0."""
+        last = start
+        for file in self._files.files:
+            if file.base + self._files.file_size <= start:
+                continue
+            if stop is not None and file.base >= stop:
+                break
+            at = max(0, start - file.base)
+            end_at = min(self.size(file), self._files.file_size)
+            if stop is not None:
+                end_at = min(end_at, stop - file.base)
+            view = self.view(file)
+            while at < end_at:
+                at = view.next_data(at)
+                if at >= end_at:
+                    break
+                window = self.window(file, at, _SEARCH_BYTES)
+                piece = min(window.length, end_at - at, _SEARCH_BYTES)
+                end = codec.last_nonzero(window, 0, piece)
+                if end:
+                    last = max(last, file.base + at + end)
+                at += piece
+        return last
+
+    def view(self, file: StoreFile) -> FileView:
+        """Open a whole file for reading. The view is empty if the file was deleted."""
+        if self._open is None or self._open[0] is not file:
+            # Only one file stays open. Earlier maps exist until their windows are released.
+            try:
+                view = self._layout.open_file(file.path)
+            except FileNotFoundError:
+                # A live broker's retention may delete the file after the listing.
+                view = GoneFile(self._layout.filesystem.full_path(file.path))
+            self._open = file, view
+        return self._open[1]
+
+    def map_of(self, file: StoreFile) -> FileView | None:
+        """Return the view of a mapped file, because its pages can be lost; None for other files."""
+        view = self.view(file)
+        return view if view.is_mapped else None
+
+    def size(self, file: StoreFile) -> int:
+        """Return the number of bytes of a file that still exist."""
+        return min(file.size, self.view(file).size) if file.size else 0
+
+    def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
+        """Return ``length`` bytes or more from a position in a file, or all bytes up to its end."""
+        data = self.view(file).window(at, length)
+        # Bytes after the file's regular size are not part of the log.
+        data = data[: max(0, self._files.file_size - at)]
+        end = self._files.file_size - at
+        return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
+
+    def fault(self, file: StoreFile, at: int, length: int) -> Unreadable | None:
+        """Return the first unreadable range that overlaps a range of a file."""
+        view = self.view(file)
+        if not view.unreadable:
+            return None
+        return view.fault(at, length)
+
+    def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
+        """Return the first unreadable range in the frame or blank at a position."""
+        view = self.view(file)
+        # The call of view.fault also detects that the file was truncated.
+        is_noted = view.is_mapped or bool(view.unreadable)
+        head = view.fault(at, FIXED_SIZE_V1) if is_noted else None
+        if head is not None or not view.unreadable:
+            return head
+        size, _ = BLANK_LAYOUT.struct.unpack_from(
+            bytes(view.window(at, BLANK_LAYOUT.size)[: BLANK_LAYOUT.size]).ljust(BLANK_LAYOUT.size)
+        )
+        return view.fault(at, size) if 0 < size <= self._files.file_size - at else None
+
+    def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
+        """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
+
+        In a DLedger log, the window may begin with the head of an entry.
+        """
+        window = self.window(file, at, dledger.HEAD.size + FIXED_SIZE_V1)
+        data, left, skip = window.data.data, window.end, 0
+        if window.has_heads and dledger.has_head_reference(data, 0, base=window.base, left=left):
+            skip = dledger.HEAD.size
+        size = 0
+        if window.length >= skip + BLANK_LAYOUT.size:
+            size, _ = BLANK_LAYOUT.struct.unpack_from(data, skip)
+        window = self.window(file, at, max(FIXED_SIZE_V1, min(skip + size, left)))
+        rows = codec.empty_rows(1)
+        _, _, code = codec.walk(window, 0, 1 + skip, rows, check_crc=self._check_crc)
+        return window, code
+
+    def find(self, start: int, limit: int) -> int | None:
+        """Return the start of the first sound frame, or of a file that begins with a blank, in a
+        range.
+        """
+        for index, file in enumerate(self._files.files):
+            if file.base + self._files.file_size <= start or self.size(file) == 0:
+                continue
+            if file.base >= limit:
+                break
+            at = max(0, start - file.base)
+            if at == 0 and index and self.whole_frame(file, 0)[1] == BLANK:
+                return file.base
+            found = self._find_in(file, at, min(limit - file.base, self.size(file)))
+            if found is not None:
+                return file.base + found
+        return None
+
+    def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
+        view = self.view(file)
+        while at < stop:
+            # A frame may start in the hole before the data, because its first bytes may be 0.
+            data = view.next_data(at)
+            if data >= stop:
+                return None
+            at = max(at, data - FIXED_SIZE_V1)
+            length = min(stop - at + FIXED_SIZE_V1, self._batch_bytes)
+            if view.is_mapped:
+                length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
+            window = self.window(file, at, length)
+            # Search in small pieces, so that later holes are skipped too.
+            piece = min(stop - at, _SEARCH_BYTES)
+            place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
+            if code == REACHED_STOP:
+                return at + place
+            if code != NEED_MORE:
+                at += piece
+                continue
+            if window.length == self.view(file).size - at:
+                # The window reaches the end of the file, so the frame is incomplete.
+                at += place + 1
+                continue
+            if place == 0:
+                window, code = self.whole_frame(file, at)
+                if code == REACHED_STOP:
+                    return at
+                at += 1
+            else:
+                at += place
+        return None

@@ -1,0 +1,341 @@
+"""RocketMQ's HA protocol (``HAService``, ``HAConnection``, ``HAClient`` of 4.9.3) without sockets.
+
+::
+
+    slave -> master    [offset 8]                           report, also a heartbeat
+    master -> slave    [offset 8][size 4][data ``size``]    transfer; size 0 is a heartbeat
+
+In its first report, the slave requests the log from a physical offset. If the slave reports 0, it
+has no bytes, and the master chooses the offset. Later reports acknowledge bytes. A transfer may end
+inside a frame.
+
+The caller passes received bytes and the time, and gets events and bytes to send. Packet boundaries
+change only how the data of a transfer is divided into events. A connection buffers at most a part
+of a header. Invalid bytes of a peer raise :class:`~logquarry.errors.ProtocolViolation`. A master
+ends replica waits only for bytes that it has sent over this connection. A slave accepts only bytes
+that directly follow its own bytes.
+"""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from logquarry.errors import ProtocolViolation
+from logquarry.protocol import ha_messages as ha
+
+
+class MasterConnection:
+    """A master's side of one connection (``HAConnection``). Not thread-safe.
+
+    Times are those of a monotonic clock. ``acknowledged`` is the physical offset before which the
+    slave has all bytes; None before the slave's first report.
+    """
+
+    def __init__(
+        self,
+        now_ms: int,
+        *,
+        times: ha.HaTimes | None = None,
+        limits: ha.TransferLimits | None = None,
+    ) -> None:
+        self.state = ha.MASTER.start
+        self.acknowledged: int | None = None
+        self._times = times or ha.HaTimes()
+        self._limits = limits or ha.TransferLimits()
+        self._received = b""
+        self._next = self._since = 0
+        self._heard_ms = self._said_ms = now_ms
+        self._outgoing: list[ha.Buffer] = []
+        self._has_caught_up = False
+        rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
+        if rate is not None:
+            # The rate must allow a portion in each heartbeat interval. After a heartbeat between
+            # two portions, the slave would take its part of the log for the whole log.
+            portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
+        self._bucket = Bucket(rate, portion, now_ms)
+
+    @property
+    def next_offset(self) -> int:
+        """Physical offset of the next byte to send; 0 before the slave's first report."""
+        return self._next
+
+    def receive_data(self, data: ha.Buffer, log: ha.LogRange, now_ms: int) -> list[ha.MasterEvent]:
+        """Process received bytes; empty ``data`` means that the slave has ended the connection.
+
+        Raises:
+            ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
+                then closed, but the exception's ``events`` and :meth:`data_to_send` are valid.
+        """
+        if self.state is ha.MasterState.CLOSED:
+            return []
+        if not data:
+            self._move(ha.MasterInput.END)
+            return [ha.ConnectionEnded("the slave ended the connection")]
+        received = self._received + bytes(data)
+        whole = len(received) - len(received) % ha.REPORT.size
+        self._received = received[whole:]
+        events: list[ha.MasterEvent] = []
+        for (offset,) in ha.REPORT.struct.iter_unpack(received[:whole]):
+            # Only a complete report shows that the slave is alive.
+            self._heard_ms = now_ms
+            self._report(offset, log, events)
+        return events
+
+    def _report(self, offset: int, log: ha.LogRange, events: list[ha.MasterEvent]) -> None:
+        if self.state is ha.MasterState.AWAITING_REQUEST:
+            self._request(offset, log, events)
+        elif not 0 <= offset <= self._next:
+            reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
+            self._violated(reason, events)
+        if self.acknowledged is None or offset > self.acknowledged:
+            # A lower report does not revoke an acknowledgement.
+            self.acknowledged = offset
+            events.append(ha.SlaveAcknowledged(offset, self._since))
+
+    def _request(self, offset: int, log: ha.LogRange, events: list[ha.MasterEvent]) -> None:
+        if offset < 0 or offset > log.max_offset:
+            self._refuse(log.max_offset)
+            reason = f"its first report is {offset}, and the log ends at {log.max_offset}"
+            self._violated(reason, events)
+        if 0 < offset < log.min_offset:
+            self._refuse(log.min_offset)
+            reason = f"its first report is {offset}, and the log begins at {log.min_offset}"
+            self._violated(reason, events)
+        self._next = self._since = log.fresh_start if offset == 0 else offset
+        events.append(ha.SlaveRequested(self._next, offset == 0))
+        self._move(ha.MasterInput.REPORT)
+
+    def _refuse(self, offset: int) -> None:
+        self._outgoing.append(ha.HEADER.struct.pack(offset, 0))
+
+    def _violated(self, reason: str, events: list[ha.MasterEvent]) -> NoReturn:
+        self._move(ha.MasterInput.VIOLATION)
+        raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
+
+    def transferable(self, log: ha.LogRange, now_ms: int) -> int:
+        """Return the maximum bytes of the next transfer; 0 if log or rate allow none yet."""
+        if self.state is not ha.MasterState.TRANSFERRING:
+            return 0
+        available = min(log.max_offset - self._next, self._limits.transfer_size)
+        return max(0, min(available, self._bucket.allowed(now_ms)))
+
+    def send(self, data: memoryview, now_ms: int) -> None:
+        """Send at most :meth:`transferable` bytes of the log from :attr:`next_offset` on.
+
+        The bytes are not copied: do not change them before they are sent.
+        """
+        size = len(data)
+        assert 0 < size <= self._limits.transfer_size
+        self._move(ha.MasterInput.SENT)
+        self._outgoing += (ha.HEADER.struct.pack(self._next, size), data)
+        self._next += size
+        self._said_ms = now_ms
+        self._bucket.take(size)
+
+    def tick(self, log: ha.LogRange, now_ms: int) -> list[ha.MasterEvent]:
+        """Send a heartbeat if it is due; end the connection if the slave is silent too long."""
+        if self.state is ha.MasterState.CLOSED:
+            return []
+        if now_ms - self._heard_ms > self._times.housekeeping_ms:
+            self._move(ha.MasterInput.SILENCE)
+            reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
+            return [ha.ConnectionEnded(reason)]
+        if self.state is ha.MasterState.TRANSFERRING:
+            # When the whole log is sent for the first time, a heartbeat tells the slave the log's
+            # end at once.
+            first = not self._has_caught_up and self._next >= log.max_offset
+            if first or now_ms - self._said_ms > self._times.heartbeat_ms:
+                self._said_ms = now_ms
+                if self.transferable(log, now_ms):
+                    # A heartbeat would mean that no more bytes follow.
+                    return []
+                self._has_caught_up = self._has_caught_up or first
+                self._move(ha.MasterInput.SENT)
+                self._outgoing.append(ha.HEADER.struct.pack(self._next, 0))
+        return []
+
+    def next_tick_ms(self) -> int:
+        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
+        silence = self._heard_ms + self._times.housekeeping_ms
+        if self.state is not ha.MasterState.TRANSFERRING:
+            return silence + 1
+        return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
+
+    def next_transfer_ms(self) -> int:
+        """Return the time in milliseconds at which the rate allows the next transfer."""
+        return self._bucket.next_ms()
+
+    def data_to_send(self) -> list[ha.Buffer]:
+        """Remove and return the buffers to send, in order."""
+        outgoing, self._outgoing = self._outgoing, []
+        return outgoing
+
+    def _move(self, happened: ha.MasterInput) -> None:
+        self.state = ha.MASTER.after(self.state, happened)
+
+
+class SlaveConnection:
+    """A slave's side of one connection (``HAClient``). Not thread-safe.
+
+    Args:
+        offset: physical offset from which the slave requests the log. If 0, the slave has no bytes,
+            and the master chooses the offset.
+        now_ms: time of a monotonic clock, in milliseconds.
+
+    Attributes:
+        received: physical offset after the last received byte; None before the first header if the
+            slave has no bytes.
+    """
+
+    def __init__(self, offset: int, now_ms: int, *, times: ha.HaTimes | None = None) -> None:
+        assert offset >= 0
+        self.state = ha.SLAVE.start
+        self.received: int | None = offset or None
+        self.reported = offset
+        self._times = times or ha.HaTimes()
+        self._header = b""
+        self._left = 0
+        self._heard_ms = self._said_ms = now_ms
+        self._outgoing: list[ha.Buffer] = [ha.REPORT.struct.pack(offset)]
+
+    def receive_data(self, data: ha.Buffer, now_ms: int) -> list[ha.SlaveEvent]:
+        """Process received bytes; empty ``data`` means that the master has ended the connection.
+
+        The events hold views of ``data``: process the events before the bytes change.
+
+        Raises:
+            ProtocolViolation: if the bytes are invalid. The connection is then closed, but the
+                exception's ``events`` are valid.
+        """
+        if self.state is ha.SlaveState.CLOSED:
+            return []
+        if not data:
+            self._move(ha.SlaveInput.END)
+            return [ha.ConnectionEnded("the master ended the connection")]
+        self._heard_ms = now_ms
+        events: list[ha.SlaveEvent] = []
+        rest = memoryview(data)
+        while rest and self._is_open:
+            if self.state is ha.SlaveState.AWAITING_DATA:
+                rest = self._take_data(rest, events)
+                continue
+            lacking = ha.HEADER.size - len(self._header)
+            self._header += rest[:lacking]
+            rest = rest[lacking:]
+            if len(self._header) == ha.HEADER.size:
+                offset, size = ha.HEADER.struct.unpack(self._header)
+                self._header = b""
+                self._take_header(offset, size, events)
+        return events
+
+    @property
+    def _is_open(self) -> bool:
+        return self.state is not ha.SlaveState.CLOSED
+
+    def _take_data(self, data: memoryview, events: list[ha.SlaveEvent]) -> memoryview:
+        assert self.received is not None
+        part = data[: self._left]
+        events.append(ha.DataReceived(self.received, part))
+        self.received += len(part)
+        self._left -= len(part)
+        if not self._left:
+            self._move(ha.SlaveInput.DATA)
+        return data[len(part) :]
+
+    def _take_header(self, offset: int, size: int, events: list[ha.SlaveEvent]) -> None:
+        if offset < 0 or not 0 <= size <= ha.LARGEST_TRANSFER:
+            self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
+        if self.received is None:
+            # The first header has the offset that the master has chosen, even if it is a
+            # heartbeat's header.
+            self.received = offset
+        if offset != self.received:
+            if size:
+                reason = f"bytes at physical offset {offset}; the next byte is {self.received}"
+                self._violated(reason, events)
+            self._move(ha.SlaveInput.ELSEWHERE)
+            events.append(ha.MasterElsewhere(offset))
+        elif size:
+            self._move(ha.SlaveInput.HEADER)
+            self._left = size
+        else:
+            self._move(ha.SlaveInput.HEARTBEAT)
+            events.append(ha.HeartbeatReceived(offset))
+
+    def _violated(self, reason: str, events: list[ha.SlaveEvent]) -> NoReturn:
+        self._move(ha.SlaveInput.VIOLATION)
+        raise ProtocolViolation(f"the master sends {reason}", events=events)
+
+    def report(self, offset: int, now_ms: int) -> None:
+        """Acknowledge all bytes before an offset, from :attr:`reported` to :attr:`received`."""
+        if self.state is ha.SlaveState.CLOSED or offset == self.reported:
+            return
+        assert self.received is not None and self.reported <= offset <= self.received
+        self.reported = offset
+        self._say(now_ms)
+
+    def tick(self, now_ms: int) -> list[ha.SlaveEvent]:
+        """Send a heartbeat if it is due; end the connection if the master is silent too long."""
+        if self.state is ha.SlaveState.CLOSED:
+            return []
+        if now_ms - self._heard_ms > self._times.housekeeping_ms:
+            self._move(ha.SlaveInput.SILENCE)
+            reason = f"the master sent nothing for {self._times.housekeeping_ms} ms"
+            return [ha.ConnectionEnded(reason)]
+        if now_ms - self._said_ms > self._times.heartbeat_ms:
+            self._say(now_ms)
+        return []
+
+    def next_tick_ms(self) -> int:
+        """Return the time in ms of the next :meth:`tick` if no bytes are received or sent first."""
+        times = self._times
+        return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
+
+    def data_to_send(self) -> bytes:
+        """Remove and return the bytes to send."""
+        outgoing, self._outgoing = self._outgoing, []
+        return b"".join(outgoing)
+
+    def _say(self, now_ms: int) -> None:
+        self._outgoing.append(ha.REPORT.struct.pack(self.reported))
+        self._said_ms = now_ms
+
+    def _move(self, happened: ha.SlaveInput) -> None:
+        self.state = ha.SLAVE.after(self.state, happened)
+
+
+class Bucket:
+    """Limits a rate of bytes per second (token bucket). The first portion is allowed at once.
+
+    The bucket allows only whole portions, so that transfers do not become tiny.
+    """
+
+    def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
+        self._rate = rate
+        self._portion = portion
+        # Count thousandths of a byte, so that rounding loses nothing.
+        self._held = 1_000 * portion
+        self._filled_ms = now_ms
+
+    def allowed(self, now_ms: int) -> int:
+        """Return the bytes that may be sent now: a portion, or 0."""
+        if self._rate is None:
+            return self._portion
+        # Allow at most the bytes of one second, so that no burst follows a pause.
+        most = 1_000 * max(self._portion, self._rate)
+        passed = max(0, now_ms - self._filled_ms)
+        self._held = min(most, self._held + passed * self._rate)
+        self._filled_ms = max(self._filled_ms, now_ms)
+        return self._portion if self._held >= 1_000 * self._portion else 0
+
+    def take(self, size: int) -> None:
+        """Count sent bytes."""
+        if self._rate is not None:
+            self._held -= 1_000 * size
+
+    def next_ms(self) -> int:
+        """Return the time in milliseconds at which the next portion is allowed."""
+        if self._rate is None:
+            return self._filled_ms
+        lacking = max(0, 1_000 * self._portion - self._held)
+        return self._filled_ms - (-lacking // self._rate)

@@ -1,0 +1,480 @@
+"""The folders of a store before and during a recovery: checks of the names, renames, and syncs.
+
+A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
+names, a recovery could overwrite bytes through one name, and need them through the other. A rename
+never replaces a file. The entry of a lost message exists only in its queue, so a recovery saves
+these entries in a file before it cuts the queue; otherwise a repeated recovery would write fillers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, pairwise
+from pathlib import Path
+from typing import Final
+
+from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk
+from logquarry.disk.log_files import log_paths
+from logquarry.errors import StoreUnavailable
+from logquarry.format import frame, java, queue_entry
+from logquarry.format.arrays import REACHED_STOP
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
+from logquarry.log import codec, store_files
+from logquarry.log.codec import Window
+from logquarry.log.layout import StoreLayout
+from logquarry.log.log_names import RENAMING, right_path
+from logquarry.log.readable import BLOCK
+from logquarry.log.store_files import (
+    BATCH_QUEUE,
+    COMMIT_LOG,
+    CONSUME_QUEUE,
+    INDEX,
+    TRANSACTION,
+    FileSequence,
+    StoreFile,
+)
+from logquarry.read.log_queues import QueueKey
+from logquarry.read.store_sizes import require_stated_size
+from logquarry.repair.recover.plan import Step
+from logquarry.systems import folders_below, read_file
+
+
+def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
+    """Carry out the RENAME steps of a plan, and sync the folders.
+
+    If files swap names, one file gets a temporary name that contains its new name.
+
+    Raises:
+        StoreUnavailable: if a rename fails, or if a file without a step has one of the new names.
+    """
+    left: dict[Path, Path] = {}
+    for step in steps:
+        assert step.offset is not None
+        left[root / step.file] = root / right_path(step.offset)
+    while left:
+        ready = [path for path, target in left.items() if not target.exists()]
+        for path in ready:
+            disk.move(path, left.pop(path))
+        if ready:
+            continue
+        path, target = next(iter(left.items()))
+        if not any(target == other for other in left):
+            raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
+        made = free_path(target.with_name(f"{target.name}{RENAMING}"))
+        disk.move(path, made)
+        left[made] = left.pop(path)
+
+
+def free_path(path: Path) -> Path:
+    """Return a path without a file: ``path``, or the first free one with a number appended."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(one for one in chain([path], numbered) if not one.exists())
+
+
+logger = logging.getLogger(__name__)
+
+KEPT_ENTRIES: Final = "kept_units.json"
+
+
+def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
+    """Return the entries that an interrupted recovery saved; empty if missing or unreadable."""
+    found: dict[QueueKey, dict[int, QueueEntry]] = {}
+    try:
+        for queue in json.loads(read_file(path)):
+            entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
+            for offset, data in queue["units"]:
+                entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        logger.warning("%s: %s", path, error)
+        return {}
+    return found
+
+
+def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
+    """Save entries durably for the next recovery; without entries, delete an old file."""
+    document = [
+        {
+            "topic": topic,
+            "queue_id": queue_id,
+            "units": [[offset, entry.hex()] for offset, entry in sorted(entries.items())],
+        }
+        for (topic, queue_id), entries in sorted(kept.items())
+        if entries
+    ]
+    if document:
+        disk.replace(path, json.dumps(document).encode())
+    else:
+        disk.remove(path)
+
+
+# -------------------------------------------------------------------------------- files of a store
+# A writer may have crashed before its sync, or ended after a failed sync. After a failed sync, the
+# system treats the pages as written, so the recovery writes doubtful bytes of the log again.
+_PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
+_COPY_BYTES: Final = 1 << 20
+
+
+def sync_files(
+    disk: Disk,
+    root: Path,
+    *,
+    rewrite: tuple[int, int] = (0, 0),
+    log: tuple[str, ...] = (COMMIT_LOG,),
+    parts: tuple[str, ...] = _PARTS,
+) -> None:
+    """Sync the files of a store and their names.
+
+    The bytes of the log between the physical offsets in ``rewrite`` are written again first.
+    """
+    for part in (*log, *parts):
+        again = rewrite if part in log else (0, 0)
+        for folder, names in folders_below(root / part):
+            for name in names:
+                if name.isascii() and name.isdigit():
+                    _sync_file(disk, folder / name, *again)
+            disk.sync_names(folder)
+    disk.sync_names(root)
+    disk.sync_parent(root)
+
+
+def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
+    base = int(path.name)
+    with disk.writing(path) as descriptor:
+        _write_again(disk, descriptor, start - base, stop - base)
+
+
+def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
+    """Read a range of a file and write the same bytes again, except unreadable blocks."""
+    position, stop = max(0, start), min(disk.size(descriptor), stop)
+    most = _COPY_BYTES
+    while position < stop:
+        block_end = (position // BLOCK + 1) * BLOCK
+        try:
+            data = disk.read(descriptor, min(most, stop - position), position)
+        except OSError:
+            if most > block_end - position:
+                most = block_end - position
+                continue
+            # No mapped page has changed this block, so the disk has its final content.
+            position = block_end
+            continue
+        if not data:
+            break
+        disk.write_all(descriptor, data, position)
+        position += len(data)
+        # Read each block after an unreadable block alone.
+        most = most if most == _COPY_BYTES else BLOCK
+
+
+REPORT: Final = "recovery.json"
+_FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
+_FOLDERS: Final = (
+    store_files.COMMIT_LOG,
+    store_files.CONSUME_QUEUE,
+    store_files.BATCH_QUEUE,
+    store_files.INDEX,
+    store_files.SIDECAR,
+    store_files.TRANSACTION,
+    store_files.STATE_TABLE,
+    store_files.REDO_LOG,
+)
+
+
+class WrongEntry(StoreUnavailable):
+    """At the path of a store file is a folder, a pipe, a broken link, or another file's second
+    name.
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path}: {reason}. Nothing was changed")
+        self.path, self.reason = path, reason
+
+    def __reduce__(self) -> tuple[type[WrongEntry], tuple[Path, str]]:
+        return type(self), (self.path, self.reason)
+
+
+def check_entries(root: Path, config: StoreConfig) -> None:
+    """Raise WrongEntry if the path of a store file has no plain file, or if a file has two paths.
+
+    A missing file is accepted.
+    """
+    aside = store_files.quarantine(root)
+    check_places(root)
+    places = check_log(root, config)
+    for path in (aside / REPORT, aside / KEPT_ENTRIES):
+        _check(path)
+    for name in (store_files.STATE_TABLE, store_files.REDO_LOG):
+        for path in _entries(root / name):
+            _check_numbered(path, places)
+    for topic in (
+        *_entries(root / store_files.CONSUME_QUEUE),
+        *_entries(root / store_files.BATCH_QUEUE),
+    ):
+        _found(topic)
+        for queue in _entries(topic):
+            found = _found(queue)
+            # Readers ignore a file at the path of a queue's folder.
+            if found is not None and stat.S_ISDIR(found.st_mode):
+                _check_once(queue, found, places)
+            for path in _entries(queue):
+                _check_numbered(path, places)
+    for path in _index_files(root):
+        _check_once(path, _check(path), places)
+
+
+def check_places(root: Path) -> None:
+    """Raise WrongEntry for a wrong folder, or a wrong file outside of log and queues."""
+    for name in _FOLDERS:
+        _check(root / name, is_folder=True)
+    for path in (*(root / name for name in _FILES), *_index_files(root)):
+        _check(path)
+
+
+def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
+    """Raise WrongEntry for a wrong entry in the log, or if the quarantine is not a folder.
+
+    Returns:
+        The paths of the log's files, by device and inode.
+    """
+    places: dict[tuple[int, int], Path] = {}
+    _check(store_files.quarantine(root), is_folder=True)
+    for folder in log_paths(root, StoreLayout.open(root, config).log_folders):
+        _check(folder, is_folder=True)
+        for path in _entries(folder):
+            _check_numbered(path, places)
+    return places
+
+
+def check_queue_folder(folder: Path) -> None:
+    """Raise WrongEntry if a file has the path of a queue's or topic's folder.
+
+    Readers ignore such a file.
+    """
+    for path in (folder.parent, folder):
+        _check(path, is_folder=True)
+
+
+def status_of(path: Path) -> os.stat_result:
+    """Return the status of an existing path.
+
+    Raises:
+        WrongEntry: if the path is a broken link.
+        StoreUnavailable: if the path cannot be read.
+    """
+    try:
+        return _found(path) or path.stat()
+    except OSError as error:
+        raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
+    if store_files.is_offset_name(path.name):
+        _check_once(path, _check(path), places)
+
+
+def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
+    found = _found(path)
+    if found is None:
+        return None
+    if is_folder:
+        if not stat.S_ISDIR(found.st_mode):
+            raise _refused(path, "is not a folder")
+    elif not stat.S_ISREG(found.st_mode):
+        raise _refused(
+            path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
+        )
+    return found
+
+
+def _found(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError as error:
+        if not path.is_symlink():
+            return None
+        where = path.readlink()
+        reason = (
+            f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
+        )
+        raise WrongEntry(path, reason) from error
+
+
+def _refused(path: Path, what: str) -> WrongEntry:
+    return WrongEntry(path, f"it {what}: move it out of the store")
+
+
+def _check_once(
+    path: Path, found: os.stat_result | None, places: dict[tuple[int, int], Path]
+) -> None:
+    if found is None:
+        return
+    other = places.setdefault((found.st_dev, found.st_ino), path)
+    if other != path:
+        reason = f"it is another name of {other}: remove one of the two names, or make a copy"
+        raise WrongEntry(path, reason)
+
+
+def _index_files(root: Path) -> Iterator[Path]:
+    for path in _entries(root / store_files.INDEX):
+        # Readers ignore a folder here.
+        if store_files.is_index_name(path.name) and not _is_folder(path):
+            yield path
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def _entries(folder: Path) -> Iterator[Path]:
+    """Yield the paths in a folder, by name; none if unreadable, because later steps report that."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = sorted(entry.name for entry in os.scandir(folder))
+    for name in names:
+        yield folder / name
+
+
+# ---------------------------------------------------------------------- wrong names of log files
+# A recovery renames a log file by its frames (:mod:`logquarry.log.log_names`). A file whose frames
+# do not show its place is moved to quarantine.
+
+_MOST_BLANKS: Final = 1 << 12
+"""Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
+
+
+def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
+    """Return the files that do not belong to the log, each with its reason.
+
+    ``layout`` must come from :meth:`StoreLayout.by_content`: frames give the offset of each file.
+
+    Raises:
+        StoreUnavailable: if a file belongs to a log with another file size, or its frames do not
+            show its place.
+    """
+    files = layout.commit_log
+    for path, reason in layout.log_names.doubts:
+        full = layout.filesystem.full_path(path)
+        raise StoreUnavailable(f"{full}: {reason}. Nothing was changed")
+    size = files.file_size
+    if not size:
+        return []
+    for file in files.files:
+        _check_length(layout, file)
+    found = [
+        (StoreFile(int(path.rpartition("/")[2]), 0, path), f"its name is wrong: {reason}")
+        for path, reason in layout.log_names.strangers
+    ]
+    names = Counter(file.base % size for file in files.files)
+    # RocketMQ names log files by multiples of the file size. In other logs, the most frequent
+    # remainder is the right one.
+    start = max(names, key=lambda rest: (names[rest], not rest), default=0)
+    last: StoreFile | None = None
+    for file in files.files:
+        fits = file.base % size == start
+        is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
+        if fits and not is_far:
+            last = file
+            continue
+        if _begins_with_own_message(layout, file):
+            raise _no_place(layout, file)
+        where = "not the offset of a log file" if not fits else "far after the log"
+        reason = "no message in it shows that it belongs to this log"
+        found.append((file, f"its name is {where}, and {reason}"))
+    return found
+
+
+def check_file_size(layout: StoreLayout) -> None:
+    """Check that the log's files can have the size in the settings. Reads few bytes.
+
+    Raises:
+        StoreUnavailable: if a message lies after that size in a file, or begins a file that the
+            previous file would overlap with that size.
+        UsageError: if the configuration gives another size than the files have.
+    """
+    require_stated_size(layout)
+    files = layout.commit_log
+    if layout.config.mapped_file_size_commit_log is None or not files.file_size:
+        return
+    for file in files.files:
+        _check_length(layout, file)
+    for file, following in pairwise(files.files):
+        if file.base + files.file_size > following.base and _begins_with_own_message(
+            layout, following
+        ):
+            raise _no_place(layout, following)
+
+
+def _begins_with_own_message(layout: StoreLayout, file: StoreFile) -> bool:
+    view = layout.open_file(file.path)
+    size = min(view.size, file.size)
+    head = view.window(0, frame.FIXED_SIZE_V1)
+    if len(head) < frame.BLANK.size:
+        return False
+    length, _ = frame.BLANK.struct.unpack_from(head, 0)
+    data = view.window(0, min(max(length, frame.FIXED_SIZE_V1), size))[:size]
+    window = Window.of(data, file.base, size)
+    return bool(codec.walk(window, 0, 1, codec.empty_rows(1), check_crc=True)[0])
+
+
+def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
+    return StoreUnavailable(
+        f"{layout.filesystem.full_path(file.path)}: no log file of {layout.commit_log.file_size} "
+        "bytes can have this name, but its messages belong there: give the right size of the log's "
+        "files. Nothing was changed"
+    )
+
+
+def _check_length(layout: StoreLayout, file: StoreFile) -> None:
+    """Refuse settings of another store: a file has messages after the configured size."""
+    size = layout.commit_log.file_size
+    if file.size <= size:
+        return
+    view = layout.open_file(file.path)
+    stop = min(view.size, java.INT_MAX)
+    data = view.window(0, stop)[:stop]
+    start = view.next_data(size)
+    if start >= stop:
+        return
+    window = Window.of(data, file.base, stop)
+    position, code = codec.find_frame(window, start, stop, check_crc=True)
+    if code == REACHED_STOP:
+        raise StoreUnavailable(
+            f"{layout.filesystem.full_path(file.path)}: {file.size} bytes, with a message at "
+            f"{position}, but the size of the log's files is {size}: give the right size. Nothing "
+            "was changed"
+        )
+
+
+def refuse_wrong_names(layout: StoreLayout) -> None:
+    """Raise StoreUnavailable if a log file has a wrong name, because RocketMQ trusts the names."""
+    names = layout.by_content().log_names
+    if names.are_right:
+        return
+    path, reason = next(
+        ((one.path, one.reason) for one in names.renames), (names.doubts or (("", ""),))[0]
+    )
+    raise StoreUnavailable(
+        f"{layout.filesystem.full_path(path)}: {reason}. RocketMQ goes by names, and its recovery "
+        f"would cut the log there. Nothing was changed. Run `logquarry recover {layout.root} "
+        "--apply` in mode safe first: it renames the files"
+    )
+
+
+def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
+    """Remove misnamed files from the log of a layout."""
+    gone = {file for file, _ in misnamed}
+    files = layout.commit_log
+    left = tuple(file for file in files.files if file not in gone)
+    layout.use_commit_log(FileSequence(left, files.file_size, files.has_heads))

@@ -1,1 +1,0 @@
-"""The streaming source without PySpark: offsets, limits and planning of batches."""

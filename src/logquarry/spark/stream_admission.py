@@ -1,0 +1,258 @@
+"""Offsets of a stream, and the end of each batch if bytes or messages are limited.
+
+Spark writes the offset into its checkpoint::
+
+    {"broker-a": 1073741824, "broker-b": 52800}
+
+Each value is a physical offset at which a frame, a blank or damage ends. The key ``/start`` records
+the start options of the query's first start; no broker has that name. A restarted query uses the
+recorded options.
+
+For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
+of messages, the planner reads the frame headers of all new messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+
+from logquarry.errors import UsageError
+from logquarry.format import arrays as r
+from logquarry.format.arrays import Int64
+from logquarry.log.batches import MessageFilter
+from logquarry.log.columns import Decoding
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogEnd, LogReader, Run
+
+START: Final = "/start"
+_TIME, _QUEUES, _FIRST = "timestamp", "queueOffsets", "offsets"
+
+Queue = tuple[str, int]
+"""A topic and a queue id."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOffset:
+    """The offsets up to which a stream has read.
+
+    Attributes:
+        brokers: physical offset by broker. If a broker is missing, the stream has read nothing of
+            its store.
+        since_ms: smallest store timestamp to read, in milliseconds; None for all.
+        queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
+            reads all of its messages.
+        first: start of the query's first batch; None in later offsets. If the first batch fails,
+            Spark requests the start again, but the end of the log may have advanced since then.
+    """
+
+    brokers: Mapping[str, int] = field(default_factory=dict)
+    since_ms: int | None = None
+    queues: Mapping[str, Mapping[Queue, int]] = field(default_factory=dict)
+    first: Mapping[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the JSON form for Spark; equal offsets have equal JSON."""
+        start: dict[str, Any] = {}
+        if self.since_ms is not None:
+            start[_TIME] = self.since_ms
+        if self.queues:
+            start[_QUEUES] = {
+                broker: _nested(queues) for broker, queues in sorted(self.queues.items())
+            }
+        if self.first is not None:
+            start[_FIRST] = dict(sorted(self.first.items()))
+        return dict(sorted(self.brokers.items())) | ({START: start} if start else {})
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> StreamOffset:
+        """Parse the JSON form; raise UsageError if `document` is invalid."""
+        try:
+            start = document.get(START, {})
+            time, first = start.get(_TIME), start.get(_FIRST)
+            return cls(
+                brokers=_offsets({k: v for k, v in document.items() if k != START}),
+                since_ms=None if time is None else int(time),
+                queues={
+                    broker: {
+                        (topic, int(queue)): int(offset)
+                        for topic, by_queue in topics.items()
+                        for queue, offset in by_queue.items()
+                    }
+                    for broker, topics in start.get(_QUEUES, {}).items()
+                },
+                first=None if first is None else _offsets(first),
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UsageError(
+                f"the checkpoint holds no offset of this source: {document!r}: {error}"
+            ) from error
+
+    def moved(self, brokers: Mapping[str, int]) -> StreamOffset:
+        """Return this offset with the physical offsets of some brokers replaced."""
+        return replace(self, brokers={**self.brokers, **brokers})
+
+
+def _offsets(document: Mapping[str, Any]) -> dict[str, int]:
+    for value in document.values():
+        if type(value) is not int or value < 0:
+            raise ValueError(f"{value!r} is not a physical offset (a whole number >= 0)")
+    return dict(document)
+
+
+def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (topic, queue_id), offset in sorted(queues.items()):
+        found.setdefault(topic, {})[str(queue_id)] = offset
+    return found
+
+
+NEAR: Final = 16 << 20
+"""Maximum bytes to walk from a known frame; for a longer walk, a nearer frame is searched first."""
+MOST_COUNTED: Final = 1 << 30
+"""Maximum bytes of log in which a batch counts messages; limits the read for a rare topic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """The new part of a log: from ``start``, where a frame begins, to ``end``."""
+
+    layout: StoreLayout
+    start: int
+    end: int
+
+
+def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
+    """Return the physical offset by broker at which a batch of at most `limit` bytes of log ends.
+
+    Each broker gets an equal share. If no frame fits into the limit, the batch takes one frame, so
+    that the stream advances.
+    """
+    shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
+    ends: dict[str, int] = {}
+    spare = limit
+    for name, log in backlogs.items():
+        ends[name] = boundary(log, log.start + shares[name])
+        spare -= ends[name] - log.start
+    # Give unused bytes of the shares to other brokers, first to brokers that got nothing.
+    for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
+        log = backlogs[name]
+        if ends[name] < log.end and spare > 0:
+            more = boundary(Backlog(log.layout, ends[name], log.end), ends[name] + spare)
+            spare -= more - ends[name]
+            ends[name] = more
+    if all(ends[name] == log.start for name, log in backlogs.items()):
+        for name, log in backlogs.items():
+            if log.start < log.end:
+                ends[name] = _after_one(log)
+                break
+    return ends
+
+
+def by_rows(
+    backlogs: Mapping[str, Backlog], limit: int, wanted: Mapping[str, MessageFilter]
+) -> dict[str, int]:
+    """Return the physical offset by broker at which a batch of at most `limit` messages ends."""
+    counted = {name: _counted(log, wanted[name], limit) for name, log in backlogs.items()}
+    shares = shared({name: len(found) for name, (found, _) in counted.items()}, limit)
+    ends: dict[str, int] = {}
+    for name, log in backlogs.items():
+        found, upto = counted[name]
+        take = shares[name]
+        if take == len(found) and take < limit:
+            ends[name] = upto
+        else:
+            ends[name] = int(found[take - 1]) if take else log.start
+    return ends
+
+
+def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
+    """Divide `limit` evenly; if a name wants less than its share, the other names get the rest.
+
+    The sum of the shares is `limit`, or the sum of `wants` if that sum is less.
+    """
+    shares = dict.fromkeys(wants, 0)
+    left = limit
+    by_size = sorted(wants, key=lambda name: (wants[name], name))
+    for done, name in enumerate(by_size):
+        others = len(by_size) - done
+        # Round up, so that the shares differ by at most one.
+        shares[name] = min(wants[name], -(-left // others))
+        left -= shares[name]
+    return shares
+
+
+def boundary(log: Backlog, upto: int) -> int:
+    """Return the last offset up to `upto` at which a frame, blank or damage ends, or
+    ``log.start``."""
+    if upto >= log.end:
+        return log.end
+    if upto <= log.start:
+        return log.start
+    reader = LogReader(log.layout)
+    position = start = _place_near(reader, log.start, upto)
+    for event in reader.events(start, upto):
+        if isinstance(event, LogEnd):
+            break
+        end = event.end if isinstance(event, Run) else event.offset + event.length
+        if end <= upto:
+            position = end
+            continue
+        if isinstance(event, Run):
+            # Only the last frame of a run can end after `upto`.
+            position = event.window.base + int(event.rows[-1, r.POSITION])
+        elif event.offset <= upto:
+            position = event.offset
+        break
+    return max(log.start, position)
+
+
+def _place_near(reader: LogReader, start: int, upto: int) -> int:
+    """Return the start of a frame or a file shortly before `upto`."""
+    back = NEAR
+    while upto - start > back:
+        file = reader.files.at(upto)
+        if file is not None and file.base > start and upto - file.base <= back:
+            return file.base
+        found = reader.find(upto - back, upto)
+        if found is not None:
+            return found
+        back *= 4
+    return start
+
+
+def _after_one(log: Backlog) -> int:
+    """Return the end of the first frame, blank or damage."""
+    reader = LogReader(log.layout)
+    for event in reader.events(log.start, log.end):
+        if isinstance(event, Run):
+            return event.window.base + int(event.rows[0, r.POSITION] + event.rows[0, r.SIZE])
+        if isinstance(event, LogEnd):
+            break
+        return min(event.offset + event.length, log.end)
+    return log.end
+
+
+def _counted(log: Backlog, wanted: MessageFilter, limit: int) -> tuple[Int64, int]:
+    """Return the ends of the first `limit` wanted messages, and the end of the searched part."""
+    stop = log.end
+    if stop - log.start > MOST_COUNTED:
+        stop = boundary(log, log.start + MOST_COUNTED)
+        stop = _after_one(log) if stop == log.start else stop
+    reader = LogReader(log.layout, check_crc=False)
+    decoding = Decoding(columns=())
+    found: list[Int64] = []
+    count = 0
+    for event in reader.events(log.start, stop):
+        if not isinstance(event, Run):
+            continue
+        rows = wanted.select(event.window, event.rows, decoding)
+        ends = rows[:, r.POSITION].astype(np.int64) + rows[:, r.SIZE] + event.window.base
+        found.append(ends[ends <= log.end])
+        count += len(found[-1])
+        if count >= limit:
+            break
+    return (np.concatenate(found)[:limit] if found else np.zeros(0, np.int64)), stop

@@ -1,0 +1,344 @@
+"""Plans the batches of a stream: the offsets of a batch, and the tasks that read the batch.
+
+A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
+
+Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
+start or a limit. So a batch takes all new messages; a limit would end a Trigger.AvailableNow query
+after the first batch. A restarted query requests the newest offset before the planner sees the
+checkpoint. So `tasks` compares the options' start conditions with the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from logquarry.errors import UsageError
+from logquarry.format import java
+from logquarry.log.batches import MessageFilter
+from logquarry.log.layout import StoreLayout
+from logquarry.log.splits import LogExtent, LogSplit, plan_splits
+from logquarry.log.store_names import stores_by_name
+from logquarry.log.walk import LogReader
+from logquarry.read.batch_queue import open_queue
+from logquarry.read.bulk import warn_of_unknown_topics
+from logquarry.read.log_end import LogFrontier
+from logquarry.read.selection import ReadPlan, Selection, time_range
+from logquarry.spark.options import FORMAT, ReadOptions
+from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
+from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
+
+_LEVELS_SECONDS: Final = 60.0
+"""Seconds for which the inferred delay levels of a store are cached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Maximum bytes of log and maximum number of messages in one batch; None for no limit."""
+
+    max_bytes: int | None = None
+    max_rows: int | None = None
+
+
+class StreamPlanner:
+    """Plans the batches of one query."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+        self._frontiers: dict[str, LogFrontier] = {}
+        self._levels: dict[str, tuple[float, tuple[int, ...]]] = {}
+        self._initial: dict[str, Any] | None = None
+        self._targets: dict[str, int] | None = None
+        self._latest: dict[str, int] = {}
+        self._reported: set[str] = set()
+
+    # ------------------------------------------------------------------------- offsets and tasks
+    def initial(self) -> dict[str, Any]:
+        """Return the offset at which a new query starts, in its JSON form.
+
+        All calls return the first result, so "latest" means the latest offset at the query's start.
+        """
+        if self._initial is not None:
+            return self._initial
+        layouts = self._layouts()
+        check_brokers(self._options, list(layouts))
+        warn_of_unknown_topics(list(layouts.values()), self._options.wanted)
+        starts: dict[str, int] = {}
+        queues: dict[str, dict[tuple[str, int], int]] = {}
+        for broker, layout in layouts.items():
+            firsts = {
+                queue: first
+                for queue, first in self._first_queue_offsets(layout)
+                # If a queue's first offset is 0, the queue needs no condition.
+                if first
+            }
+            if firsts:
+                queues[broker] = firsts
+            starts[broker] = self._first_offset(broker, layout, firsts)
+        offset = StreamOffset(brokers=starts, since_ms=self._options.wanted.since_ms, queues=queues)
+        self._initial = offset.to_json()
+        return self._initial
+
+    def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
+        """Return the end of the batch from ``start``; ``start`` if no message is new."""
+        offset = StreamOffset.from_json(start)
+        layouts = self._layouts()
+        backlogs: dict[str, Backlog] = {}
+        for broker, layout in layouts.items():
+            known = offset.brokers.get(broker)
+            end = self._frontier(broker).end_of(layout, known)
+            self._latest[broker] = end
+            if known is not None and end < known:
+                self._lose(
+                    broker,
+                    f"{layout.root}: the log ends at physical offset {end}, but the stream has "
+                    f"read it up to {known}: it was truncated or replaced",
+                )
+            if self._targets is not None:
+                end = min(end, self._targets.get(broker, -1))
+            begin = max(layout.commit_log.start, known or 0)
+            if begin < end:
+                backlogs[broker] = Backlog(layout, begin, end)
+        for broker in offset.brokers.keys() - layouts.keys():
+            self._lose(broker, f"the store of broker {broker!r} no longer exists")
+        moved = self._admitted(backlogs, limits, offset)
+        if not moved:
+            return dict(start)
+        first = offset.brokers if start == self._initial and self._moves else None
+        return replace(offset.moved(moved), first=first).to_json()
+
+    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+        """Plan tasks that read each message between two offsets exactly once."""
+        until = StreamOffset.from_json(end)
+        begins = StreamOffset.from_json(start).brokers if until.first is None else until.first
+        layouts = self._layouts()
+        ranges: list[tuple[str, StoreLayout, int, int]] = []
+        for broker, stop in until.brokers.items():
+            if begins.get(broker) == stop:
+                continue
+            layout = layouts.get(broker)
+            if layout is None:
+                lost(
+                    f"the store of broker {broker!r} no longer exists, but the batch reads it up "
+                    f"to physical offset {stop}",
+                    fail=self._options.fail_on_data_loss,
+                )
+                continue
+            oldest = layout.commit_log.start
+            begin = begins.get(broker, oldest)
+            if begin < oldest:
+                lost(
+                    f"{layout.root}: the log starts at physical offset {oldest}, but the stream "
+                    f"has read it only up to {begin}: the messages between were deleted",
+                    fail=self._options.fail_on_data_loss,
+                )
+                begin = oldest
+            if begin < stop:
+                ranges.append((broker, layout, begin, stop))
+        size = even_size(max(1, sum(stop - begin for _, _, begin, stop in ranges)), self._options)
+        return [task for found in ranges for task in self._tasks_of(*found, until, size)]
+
+    def prepare_available_now(self) -> None:
+        """Make the query end at the current ends of the logs (Trigger.AvailableNow)."""
+        self._targets = {
+            broker: self._frontier(broker).end_of(layout)
+            for broker, layout in self._layouts().items()
+        }
+
+    def newest(self) -> dict[str, int] | None:
+        """Return the last known ends of the logs; None before the first :meth:`latest`."""
+        return dict(sorted(self._latest.items())) or None
+
+    # ------------------------------------------------------------------------------ stores, filters
+    def _layouts(self) -> dict[str, StoreLayout]:
+        """Open the stores that exist now; new stores can appear under a glob."""
+        options = self._options
+        found = stores_by_name(options.paths, options.storage_options)
+        return {
+            broker: StoreLayout.open(location, options.config, options.storage_options)
+            for broker, location in found.items()
+        }
+
+    def _frontier(self, broker: str) -> LogFrontier:
+        skips = self._options.on_damage == "skip"
+        return self._frontiers.setdefault(broker, LogFrontier(skips_damage=skips))
+
+    @property
+    def _moves(self) -> bool:
+        """Whether the start options can mean another offset later ("latest", or a time)."""
+        start, wanted = self._options.start, self._options.wanted
+        starts = [start.default, *start.brokers.values()]
+        return java.LONG_MAX in starts or wanted.since_ms is not None
+
+    def _first_offset(
+        self, broker: str, layout: StoreLayout, firsts: Mapping[tuple[str, int], int]
+    ) -> int:
+        options, log = self._options, layout.commit_log
+        wanted = replace(
+            options.wanted, queue_ranges={queue: (n, None) for queue, n in firsts.items()} or None
+        )
+        start = options.start.of(broker)
+        end = self._frontier(broker).end_of(layout)
+        if start == java.LONG_MAX:
+            return end
+        check_start(
+            layout,
+            Selection(wanted=wanted, start_offset=start),
+            fail=options.fail_on_data_loss,
+        )
+        if wanted.since_ms is not None:
+            first, _ = time_range(layout, wanted, LogExtent(log.start, end))
+            start = max(first, start or 0)
+        if start is None or start <= log.start:
+            return log.start
+        if start >= end:
+            return end
+        found = LogReader(layout).find(start, end)
+        return end if found is None else found
+
+    def _first_queue_offsets(self, layout: StoreLayout) -> Iterator[tuple[tuple[str, int], int]]:
+        for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
+            if first != java.LONG_MAX:
+                yield (topic, queue_id), first
+            elif (queue := open_queue(layout, topic, queue_id)) is not None:
+                yield (topic, queue_id), queue.max_offset
+
+    def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
+        firsts = offset.queues.get(broker, {})
+        return replace(
+            self._options.wanted,
+            since_ms=offset.since_ms,
+            queue_ranges={queue: (first, None) for queue, first in firsts.items()} or None,
+        )
+
+    def _admitted(
+        self, backlogs: Mapping[str, Backlog], limits: Limits, offset: StreamOffset
+    ) -> dict[str, int]:
+        ends = {broker: log.end for broker, log in backlogs.items()}
+        if limits.max_rows is not None:
+            wanted = {broker: self._filter(broker, offset) for broker in backlogs}
+            ends = by_rows(backlogs, limits.max_rows, wanted)
+        if limits.max_bytes is not None:
+            left = {b: replace(log, end=ends[b]) for b, log in backlogs.items()}
+            ends = by_bytes(left, limits.max_bytes)
+        return {broker: end for broker, end in ends.items() if end > backlogs[broker].start}
+
+    def _tasks_of(
+        self,
+        broker: str,
+        layout: StoreLayout,
+        start: int,
+        stop: int,
+        offset: StreamOffset,
+        size: int,
+    ) -> Iterator[ReadTask]:
+        durable = layout.durable_end
+        # Before the durable offset, a reader reports invalid bytes as damage, not as the log's end.
+        bound = stop if durable is not None and stop <= durable else None
+        extent = LogExtent(layout.commit_log.start, stop, bound)
+        splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
+        selection, own = Selection(wanted=self._filter(broker, offset)), for_workers(self._options)
+        for number, split in enumerate(splits):
+            part = LogSplit(split.start, split.stop, resync=number > 0)
+            yield ReadTask(
+                location=layout.root,
+                broker=broker,
+                plan=ReadPlan(selection, extent, (part,), live=True),
+                options=own,
+                columns=self._columns,
+                delay_levels_ms=self._delay_levels(layout),
+                certain_to=stop,
+            )
+
+    def _delay_levels(self, layout: StoreLayout) -> tuple[int, ...]:
+        now = time.monotonic()
+        known = self._levels.get(layout.root)
+        if known is None or now - known[0] > _LEVELS_SECONDS:
+            self._levels[layout.root] = known = (now, layout.delay_levels_ms)
+        return known[1]
+
+    def _lose(self, broker: str, text: str) -> None:
+        """Report lost messages: raise, or log a warning once for each broker."""
+        fail = self._options.fail_on_data_loss
+        if fail or broker not in self._reported:
+            self._reported.add(broker)
+            lost(text, fail=fail)
+
+
+logger = logging.getLogger(__name__)
+
+_SAME_START = "this Spark cannot keep a start across a restart; give the original start options"
+
+
+class UnlimitedPlanner(StreamPlanner):
+    """Plans batches that take all new messages, for a Spark without limits for batches."""
+
+    def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
+        super().__init__(options, columns)
+        self._reached: Mapping[str, Any] | None = None
+        self._resumed: Mapping[str, Any] | None = None
+        if options.max_rows is not None or options.max_bytes is not None:
+            logger.warning(
+                "%s: maxOffsetsPerTrigger and maxBytesPerTrigger have no effect: a batch takes all "
+                "messages, because only Spark 4.2 and later limit the batches of a Python source",
+                FORMAT,
+            )
+
+    def initial(self) -> dict[str, Any]:
+        """See `StreamPlanner.initial`."""
+        start = super().initial()
+        if self._reached is None:
+            self._reached = start
+        return start
+
+    def newest_end(self) -> dict[str, Any]:
+        """Return the offset at which a batch of all messages ends."""
+        if self._reached is not None:
+            return self.latest(self._reached, Limits())
+        layouts = self._layouts()
+        # The checkpoint records a start "latest"; all messages after the first batch are newer.
+        numbers = {
+            queue: first
+            for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()
+            if first and first != java.LONG_MAX
+        }
+        self._resumed = StreamOffset(
+            brokers={name: self._frontier(name).end_of(found) for name, found in layouts.items()},
+            since_ms=self._options.wanted.since_ms,
+            queues=dict.fromkeys(layouts, numbers) if numbers else {},
+        ).to_json()
+        return dict(self._resumed)
+
+    def tasks(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[ReadTask]:
+        """See `StreamPlanner.tasks`."""
+        if end == self._resumed:
+            end = self._continued(StreamOffset.from_json(start), StreamOffset.from_json(end))
+        self._reached = end
+        return super().tasks(start, end)
+
+    def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
+        """Return the end of the first batch after a restart, with the query's start conditions."""
+        if start.since_ms != end.since_ms:
+            raise UsageError(f"startingTimestamp: differs from the checkpoint's: {_SAME_START}")
+        given = (self._options.wanted.queue_ranges or {}).keys()
+        for broker in end.queues.keys() | start.queues.keys():
+            queues, known = end.queues.get(broker, {}), start.queues.get(broker, {})
+            if not (queues.items() <= known.items() and known.keys() <= given):
+                raise UsageError(
+                    f"startingQueueOffsets: differs from the checkpoint's for broker {broker!r}: "
+                    f"{_SAME_START}"
+                )
+        for broker, read in start.brokers.items():
+            if broker not in end.brokers:
+                self._lose(broker, f"the store of broker {broker!r} no longer exists")
+            elif end.brokers[broker] < read:
+                self._lose(
+                    broker,
+                    f"the log of broker {broker!r} ends at physical offset {end.brokers[broker]}, "
+                    f"but the stream has read it up to {read}: it was truncated or replaced",
+                )
+        return replace(end, since_ms=start.since_ms, queues=start.queues).to_json()

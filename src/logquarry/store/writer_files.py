@@ -1,0 +1,368 @@
+"""The files of a store that is open for writing: opens and closes the files, and gives replication
+the log as bytes (:class:`LogFeed`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import AbortFile
+from logquarry.disk.log_files import AllocateMappedFileService, free_room, open_log
+from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.service import Health, Refusal, RunningFlags, Service
+from logquarry.disk.write_buffers import TransientStorePool
+from logquarry.errors import StoreUnavailable
+from logquarry.log import store_files as names
+from logquarry.log.store_files import COMMIT_LOG, quarantine
+from logquarry.repair.recover.open_check import StoreFound
+from logquarry.store.log_growth import LogGrowth, Wakeable
+from logquarry.units import Clock
+from logquarry.write.append import CommitLogWriter
+from logquarry.write.dispatcher import Dispatcher, DispatchService
+from logquarry.write.flush import Flushable
+from logquarry.write.index_writer import IndexKeeper
+from logquarry.write.put_result import PutStatus, refusal
+from logquarry.write.queue_table import QueueTable, TopicTable
+from logquarry.write.waits import ReplicaWait
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_MS: Final = 1_000
+
+
+class StoreFiles:
+    """The open files of one store. If opening a file fails, the earlier files are closed.
+
+    Attributes:
+        config: the settings, in which all file sizes are set.
+        keeps_tails: whether bytes of an earlier log follow the log's end.
+        pool: buffers for puts before the commit; None if puts write directly to the files.
+        transactions: state table and redo log of dialect 3.1; None in another dialect.
+        topics: the topics in ``config/``; None for a slave, which gets its master's topics.
+        frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: Path,
+        found: StoreFound,
+        clock: Clock,
+        *,
+        was_unclean: bool,
+    ) -> None:
+        self.disk = disk
+        self.root = root
+        self.config = config = found.config
+        self.keeps_tails = found.keeps_tails
+        self.frees_room = False
+        self._recovered = found.recovered
+        with ExitStack() as opened:
+            for name in (found.log_folders.paths[0], names.CONSUME_QUEUE, names.INDEX):
+                disk.make_folders(root / name)
+            self.pool = self._open_pool(opened)
+            self.allocator = AllocateMappedFileService(
+                disk,
+                pool=self.pool,
+                warm=config.warm_mapped_file_enable,
+                fast_fail=config.fast_fail_if_no_buffer_in_store_pool,
+            )
+            log_size = config.mapped_file_size_commit_log
+            assert log_size is not None
+            self.log = open_log(
+                *(disk, root, found.log_folders, log_size),
+                allocator=self.allocator,
+                gaps=found.keeps_tails,
+            )
+            opened.callback(self.log.close)
+            self.checkpoint = CheckpointFile(disk, root / names.CHECKPOINT)
+            opened.callback(self.checkpoint.close)
+            self.queues = QueueTable(
+                disk,
+                root,
+                config,
+                found.queue_ends,
+                self.log,
+                keeps_tails=found.keeps_tails,
+            )
+            opened.callback(self.queues.close)
+            self.log.load()
+            if self.log.bases and found.keeps_tails:
+                self.log.end_at(found.log_end)
+            elif self.log.bases:
+                self.log.truncate_to(found.log_end, aside=names.quarantine(root, names.COMMIT_LOG))
+            self.durable = DurableFile(
+                *(disk, root / names.DURABLE, found.log_end, self.checkpoint.times),
+                log_start=self.log.min_offset,
+            )
+            self.durable.find_start = lambda: self.log.min_offset
+            self.checkpoint.before_write = self.durable.expect
+            opened.callback(self.durable.close)
+            self.index = self._open_index(clock)
+            if self.index is not None:
+                opened.callback(self.index.close)
+            self.transactions: StateTableKeeper | None = None
+            if config.is_3_1:
+                self.transactions = StateTableKeeper(
+                    disk, root, config, found.transactions, found.log_end
+                )
+                opened.callback(self.transactions.close)
+            self.topics = (
+                None
+                if config.broker_role == "SLAVE"
+                else TopicTable(
+                    *(disk, root, clock, self.queues.keys()),
+                    batch_topics=config.batch_topics,
+                    was_unclean=was_unclean,
+                )
+            )
+            self._opened = opened.pop_all()
+
+    def _open_pool(self, opened: ExitStack) -> TransientStorePool | None:
+        config = self.config
+        log_size = config.mapped_file_size_commit_log
+        if not config.uses_transient_pool or log_size is None:
+            return None
+        pool = TransientStorePool(config.transient_store_pool_size, log_size)
+        opened.callback(pool.close)
+        return pool
+
+    def _open_index(self, clock: Clock) -> IndexKeeper | None:
+        if not self.config.message_index_enable:
+            return None
+        shape = self.config.index_shape
+        assert shape is not None
+        return IndexKeeper(
+            *(self.disk, self.root, shape, self.checkpoint, clock),
+            sync_log=lambda: self.log.flush(0),
+            counts_keys=self.config.is_3_1,
+        )
+
+    def derived(self) -> Iterator[Flushable]:
+        """Yield the files that are made from the log: topics, queues, transactions, index."""
+        if self.topics is not None:
+            # Topics come first: a broker serves a queue only if the topic is listed.
+            yield self.topics
+        if self._recovered is not None:
+            yield self._recovered.written
+        yield from self.queues
+        if self.transactions is not None:
+            yield self.transactions
+        if self.index is not None:
+            yield self.index
+
+    def close(self) -> None:
+        """Close all files; a second call does nothing."""
+        log, queues = self.log.last, self.root / names.CONSUME_QUEUE
+        folders = [self.root / names.INDEX, *([] if log is None else [log.path.parent])]
+        if self.frees_room:
+            keys = self.queues.keys()
+            folders += [queues.joinpath(topic, str(number)) for topic, number in keys]
+        self._opened.close()
+        if self.frees_room and self.disk.health.reason is None:
+            free_room(self.disk, folders)
+
+
+class Housekeeping(Service):
+    """Once a second, restores ``abort`` and index files that another program has deleted.
+
+    If a Java broker opens the same store, it cannot take the lock. But before the broker tries the
+    lock, its recovery deletes index files; and when the broker ends, it deletes ``abort``.
+    """
+
+    def __init__(
+        self,
+        abort: AbortFile,
+        index: IndexKeeper | None,
+        sample: Callable[[], None],
+        health: Health,
+    ) -> None:
+        super().__init__("housekeeping", health, interval_ms=_WATCH_INTERVAL_MS)
+        self._abort = abort
+        self._index = index
+        self._sample = sample
+
+    def run_once(self) -> None:
+        """Sample the counts, and restore missing files."""
+        self._sample()
+        if not self._abort.exists:
+            logger.warning(
+                "%s: another program deleted it while the store was open", self._abort.path
+            )
+            try:
+                self._abort.make()
+            except StoreUnavailable as error:
+                # Restoring can fail on a full disk. The next run tries again.
+                self.health.require_writable()
+                logger.warning("it cannot be restored: %s", error)
+        if self._index is not None:
+            self._index.check()
+
+
+_ADOPT_SECONDS = 1.0
+
+
+@dataclass(eq=False, repr=False)
+class LogFeed:
+    """The log of an open store, for replication. Any thread may call the methods.
+
+    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset before which
+    all frames are whole. The store dispatches only these frames, and keeps only these frames when
+    it is opened again.
+    """
+
+    files: StoreFiles
+    writer: CommitLogWriter
+    dispatcher: Dispatcher
+    dispatching: DispatchService
+    growth: LogGrowth
+    replicas: ReplicaWait
+    flags: RunningFlags
+
+    def __post_init__(self) -> None:
+        self._log = self.files.log
+        self._adopting = threading.Lock()
+
+    # -------------------------------------------------------------------------------------- read
+    @property
+    def file_size(self) -> int:
+        """Bytes of each file of the log."""
+        return self._log.file_size
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset at which the first file begins; 0 if there are no files."""
+        return max(0, self._log.min_offset)
+
+    @property
+    def max_offset(self) -> int:
+        """Physical offset up to which bytes can be read and sent to other slaves.
+
+        In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
+        of the store may cut off unchecked bytes. A slave that already has these bytes would then be
+        ahead of its master, this store.
+        """
+        end, vouched = self._log.max_offset, self.dispatcher.limit
+        return end if vouched is None else min(end, vouched)
+
+    @property
+    def wrote_offset(self) -> int:
+        """Physical offset at which the written bytes end."""
+        return self._log.wrote_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Physical offset at which the dispatched frames end."""
+        return self.dispatcher.offset
+
+    def select(self, offset: int, most: int | None = None) -> memoryview | None:
+        """Return at most ``most`` bytes from an offset to the end of the log or of its file.
+
+        Return None if there are no such bytes. The bytes stay valid while the caller holds the
+        view.
+        """
+        return self._log.select(offset, most=most)
+
+    def sync(self) -> int:
+        """Sync the log; return the physical offset up to which the log is on the disk."""
+        return self._log.flush(0)
+
+    def follow(self, flag: Wakeable) -> None:
+        """Set a flag from now on whenever the log grows."""
+        self.growth.follow(flag)
+
+    def unfollow(self, flag: Wakeable) -> None:
+        """Stop setting a flag."""
+        self.growth.unfollow(flag)
+
+    # ------------------------------------------------------------------------------------ append
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
+        """Append bytes of another store's log, without waking any follower of the log."""
+        self.require_open()
+        self.files.disk.health.require_writable()
+        return self.writer.append_data(offset, data)
+
+    def append_and_wake(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
+        """Append bytes, and wake the dispatcher, the flush service and the followers."""
+        taken = self.append_data(offset, data)
+        if taken:
+            self.growth.wake_all()
+        return taken
+
+    def vouch(self, offset: int) -> None:
+        """State that the bytes before an offset are whole frames, and wake the dispatcher.
+
+        From then on, the store dispatches only frames before that offset, and keeps only these
+        frames when it is opened again.
+        """
+        self.dispatcher.limit = offset
+        self.growth.wake()
+
+    def keep(self, durably: bool) -> None:
+        """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
+
+        With ``durably``, also sync the saved offset, so that the offset survives a power cut.
+        ``durably`` is not needed if all frames are sound, because a recovery keeps sound frames.
+        """
+        # The log may have been synced before vouch() raised the limit of the durable offset.
+        self.note_flushed(self._log.flushed_offset)
+        if durably:
+            self.files.durable.sync()
+
+    def note_flushed(self, offset: int) -> None:
+        """Raise the durable offset after a sync of the log up to an offset."""
+        # Bytes of another store's log may end inside a frame. Dispatched bytes and vouched bytes
+        # end between two frames.
+        if self.writer.has_foreign:
+            vouched = self.dispatcher.limit
+            offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
+        self.files.durable.move(offset)
+
+    def adopt(self) -> None:
+        """Read the next queue offsets from the bytes that :meth:`append_data` appended.
+
+        If the bytes end inside a frame, raise StoreUnavailable, because no put may follow them.
+        """
+        with self._adopting:
+            if not self.writer.has_foreign:
+                return
+            end = self._log.wrote_offset
+            # A listener runs in the dispatcher's thread, so a listener cannot wait for the
+            # dispatcher.
+            waits = not self.dispatching.is_current
+            if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
+                raise refusal(
+                    PutStatus.SERVICE_NOT_AVAILABLE,
+                    f"{self.files.root}: the log ends inside a message of another store: its rest "
+                    "has to come first",
+                )
+            self.writer.adopt(end, self.files.queues.next_offsets)
+
+    def cut_unvouched(self) -> None:
+        """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
+
+        The bytes usually end inside a message, and the zeros after them may seem to complete the
+        message.
+        """
+        vouched = self.dispatcher.limit
+        if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:
+            return
+        # If the log starts above 0, the vouched offset may be below the log's start.
+        vouched = max(vouched, self._log.min_offset)
+        file = self._log.last
+        if file is not None and file.base <= vouched:
+            file.clear_from(vouched - file.base)
+        self._log.truncate_to(vouched, aside=quarantine(self.files.root, COMMIT_LOG))
+
+    def require_open(self) -> None:
+        """Raise StoreUnavailable if the store was closed."""
+        if Refusal.CLOSED in self.flags.refusals:
+            raise refusal(PutStatus.SERVICE_NOT_AVAILABLE, f"{self.files.root}: it is closed")
