@@ -199,7 +199,7 @@ def test_every_bit_of_a_small_store(part: int, shm: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(375), EACH))
+@pytest.mark.parametrize("seed", seeds(count(250), EACH))
 def test_bits_of_a_larger_store(seed: int, shm: Path, tmp_path: Path) -> None:
     rng = random.Random(seed)
     settings = lq.StoreConfig(

@@ -23,7 +23,7 @@ EACH = 60
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(960), EACH))
+@pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
     work = recorded(shm / "live", seed)
     rng = random.Random(seed)
@@ -38,7 +38,7 @@ def test_power_cuts(seed: int, shm: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(960), EACH))
+@pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None:
     """A power cut, a recovery, more puts and a second power cut, each at any moment."""
     first = recorded(shm / "live", seed)
@@ -69,7 +69,7 @@ def test_power_cuts_and_recoveries(seed: int, shm: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(960), 4 * EACH))
+@pytest.mark.parametrize("seed", seeds(count(720), 4 * EACH))
 def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> None:
     """Bytes that a dead process left only in the page cache are on the disk after a recovery."""
     rng = random.Random(seed)
@@ -104,7 +104,7 @@ def test_a_kill_and_then_a_power_cut(seed: int, shm: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.timeout(0 if IS_BY_HAND else 300)
-@pytest.mark.parametrize("seed", seeds(count(960), EACH))
+@pytest.mark.parametrize("seed", seeds(count(720), EACH))
 def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_path: Path) -> None:
     """After a power cut in a recovery, the next one gives the same result and loses no byte."""
     for number in range(4):

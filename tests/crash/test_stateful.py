@@ -28,7 +28,7 @@ from tests.crash.ladder import IS_BY_HAND, SEED, count
 from tests.crash.workload import STORE, Workload
 from tests.crash.workload import settings as settings_of
 
-EXAMPLES = 50
+EXAMPLES = 40
 STEPS = 50
 
 
