@@ -65,8 +65,8 @@ PLACES = [
     "arrow columns.record_batch",
     "arrow frames.unwrap_rows",
     "arrow frames.unwrap_rows+",
-    "arrow filters.MessageFilter.select",
-    "objects filters.MessageFilter.select+",
+    "arrow batches.MessageFilter.select",
+    "objects batches.MessageFilter.select+",
 ]
 
 
@@ -128,7 +128,6 @@ assert len(bytes(kept)) == 1 << 20 and lost_pages.lost() > 100
 def test_commands_read_again(made: Path, tmp_path: Path) -> None:
     run(
         """
-from logquarry.log import walk, places, splits
 def check(name, call):
     unhook = hook("codec.walk+")
     try:
