@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
@@ -122,16 +122,19 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _number(text: str) -> int:
-    if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) is None:
-        raise UsageError(f"takes a whole number, not {text!r}")
-    return int(text)
+def whole_number(text: str, least: int | None = None, most: int | None = None) -> int:
+    """Parse a whole number from `least` to `most`; None for no bound."""
+    found = int(text) if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) else None
+    if found is None or (least is not None and found < least):
+        bound = "" if least is None else f" >= {least}"
+        raise UsageError(f"takes a whole number{bound}, not {text!r}")
+    if most is not None and found > most:
+        raise UsageError(f"takes at most {most}, not {text}")
+    return found
 
 
 def _positive(text: str) -> int:
-    if (found := _number(text)) < 1:
-        raise UsageError(f"takes a number >= 1, not {text!r}")
-    return found
+    return whole_number(text, 1)
 
 
 def _pattern(text: str) -> str:
@@ -142,16 +145,20 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise UsageError(f"takes {' or '.join(words)}, not {text!r}")
-        return text.lower()
+def one_of(*words: T) -> Callable[[str], T]:
+    """Make a parser that accepts `words` in upper or lower case."""
+    known = {str(word).lower(): word for word in words}
+
+    def parse(text: str) -> T:
+        if text.lower() not in known:
+            raise UsageError(f"takes {' or '.join(map(str, words))}, not {text!r}")
+        return known[text.lower()]
 
     return parse
 
 
-def _config(text: str) -> StoreConfig:
+def store_config(text: str) -> StoreConfig:
+    """Parse the settings of a store: a JSON object, or the path of a file."""
     if text.startswith("{"):
         return StoreConfig.from_mapping(_json_object(text))
     return StoreConfig.from_file(text)
@@ -192,7 +199,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _queue_ids(text: str) -> frozenset[int]:
-    return frozenset(_number(word) for word in _some(_words(text), text))
+    return frozenset(whole_number(word) for word in _some(_words(text), text))
 
 
 def _keys(text: str) -> frozenset[str]:
@@ -271,7 +278,7 @@ def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, d
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
-            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else _number(text))
+            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else whole_number(text))
             return OffsetLimit(default=_limit(value, is_start=is_start)), {}
         document = _json_object(text)
         if document and all(isinstance(value, dict) for value in document.values()):
@@ -302,7 +309,7 @@ def _by_queue(text: str) -> dict[Queue, int]:
         if not isinstance(queues, dict):
             raise UsageError(f"takes JSON topic -> queue -> offset, not {queues!r} for a topic")
         for queue, offset in queues.items():
-            found[topic, _number(queue)] = _offset(offset)
+            found[topic, whole_number(queue)] = _offset(offset)
     return found
 
 
@@ -447,7 +454,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         batch_bytes=given.parsed("batchSize", byte_count) or DEFAULT_BATCH_BYTES,
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean) is not False,
         decompress=given.parsed("decompress", _boolean) or False,
-        config=given.parsed("config", _config) or StoreConfig(),
+        config=given.parsed("config", store_config) or StoreConfig(),
         storage_options=given.parsed("storageOptions", _json_object),
         remarks=tuple(given.remarks(is_batch_read=not is_stream)),
     )
@@ -463,16 +470,15 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
 
 
 def _with_table(options: ReadOptions, given: Given) -> ReadOptions:
-    word = given.parsed("schema", _one_of("native", "kafka"))
+    table: Schema = given.parsed("schema", one_of(*get_args(Schema))) or "native"
     headers = given.parsed("includeHeaders", _boolean) or False
-    table: Schema = "kafka" if word == "kafka" else "native"
     options = replace(options, schema=table, include_headers=headers)
     columns = given.parsed("columns", lambda text: options.check_names(_some(_words(text), text)))
     return replace(options, columns=columns)
 
 
 def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
-    word = given.parsed("onDamage", _one_of("fail", "skip", "quarantine"))
+    word = given.parsed("onDamage", one_of("fail", "skip", "quarantine"))
     path = given.text("quarantinePath")
     if word != "quarantine":
         if path is not None:

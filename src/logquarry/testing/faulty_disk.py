@@ -122,20 +122,18 @@ class FaultyDisk(Disk):
     files in the folder. The disk detects a change by another program only at the next open of the
     changed name.
 
-    Args:
-        observe: called with the name of each disk call before the call; may call :meth:`state`.
-
     Attributes:
+        observe: called with the name of each disk call before the call; may call :meth:`state`.
         faults: the faults, and the number of calls.
         sites: places in the code that called a sync, with the number of calls.
         ignored: places in the code whose syncs have no effect.
     """
 
-    def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__()
         self.root = root.absolute()
         self.faults = disk_state.Faults()
-        self.observe = observe
+        self.observe: Callable[[str], None] | None = None
         self.sites: dict[str, int] = {}
         self.ignored: set[str] = set()
         self._lock = threading.RLock()

@@ -178,11 +178,10 @@ def frames(
 
 
 @st.composite
-def plain_frames(draw: st.DrawFn, *, max_body: int = 64) -> Frame:
+def plain_frames(draw: st.DrawFn) -> Frame:
     """Frames that a 4.9.3 broker with IPv4 hosts writes for common clients."""
     item = draw(
         frames(
-            max_body=max_body,
             magics=(MAGIC_V1,),
             topic=st.sampled_from([b"orders", b"payments", "主题-ü".encode()]),
             property_string=properties_maps().map(lambda pairs: props.encode(pairs).encode()),
@@ -277,20 +276,12 @@ def logs(
     *,
     items: st.SearchStrategy[Frame] | None = None,
     min_frames: int = 0,
-    max_frames: int = 8,
-    start: int | None = None,
 ) -> Log:
-    """Whole logs: files that end with blanks, and a last file that is not full.
-
-    ``start`` is the physical offset of the first file (default: 0 or a multiple of ``file_size``).
-    """
-    found = draw(
-        st.lists(frames() if items is None else items, min_size=min_frames, max_size=max_frames)
-    )
+    """Whole logs: files that end with blanks, and a last file that is not full."""
+    found = draw(st.lists(frames() if items is None else items, min_size=min_frames, max_size=8))
     largest = max((item.size for item in found), default=frame.FIXED_SIZE_V1)
     file_size = largest + BLANK.size + draw(st.integers(0, 3 * largest))
-    if start is None:
-        start = draw(st.sampled_from([0, 0, 1, 3, 1 << 20])) * file_size
+    start = draw(st.sampled_from([0, 0, 1, 3, 1 << 20])) * file_size
     stale = frame.encode(found[0]) if found else b"\xa5"
     fill = draw(st.sampled_from([b"\0", b"\xff", stale]))
     return place(found, file_size=file_size, start=start, fill=fill)
