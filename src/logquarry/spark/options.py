@@ -1,6 +1,4 @@
-"""The options of a read (batch or stream): their names, also those of Spark's Kafka source and of
-Spark, and the parser from text into `ReadOptions`.
-"""
+"""The options of a read (batch or stream), and the parser that returns `ReadOptions`."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ _READS: Final = {n.lower(): n for n in (*_OURS, "subscribe", "subscribePattern",
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
-"""Options that Spark itself adds, for example if the user names a table in SQL."""
+"""Options that Spark adds, for example when a query names a table in SQL."""
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
@@ -75,7 +73,7 @@ class Given:
             return None
         try:
             return parse(text.strip())
-        except ValueError as error:  # also a UsageError
+        except ValueError as error:  # a UsageError is a ValueError
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
@@ -181,7 +179,7 @@ def _words(text: str, separator: str = ",") -> list[str]:
         try:
             found = json.loads(text)
         except ValueError:
-            # The text is no JSON: perhaps a name that begins with a bracket.
+            # The text is not JSON: a name can begin with a bracket.
             found = None
         for word in found if isinstance(found, list) else ():
             if type(word) not in (str, int):
@@ -221,7 +219,7 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the locations. PySpark turns load([a, b]) into JSON in the option `paths`."""
+    """Return the stores' locations. PySpark passes load([a, b]) as JSON, as option `paths`."""
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
     found = tuple(path for path in (*(several or ()), one) if path)
@@ -256,7 +254,7 @@ class OffsetLimit:
 
 
 def _offset(value: Any) -> int:
-    """Parse an offset >= 0 or its name. As in Kafka, -2 is "earliest" and -1 is "latest"."""
+    """Parse an offset >= 0, "earliest" (as in Kafka also -2) or "latest" (-1)."""
     if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
         return _NAMED_OFFSETS[value.lower()]
     if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
@@ -265,7 +263,7 @@ def _offset(value: Any) -> int:
 
 
 def _limit(value: int, *, is_start: bool) -> int | None:
-    """Return an offset's limit: None for no limit, LONG_MAX for a start after all messages."""
+    """Return an offset's limit: None for no limit, LONG_MAX to start after all messages."""
     if value == _EARLIEST:
         return None if is_start else 0
     if value == _LATEST:

@@ -63,7 +63,7 @@ _MOST_BROKERS: Final = 1 << 12
 class WriteOptions:
     """Target and settings of a write.
 
-    `app` is txnAppId; `version` is txnVersion, which grows with each load of the application.
+    `app` is txnAppId; `version` is txnVersion, the number of the load.
     """
 
     plan: LoadPlan
@@ -274,7 +274,7 @@ def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessag
     try:
         discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
     except StoreError as error:
-        # Remaining staged files take space, but no later commit loads staged files of this attempt.
+        # The remaining staged files take space, but no later commit loads them.
         logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
@@ -294,7 +294,7 @@ def load(
     config: StoreConfig | None = None,
     progress: Progress | None = None,
 ) -> LoadSummary:
-    """Write a DataFrame into stores exactly once, by two Spark jobs.
+    """Write a DataFrame into stores exactly once, with two Spark jobs.
 
     ``df.write.format("rocketmq")`` with the same options has the same effect.
 

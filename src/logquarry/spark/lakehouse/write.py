@@ -54,7 +54,7 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task; `dead_messages` counts bodies that are new to the dead letters."""
+    """The result of one task; `dead_messages` counts the new dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
@@ -112,7 +112,7 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # A later attempt of the task uses other file names, so remove this attempt's files.
+            # Remove the files, because a later attempt of the task uses other file names.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -235,7 +235,7 @@ def _words(run: str, task: ReadTask) -> str:
 def _remove_run(folder: OutputFolder, run: str) -> None:
     """Remove the files of a run, but not those of a table in a subfolder.
 
-    Earlier versions accepted dead letters there, and the run may have committed them.
+    In earlier versions, the table of dead letters could be in a subfolder.
     """
     paths = list(folder.files())
     nested = tuple(table_folders(paths))
@@ -279,7 +279,7 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Without a sync before the commit, a power cut could remove a file that the table lists.
+    # Sync before the commit: otherwise a power cut could remove a file that the table lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -303,7 +303,7 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column is all null, or has no statistics.
+                # All values of the column are null, or the file has no statistics.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw
@@ -321,7 +321,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 class Run:
     """A running export, which locks its destination on a local disk.
 
-    The first of the tables is the table of the messages.
+    `tables` begins with the table of the messages.
     """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
@@ -372,13 +372,13 @@ class Run:
         self.name = ""
 
     def give_up(self) -> None:
-        """Remove the files of a commit that was not made and cannot be made later."""
+        """Remove the files of a commit that has failed and cannot succeed later."""
         if self.name:
             self._clear_run(self.name, self._read(self.name), may_be_on_its_way=False)
             self.name = ""
 
     def leave(self) -> None:
-        """Keep note and files; the next run finds out whether the commit was made."""
+        """Keep note and files; the next run finds out whether the commit succeeded."""
         self.name = ""
 
     def _clear(self) -> None:
@@ -396,21 +396,21 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note. The crashed run's files then stay.
+            # A power cut can leave an empty note: the files of the crashed run then stay.
             document = None
         return document if isinstance(document, dict) else {}
 
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a note is of a run of this table: otherwise its files are not ours."""
+        """Return whether a run of this table wrote the note; other runs' files must stay."""
         table = self._tables[0]
         name, table_id = document.get("table"), document.get("id")
         if name is None:
-            # An earlier version wrote the note, without a name.
+            # A note without a name is from an earlier version.
             return not table.has_neighbours()
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Before the commit no table has the files. During the commit, only the id is certain:
-        # another catalog can have a table of the same name.
+        # Before the commit, no table has the files, so the name is enough. During the commit, only
+        # the id is enough: another catalog can have a table of the same name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
 
     def _clear_run(
@@ -430,7 +430,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit was made; if not, make sure that it can never be made."""
+    """Return whether the commit succeeded; if not, make sure that the commit can never succeed."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None
