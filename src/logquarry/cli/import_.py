@@ -49,10 +49,10 @@ def import_(
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
-    SRC is a file, a folder or a glob. import makes STORE if it does not exist. It checks all rows
-    before it puts the first message, and puts them in the order of SRC. Queue offsets continue
-    those of STORE. If an import ends early, it says how many messages are in the store, and which
-    --skip puts only the others.
+    SRC is a file, a folder or a glob. import makes STORE if it does not exist. The command checks
+    all rows before it puts the first message, and puts the messages in the order of SRC. If a queue
+    exists in STORE, its queue offsets continue. If an import ends early, the command prints the
+    number of imported messages, and the --skip for the next import.
 
     Exit code 1 if a row is not a valid message; then import puts nothing.
 

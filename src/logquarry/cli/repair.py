@@ -61,15 +61,15 @@ def recover(
     config: str | None,
     out: Output,
 ) -> None:
-    """Show the repairs that a store needs after a crash, or do them.
+    """Show or make the repairs that a store needs after a crash.
 
-    Without --apply, recover prints the steps and changes nothing. It never deletes a file of the
-    store: it moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process may
-    have the store open.
+    Without --apply, recover prints the steps and changes nothing. recover never deletes a file of
+    the store, but moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process
+    may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
-    --apply is missing; 4 if a process has the store open, if the recovery cannot be done, or if it
-    would lose messages and --accept-loss is missing.
+    --apply is missing; 4 if a process has the store open, if the recovery is impossible, or if the
+    recovery would lose messages and --accept-loss is missing.
 
     Example: logquarry recover /data/store --apply
     """
@@ -193,9 +193,9 @@ def rebuild(
 ) -> None:
     """Rebuild consume queues and index from the log.
 
-    Without --into and --apply, rebuild only prints what it would do. With --into a broker may have
-    the store open; rebuild then uses the log as it is at the start. With --in-place no process may
-    have the store open. Several stores need --spark-master.
+    Without --into and --apply, rebuild only prints its plan. With --into a broker may have the
+    store open; rebuild then uses the log as it is at the start. With --in-place no process may have
+    the store open. Several stores need --spark-master.
 
     Example: logquarry rebuild /data/store --in-place --apply
     """

@@ -43,7 +43,8 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes host names with IDNA. An impossible name raises UnicodeError.
+        # The resolver encodes host names with IDNA. For an impossible name, the encoder raises
+        # UnicodeError.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -209,11 +210,11 @@ def replicate(
 ) -> None:
     """Follow a master's log into a store, until Ctrl-C.
 
-    The master is a RocketMQ 4.9 broker or logquarry serve-master. The files of its log must have
-    the same size as the log files of STORE: if that is not 1 GiB, pass mappedFileSizeCommitLog with
-    --config. After Ctrl-C, a broker or logquarry can open STORE for writing.
+    The master is a RocketMQ 4.9 broker or logquarry serve-master. The log files of master and STORE
+    must have the same size: if the size is not 1 GiB, pass mappedFileSizeCommitLog with --config.
+    After Ctrl-C, a broker or logquarry can open STORE for writing.
 
-    Exit code 4 if STORE is ahead of its master or has other bytes, or if a process has it open.
+    Exit code 4 if STORE is ahead of its master, has other bytes, or is open in another process.
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
@@ -372,7 +373,8 @@ def serve_master(
     """Send a store's log to slaves, until Ctrl-C.
 
     A slave is a RocketMQ 4.9 broker or logquarry replicate. The command opens STORE for writing, so
-    no other process may do so. It prints one line for each address that it serves.
+    no other process may have STORE open. The command prints one line for each address that it
+    serves.
 
     Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
