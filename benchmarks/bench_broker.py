@@ -59,7 +59,7 @@ def standstills() -> Iterator[None]:
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            # Wait for the start of the process, which takes processor time: then it closes stderr.
+            # Wait until the process closes stderr, because its start takes processor time.
             assert process.stderr is not None
             process.stderr.read()
             yield

@@ -8,10 +8,10 @@ A round makes a new table. The time of a round includes the commit. The processo
 for all processes of the export: driver, JVM and Python workers. An S3 server on this machine has
 its own processes, which are not counted.
 
-With ``--kills N``, the benchmark exports in small commits. N times, it kills all processes of the
-export after one to four commits and a random delay of up to a second, and starts the export again.
-After the last export, which is not killed, the benchmark counts the rows and the distinct messages
-of the table.
+With ``--kills N``, the benchmark exports in small commits. N times, the benchmark kills all
+processes of the export after one to four commits and a random delay of up to a second, and starts
+the export again. After the last export, which is not killed, the benchmark counts the rows and the
+distinct messages of the table.
 """
 
 from __future__ import annotations

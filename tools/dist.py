@@ -2,8 +2,8 @@
 
 `dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine
 can compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`.
-Each artifact is built twice; the two builds must have equal bytes. Both wheels are installed into
-new environments outside of the source tree, and run there.
+Each artifact is built twice; the two builds must have equal bytes. `make dist` installs and runs
+both wheels in new environments outside of the source tree.
 """
 
 from __future__ import annotations

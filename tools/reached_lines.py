@@ -6,9 +6,8 @@ REACHED_LINES_CHOICE=FILE, only the tests in the file's list run, in the order o
 
 The plugin records only lines inside functions of src/logquarry, in all threads of the test's
 process, but not in child processes. To save time, the recording of a function ends for the rest of
-a test when a few calls in a row have reached no new line. So the record may lack a line that only
-the hundredth call reaches; the record therefore also has the functions that a test enters. Compiled
-kernels have no
+a test when a few calls in a row have reached no new line. The record may lack a line that only the
+hundredth call reaches, and so also has the functions that a test enters. Compiled kernels have no
 lines: for kernels, the plugin records the functions that Python calls.
 """
 

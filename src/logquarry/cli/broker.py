@@ -180,7 +180,7 @@ async def _serve(
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
         # Requests leave no reference cycles, and frequent collections take a third of the time of a
-        # send. Collect before the first line of output: a client may start when it reads this line.
+        # send. Collect before the first line of output, which tells clients to start.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -192,7 +192,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # Flush now: a script may wait for these lines.
+        # Flush now: a script may wait for the printed lines.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)

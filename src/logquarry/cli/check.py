@@ -124,10 +124,10 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
 def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None:
     """Compare two stores, and show where they diverge.
 
-    A and B are for example the stores of a master and its slave. diff compares the logs byte by
-    byte in the range of physical offsets that both logs have, then the queues. If one log only
-    begins later or ends earlier than the other log, the stores have not diverged. Brokers may have
-    both stores open.
+    A and B are for example the stores of a master and a slave. diff compares the logs byte by byte
+    in the range of physical offsets that both logs have, then the queues. If one log only begins
+    later or ends earlier than the other log, the stores have not diverged. Brokers may have both
+    stores open.
 
     Exit code 1 if the stores have diverged, if their logs have no range in common, if a store lacks
     its last log files, or if queues in RocksDB cannot be read; 0 if the stores are equal, or one

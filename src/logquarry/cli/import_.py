@@ -49,7 +49,7 @@ def import_(
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
-    SRC is a file, a folder or a glob. import makes STORE if it does not exist. The command checks
+    SRC is a file, a folder or a glob. If STORE does not exist, the command creates STORE. It checks
     all rows before it puts the first message, and puts the messages in the order of SRC. If a queue
     exists in STORE, its queue offsets continue. If an import ends early, the command prints the
     number of imported messages, and the --skip for the next import.

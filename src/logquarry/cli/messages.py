@@ -105,7 +105,7 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # Clients show the UNIQ_KEY as the message id. Both kinds of id have the same length.
+        # Clients show the UNIQ_KEY, which has the same length, as the message id.
         raise MessageNotFound(
             f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error

@@ -192,8 +192,8 @@ class Output:
 
         Args:
             in_bytes: whether the bar counts bytes, not items.
-            beside_data: whether the command prints data meanwhile. Then there is no bar if stdout
-                is a terminal.
+            beside_data: whether the command prints data during the block; if stdout is a terminal,
+                there is then no bar.
         """
         is_hidden = self.quiet or not sys.stderr.isatty()
         if is_hidden or (beside_data and sys.stdout.isatty()):

@@ -419,7 +419,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # Flush now: a script may wait for these lines.
+        # Flush now: a script may wait for the printed lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

@@ -1,4 +1,4 @@
-"""Runs commands on Spark: sessions, and one-line errors for Spark's failures."""
+"""Runs commands on Spark: makes sessions, and turns Spark's failures into one-line errors."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
 
 
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
-    # Start Spark in a second thread: in the main thread, Ctrl-C would not work meanwhile, and
-    # PySpark would install a handler for Ctrl-C that can call the JVM at any moment.
+    # Start Spark in a second thread: in the main thread, Ctrl-C would not work during the start,
+    # and PySpark would install a handler for Ctrl-C that can call the JVM at any moment.
     made: list[SparkSession] = []
     failed: list[BaseException] = []
 

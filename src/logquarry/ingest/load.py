@@ -1,7 +1,7 @@
 """Commits the staged rows of many tasks to one or several stores: all rows exactly once, or none.
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
-several stores, a crash can leave the load in some of the stores. So before the first append, a
+several stores, a crash can leave the load in some of the stores. Before the first append, a
 document (the decision) records the load's segments. After a crash, the next load into the same path
 completes the decided load, and drops the segments of a second attempt.
 

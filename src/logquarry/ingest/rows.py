@@ -223,7 +223,7 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
     # An export with --decompress decompresses bodies, but keeps SYSFLAG's bit for compressed
-    # bodies. So without a CRC, check that each body with this bit decompresses.
+    # bodies. If the CRC is missing, check that each body with the bit decompresses.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)

@@ -338,7 +338,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        # This method skips the rows in `odd`; the caller encodes them.
+        # Skip the rows in `odd`, which the caller encodes.
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)

@@ -1,6 +1,6 @@
 """Exports stores to Parquet, and counts their messages; on Spark, or in this process.
 
-A file's name depends only on the store and the offsets of its messages. So a repeated export
+A file's name depends only on the store and the offsets of its messages. A repeated export therefore
 replaces files and never duplicates rows. :mod:`logquarry.spark.output` commits the files.
 """
 

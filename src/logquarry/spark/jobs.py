@@ -102,7 +102,7 @@ def run_tasks(
             except BaseException as error:
                 outcome.set_exception(error)
 
-        # The job runs in a second thread, so that this thread can report progress and be
+        # The job runs in a second thread, so that the first thread can report progress and be
         # interrupted.
         InheritableThread(target=run, daemon=True).start()
         reported = -1

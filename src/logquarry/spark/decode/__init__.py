@@ -31,7 +31,7 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies. A `schema` of None means: infer it from JSON bodies. Picklable."""
+    """How to decode bodies. If `schema` is None, infer the schema from JSON bodies. Picklable."""
 
     kind: str
     schema: bytes | None = None

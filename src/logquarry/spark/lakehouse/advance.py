@@ -48,7 +48,7 @@ that a restart does not read these bytes again.
 """
 
 Work = Callable[[int, ReadTask], TableResult]
-"""The work of a task, called with the task's number and the task."""
+"""Does the work of a task; called with the task's number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 """Runs tasks and returns their results in the order of the tasks."""
 
@@ -94,7 +94,7 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """Totals of all steps; `is_stopped` after damage has ended the export (on_damage="stop")."""
+    """Totals of all steps; `is_stopped`: whether damage has ended the export (on_damage="stop")."""
 
     summary: Summary = field(default_factory=Summary)
     files: int = 0

@@ -81,7 +81,7 @@ class Iceberg:
             raise missing_extra("pyiceberg") from None
         self._dest = dest
         self._folder = folder
-        # Do not use `folder` here: only the catalog may know the folder, and can be down.
+        # `__init__` must not call the catalog, which can be down, to find the folder of the table.
         self._place = (folder or dest).location
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):

@@ -51,7 +51,7 @@ def identity(
 
 
 def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str | None) -> str:
-    """Return the text of a table's document.
+    """Return the text of a table's document, which describes the table's export.
 
     Args:
         own: the result of :func:`identity`.
@@ -100,7 +100,8 @@ def check_letters(
 ) -> None:
     """Raise UsageError if the dead letters `letters`, with the document `text`, are not of `table`.
 
-    Otherwise the export would skip dead letters up to the marks of the other table.
+    With dead letters of another table, the export would skip messages up to the marks of that
+    table.
 
     Args:
         table: the table of the messages.

@@ -7,10 +7,10 @@ export) and the task's attempt. During a commit, the run has a note::
 
 A run writes the note before the first file of a commit, and removes the note after the commit. If a
 run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
-has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
-the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
-first makes an empty commit, after which the catalog rejects the earlier commit. Several Iceberg
-tables can share a destination, so a run cleans up only after runs of its own table.
+has reached the note's marks, the table owns the crashed run's files; otherwise the new run removes
+the files. A catalog may still carry out a commit of the crashed run, so the new run first makes an
+empty commit: the catalog then rejects the earlier commit. Several Iceberg tables can share a
+destination, so a run cleans up only after runs of its own table.
 
 An object store has no locks, so a crashed run's files stay (see ``vacuum``,
 ``remove_orphan_files``).
@@ -134,7 +134,7 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = schema.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # Both tables, of messages and of dead letters, have a column topic.
+            # The table of messages and the table of dead letters have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
@@ -233,7 +233,7 @@ def _words(run: str, task: ReadTask) -> str:
 
 
 def _remove_run(folder: OutputFolder, run: str) -> None:
-    """Remove the files of a run, but not those of a table in a subfolder.
+    """Remove the files of a run, but no files of a table in a subfolder.
 
     In earlier versions, the table of dead letters could be in a subfolder.
     """
