@@ -73,7 +73,7 @@ _GARBAGE: Final = 100_000
     type=click.IntRange(1, 1_024),
     default=8,
     show_default=True,
-    help="Largest number of queues of a topic that a send creates.",
+    help="Maximum number of queues of a topic that a send creates.",
 )
 @click.option(
     "--broker-name",

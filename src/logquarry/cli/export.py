@@ -226,7 +226,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
 @click.option(
     "--partition-by",
     metavar="topic,day",
-    help="Parquet and tables: partition by these of broker, topic, queue_id, day (of the store "
+    help="Parquet and tables: partition by any of broker, topic, queue_id and day (of the store "
     "time, UTC).  [default: no partitions]",
 )
 @click.option(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-times",
     is_flag=True,
-    help="Keep the store times; a time earlier than that of the message before is raised to it.  "
+    help="Keep the store times, but raise each time to at least the time of the previous message.  "
     "[default: the time of the import]",
 )
 @click.option(
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Do not put the first N messages: an import that ended early has put them.",
+    help="Skip the first N messages, which an interrupted import has already put.",
 )
 @options.as_json
 @options.config

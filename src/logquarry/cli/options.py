@@ -69,8 +69,8 @@ on_damage = click.option(
     "--on-damage",
     type=click.Choice(["stop", "skip", "fail"]),
     callback=lambda ctx, parameter, value: value or "default",
-    help="At damage: stop reading, skip it and report it, or fail.  [default: a torn tail ends the "
-    "log, other damage fails]",
+    help="At damage: stop reading, skip and report the damage, or fail.  [default: a torn tail "
+    "ends the log, other damage fails]",
 )
 decompress = click.option(
     "--decompress", is_flag=True, help="Decompress bodies.  [default: bodies as stored]"
@@ -87,7 +87,8 @@ _FILTERS = (
     click.option(
         "--queue-offset",
         metavar="A:B",
-        help="Only queue offsets from A to B, without B. A or B may be empty; A alone is one.",
+        help="Only queue offsets from A to B, without B. A or B may be empty; A alone "
+        "selects one message.",
     ),
     click.option(
         "--key",

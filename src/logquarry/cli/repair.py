@@ -40,7 +40,9 @@ _NAMES: Final = {
     "at the first bad message.",
 )
 @click.option(
-    "--apply", is_flag=True, help="Do the steps.  [default: print them, and change nothing]"
+    "--apply",
+    is_flag=True,
+    help="Make the repairs.  [default: print the steps, and change nothing]",
 )
 @click.option(
     "--accept-loss",
@@ -165,7 +167,7 @@ def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
 @click.option(
     "--apply",
     is_flag=True,
-    help="With --in-place: do it.  [default: print what would be done, and change nothing]",
+    help="With --in-place: replace the files.  [default: print the plan, and change nothing]",
 )
 @click.option("--queues", is_flag=True, help="Only the consume queues.  [default: both]")
 @click.option("--index", is_flag=True, help="Only the index.  [default: both]")

@@ -91,7 +91,9 @@ def server_tls_options(clients: str) -> Callable[[Any], Any]:
                 help="Serve TLS with this certificate (PEM).  [default: no TLS]",
             ),
             click.option(
-                "--tls-key", metavar="FILE", help="Its key (PEM).  [default: in --tls-cert]"
+                "--tls-key",
+                metavar="FILE",
+                help="The certificate's key (PEM).  [default: in --tls-cert]",
             ),
             click.option(
                 "--tls-ca",
@@ -149,7 +151,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "folder",
     metavar="STORE",
     required=True,
-    help="The slave's store. replicate makes it if it does not exist.",
+    help="The slave's store; replicate creates a missing store.",
 )
 @click.option(
     "--from",
@@ -163,7 +165,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "--sync-config",
     metavar="HOST:PORT",
     help="Also copy the master's config/ (topics, groups, consumer offsets, delay progress) from "
-    "its broker at this address: at the start, every 10 s, and with --once at the end.",
+    "the broker at this address: at the start, every 10 s, and with --once at the end.",
 )
 @click.option("--once", is_flag=True, help="End when the store has all of the master's log.")
 @click.option(
@@ -176,7 +178,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
 )
 @click.option("--no-crc", is_flag=True, help="Accept messages with a wrong body CRC.")
 @click.option(
-    "--tls", is_flag=True, help="Connect with TLS. Only a master of logquarry supports it."
+    "--tls", is_flag=True, help="Connect with TLS, which only a master of logquarry supports."
 )
 @click.option(
     "--tls-ca",
@@ -184,7 +186,9 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     help="Certificate authority of the master (PEM).  [default: the system's authorities]",
 )
 @click.option("--tls-cert", metavar="FILE", help="This slave's certificate (PEM).")
-@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
+@click.option(
+    "--tls-key", metavar="FILE", help="The certificate's key (PEM).  [default: in --tls-cert]"
+)
 @click.option(
     "--tls-name",
     metavar="NAME",

@@ -28,7 +28,7 @@ def session(master: str) -> Iterator[SparkSession]:
     """Yield a Spark session; stop the session at the end, unless Spark ran before."""
     if find_spec("pyspark") is None:
         raise SparkTrouble(
-            "this needs PySpark, which is not installed: pip install 'logquarry[spark]'"
+            "the command needs PySpark, which is not installed: pip install 'logquarry[spark]'"
         )
     from pyspark import SparkContext
 
