@@ -127,7 +127,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path in the user's spelling; raise UsageError for a URL."""
+        """Return the path as the user wrote it; raise UsageError for a URL."""
         from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)

@@ -90,7 +90,7 @@ def _class_of(module: str, name: str) -> Any:
 
 
 class _Absent:
-    """Base of the empty classes for classes that the installed PySpark lacks."""
+    """Base of the empty classes that replace missing classes of PySpark."""
 
 
 if not TYPE_CHECKING:

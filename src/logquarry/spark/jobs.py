@@ -188,8 +188,8 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    # A class can need more arguments than a text; then use the nearest base class that needs only a
-    # text.
+    # If the class of the exception needs more than a text, use the nearest base class that does
+    # not.
     for base in kind.__mro__:
         with suppress(TypeError):
             found = base(text)

@@ -390,7 +390,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        # A queue has each of its messages in the log once, in order, and no other message.
+        # A queue must have exactly its messages of the log, each message once, in order.
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")

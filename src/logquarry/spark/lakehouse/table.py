@@ -55,7 +55,8 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
 
     Args:
         own: the result of :func:`identity`.
-        start: start conditions of the first export, except offsets, also used by later exports.
+        start: start conditions of the first export, without offsets; later exports use the same
+            conditions.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}

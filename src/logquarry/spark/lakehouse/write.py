@@ -67,7 +67,7 @@ class TableWriter:
     """Writes the files of a task. Picklable.
 
     Attributes:
-        run: name of the run: letters and digits.
+        run: name of the run, of letters and digits.
         decoder: makes the column ``value``; None without decoding.
         dead_from: by broker, the physical offset up to which the dead letters are complete.
     """
@@ -409,8 +409,8 @@ class Run:
             return not table.has_neighbours()
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Before the commit, no table has the files, so the name is enough. During the commit, only
-        # the id is enough: another catalog can have a table of the same name.
+        # Before the commit, no table has the files, so the name is enough. During the commit, the
+        # name is not enough: another catalog can have a table of the same name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
 
     def _clear_run(
