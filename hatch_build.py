@@ -75,7 +75,7 @@ def digest() -> str:
 
 
 def is_stale() -> bool:
-    """Return whether compiled modules are in use that were made from other sources."""
+    """Return whether Python uses compiled modules of other sources."""
     if RULES["is_switched_off"]():
         return False
     return any(extension(name).exists() for name in COMPILED) and not _is_current()
@@ -90,7 +90,7 @@ def compile_modules() -> str | None:
     """Compile all modules in place, unless they are current.
 
     Returns:
-        None, or the reason why the package stays uncompiled. Then no compiled file is left.
+        None, or the reason why the package stays uncompiled; then no compiled file exists.
     """
     if _is_current():
         return None

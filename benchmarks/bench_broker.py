@@ -1,11 +1,12 @@
-"""Sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
+"""Measure sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT]
+[RATE]``.
 
 The broker is ``logquarry broker`` with its default settings, in a separate process. The result
-counts the processor time of all threads of the broker, not of the client. With RATE the clients
-send that many messages in a second, and the result has the times of single sends.
+counts the processor time of all threads of the broker, not of the client. With RATE, the clients
+send RATE messages a second, and the result has the times of single sends.
 
-A process that only sleeps measures how long this machine did not run programs: the host of a
-virtual machine can stop the machine for 100 ms.
+The host of a virtual machine can stop the machine for 100 ms; a second process measures such
+pauses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from logquarry.protocol.remoting_codes import RequestCode
 BODY: Final = bytes(256)
 CLIENTS: Final = 4
 WINDOW: Final = 256
-"""Sends of a client that have no answer yet."""
+"""Maximum number of sends of a client without an answer."""
 PROPERTIES: Final = "KEYS\x01k1\x02UNIQ_KEY\x017F000001ABCD\x02WAIT\x01true\x02TAGS\x01a"
 FIELDS: Final = {
     **{"a": "producers", "b": "load", "c": "TBW102", "d": "4", "e": "0", "f": "0"},
@@ -54,11 +55,11 @@ print(f"standstills over 20 ms: {late or 'none'}", flush=True)
 
 @contextmanager
 def standstills() -> Iterator[None]:
-    """Print how long this machine stood still meanwhile, in milliseconds."""
+    """Print how long this machine stood still during the block, in milliseconds."""
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            # The start of the process takes processor time. Then the process closes stderr.
+            # Wait until the process closes stderr, because its start takes processor time.
             assert process.stderr is not None
             process.stderr.read()
             yield
@@ -68,7 +69,7 @@ def standstills() -> Iterator[None]:
 
 @contextmanager
 def serving() -> Iterator[tuple[str, int]]:
-    """Run ``logquarry broker``; yield its address and its process id."""
+    """Run ``logquarry broker``; yield the broker's address and process id."""
     command = [sys.executable, "-m", "logquarry", "broker"]
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -80,7 +81,7 @@ def serving() -> Iterator[tuple[str, int]]:
     ):
         try:
             assert process.stdout is not None
-            # serving STORE at HOST:PORT, name server HOST:PORT
+            # The line is "serving STORE at HOST:PORT, name server HOST:PORT".
             line = process.stdout.readline()
             yield line.partition(" at ")[2].partition(",")[0], process.pid
         finally:

@@ -1,9 +1,10 @@
-"""Idle consumers of a broker: ``python -m benchmarks.bench_idle [CONSUMERS] [SECONDS]``.
+"""Measure the cost of idle consumers for a broker: ``python -m benchmarks.bench_idle [CONSUMERS]
+[SECONDS]``.
 
 Each consumer has a connection, one of 100 groups, and a pull that the broker holds for 15 seconds,
 as RocketMQ's clients do. The result is the processor time of the broker's process, and its memory
-before and after the consumers connected. ``rss`` includes pages of libraries that other processes
-share, ``uss`` does not.
+before and after the consumers connected. Only ``rss`` includes the pages of libraries that other
+processes share, not ``uss``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MIB: Final = 1 << 20
 
 
 class Consumer(asyncio.Protocol):
-    """One consumer: sends a heartbeat, then one pull after the other."""
+    """A consumer that sends a heartbeat, then one pull after the other."""
 
     def __init__(self, number: int) -> None:
         self._number = number

@@ -1,16 +1,17 @@
-"""Measure an export of a store to an Iceberg or Delta table, also on S3, and kill it on request.
+"""Measure exports of a store to Iceberg or Delta tables, also on S3; on request, kill exports.
 
     python -m benchmarks.bench_lakehouse --store DIR --to /tmp/tables --kind iceberg --rounds 3
     python -m benchmarks.bench_lakehouse --store DIR --to s3://bucket/tables --s3 127.0.0.1:7070 \\
         --kills 3
 
-A round makes a new table. The time of a round includes the commit. The processor time is that of
-all processes of the export: driver, JVM and Python workers. An S3 server on this machine has its
-own processes, which are not counted.
+A round makes a new table. The time of a round includes the commit. The processor time is the sum
+for all processes of the export: driver, JVM and Python workers. An S3 server on this machine has
+its own processes, which are not counted.
 
-With ``--kills N``, the benchmark exports in small commits. It kills all processes of the export N
-times, each time after one to four further commits and a random delay of up to a second. The last
-start may finish. Then the benchmark counts the table's rows and its distinct messages.
+With ``--kills N``, the benchmark exports in small commits. N times, the benchmark kills all
+processes of the export after one to four commits and a random delay of up to a second, and starts
+the export again. After the last export, which is not killed, the benchmark counts the rows and the
+distinct messages of the table.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from logquarry.spark.lakehouse.export import TableSummary, export_delta, export_
 
 _KEY, _SECRET, _REGION = "test", "testtest", "us-east-1"
 _COMMITS = 24
-"""Commits of an export that is killed."""
+"""Number of commits of an export, for ``--kills``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ class Table:
         return export_iceberg(spark, store, self.dest, options, catalog=self.metadata(), **files)
 
     def metadata(self) -> dict[str, str]:
-        """Return the options with which the table's own library reads and writes its metadata."""
+        """Return the options with which the table's library reads and writes metadata."""
         address = f"http://{self.s3}"
         if self.kind == "delta":
             if self.s3 is None:
@@ -186,7 +187,7 @@ def export_once(table: Table, store: Path) -> None:
 
 
 def kill_and_finish(table: Table, store: Path, kills: int, seed: int) -> dict[str, Any]:
-    """Kill an export several times, finish it, and count the rows of the table."""
+    """Kill several exports, let one export finish, and count the rows of the table."""
     chance = random.Random(seed)
     command = [
         sys.executable, "-m", "benchmarks.bench_lakehouse", "--once", "--kind", table.kind,

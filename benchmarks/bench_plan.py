@@ -3,8 +3,8 @@
     python -m benchmarks.bench_plan --brokers 100 --files 10000
 
 A simulated file system holds the stores: each broker has ``--files`` log files of 1 GiB and four
-consume queues. A log file reports its full size and contains only its first frame. A queue has the
-entry of the last message.
+consume queues. A log file reports its full size and contains only its first frame. A queue contains
+only the entry of the last message.
 """
 
 from __future__ import annotations

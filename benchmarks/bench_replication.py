@@ -1,13 +1,14 @@
-"""Compare replication with RocketMQ's on loopback: ``python -m benchmarks.bench_replication``.
+"""Compare the replication of logquarry and RocketMQ on loopback: ``python -m
+benchmarks.bench_replication``.
 
 Two measurements; both sides run in separate processes and take the same commands:
 
-- bytes a second that a new slave receives of an existing log, from its first byte on;
+- bytes of an existing log a second that a new slave receives, from the first byte on;
 - messages a second that a SYNC_MASTER takes while 64 puts wait for the slave: in Java from 64
   threads; in logquarry from 64 threads, or from one thread with 64 futures.
 
-RocketMQ's slave acknowledges bytes in memory. Our slave acknowledges bytes on the disk; a further
-measurement lets it acknowledge bytes in memory too.
+RocketMQ's slave acknowledges bytes in memory. Our slave acknowledges bytes on the disk; in a
+further measurement, our slave acknowledges bytes in memory too.
 """
 
 from __future__ import annotations
@@ -231,7 +232,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures; each is the best of some rounds. The kinds alternate."""
+    """Return all figures: each is the best of some rounds. The kinds of measurements alternate."""
     sizes = {
         "mappedFileSizeCommitLog": 1 << 30,
         "mappedFileSizeConsumeQueue": 6_000_000,

@@ -50,7 +50,8 @@ def measure(store: Path, work: Path, rounds: int, master: str) -> dict[str, Any]
     query = [text.format(columns=columns) for text in _QUERY]
     by_source = by_parquet = float("inf")
     for _ in range(rounds):
-        # The two kinds alternate: code that the JVM compiles for one may be slow for the other.
+        # Alternate the two kinds: code that the JVM compiles for one kind may be slow for the
+        # other.
         ours, rows = best(1, lambda: source.selectExpr(*query).collect())
         theirs, same = best(1, lambda: parquet.selectExpr(*query).collect())
         if rows != same:

@@ -3,13 +3,13 @@
     python -m benchmarks.bench_table --rounds 3 --dir /data/bench
 
 Each round runs ``logquarry bench`` and then ``oracle/bench`` with the same load, so slow moments of
-the machine hit both. A cell has the median of the rounds, and the cell of ratios has the ratio
-of each round. The table needs Java and Maven for RocketMQ's column; without them, the column stays
-empty. The same holds for ``lmdb`` and ``rocksdict``.
+the machine affect both programs. A cell has the median of the rounds, and the cell of ratios has
+the ratio of each round. Without Java and Maven, RocketMQ's column stays empty; without ``lmdb`` or
+``rocksdict``, the column of that store.
 
-A virtual machine's host gives a page of memory at its first use. That takes up to ten times as long
-as a page that was in use a moment ago. With ``--prime SIZE``, the program writes and removes a file
-of SIZE GiB before each run of either program.
+In a virtual machine, the first use of a page of memory takes up to ten times as long as later uses,
+because the host must first provide the page. With ``--prime SIZE``, the program writes and removes
+a file of SIZE GiB before each run of either program.
 
 The column of shares divides by a limit of the machine. The program measures these limits: memory
 copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
@@ -51,8 +51,8 @@ class Row:
         ours: arguments of ``logquarry bench``.
         rate: key of messages per second in the JSON of ``logquarry bench``.
         java: arguments of ``oracle/bench``; empty if RocketMQ has no such work.
-        java_rate: key of messages per second in its JSON.
-        target: wanted ratio to RocketMQ; 0 if there is none.
+        java_rate: key of messages per second in the JSON of ``oracle/bench``.
+        target: wanted ratio to RocketMQ; 0 without a target.
         has_peers: whether other embedded stores do the same work.
         limit: name of the limit.
         per_sync: messages that one sync can cover, if the limit is ``fdatasync``.
@@ -70,7 +70,7 @@ class Row:
 
 
 def rows(n: int, syncs: int) -> list[Row]:
-    """Return the rows; ``n`` is the number of messages, ``syncs`` that of rows with syncs."""
+    """Return the rows, with ``n`` messages, or ``syncs`` messages in rows with syncs."""
     size, few = ("--n", str(n)), ("--n", str(syncs))
     both = (*size, "--body", "256")
     return [

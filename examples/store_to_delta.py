@@ -1,10 +1,9 @@
 # %% [markdown]
 # # From a store to Delta and SQL
 #
-# A store becomes a Delta table, and DuckDB queries it. A second export adds only what is new. Run
-# this page as `python examples/store_to_delta.py` (it needs
-# `logquarry[spark,lakehouse]` and `duckdb`);
-# it writes into the folder `example-delta`.
+# A store becomes a Delta table, and DuckDB queries it. A second export adds only new messages. Run
+# this page as `python examples/store_to_delta.py` (it needs `logquarry[spark,lakehouse]` and
+# `duckdb`); it writes into the folder `example-delta`.
 
 # %%
 import json

@@ -12,7 +12,7 @@ from pathlib import Path
 import logquarry as lq
 from logquarry.spark import get_session
 
-# Spark reads with processes that start elsewhere: a full path.
+# Give Spark a full path, because Spark's processes start in other folders.
 home = Path("example-stream").absolute()
 shutil.rmtree(home, ignore_errors=True)
 store = home / "store"
@@ -45,7 +45,7 @@ def count_by_state() -> dict[str, int]:
         .format("memory")
         .queryName("dashboard")
         .option("checkpointLocation", str(home / "checkpoint"))
-        # A dashboard leaves this line out: the stream then runs until it is stopped.
+        # A dashboard omits this line, so that the stream runs until the user stops the program.
         .trigger(availableNow=True)
         .start()
     )

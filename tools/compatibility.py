@@ -1,4 +1,4 @@
-"""The page docs/compatibility.md, from the recorded results of ``tests/conformance/matrix5.py``."""
+"""The tables of docs/compatibility.md, from the results of ``tests/conformance/matrix5.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESULTS = Path(__file__).parent.parent / "tests" / "data" / "rocketmq5_matrix.js
 VERSIONS = ("5.1.4", "5.3.3", "5.4.0", "5.5.0")
 COMMANDS = ("read", "get", "verify", "put", "recover", "rebuild", "salvage", "convert")
 _ON_LIVE = COMMANDS[:7]
-"""Commands on the copy of a running broker's files."""
+"""Commands that run on a copy of the files of a running broker."""
 _FAILED = "failed"
 _LIVE = "-live"
 
@@ -45,11 +45,11 @@ SCENARIOS = {
     "kill-transient": "killed broker, `transientStorePoolEnable`",
     "kill-rocksdb": "killed broker, queues in RocksDB",
 }
-"""Scenario of oracle/v5 -> what its store is made of."""
+"""Description of the store of each scenario of oracle/v5."""
 
 
 def results(path: Path = RESULTS) -> str:
-    """The tables, and the failures in words."""
+    """Return the tables, and a list of the failures."""
     cells: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     failures, left = [], []
     for line in path.read_text("utf-8").splitlines():

@@ -2,8 +2,8 @@
 
 `dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine
 can compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`.
-Each artifact is built twice; the two builds must have equal bytes. Both wheels are installed into
-new environments outside of the source tree, and run there.
+Each artifact is built twice; the two builds must have equal bytes. `make dist` installs and runs
+both wheels in new environments outside of the source tree.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(
     """Run a program and return its output.
 
     Raises:
-        SystemExit: if it fails, with its output.
+        SystemExit: if the program fails; the message is the program's output.
     """
     # PYTHONPATH would let a clean environment find the source tree.
     own = ("PYTHONPATH", "LOGQUARRY_COMPILED")
@@ -71,7 +71,7 @@ def commit_time() -> str:
 
 
 def committed(target: Path) -> Path:
-    """Copy the committed files to a folder: the artifacts have no file of this machine alone."""
+    """Copy the committed files to a folder, so that no other file can get into the artifacts."""
     target.mkdir()
     archive = target.with_suffix(".tar")
     run(["git", "archive", "--output", archive, "HEAD"])
@@ -83,10 +83,11 @@ def committed(target: Path) -> Path:
 
 
 def build(python: Path, source: Path, target: Path) -> None:
-    """Build the source archive and the wheels: the pure one, and the compiled one if possible."""
+    """Build the source archive, the pure wheel, and if possible the compiled wheel."""
     environ = {"SOURCE_DATE_EPOCH": commit_time()}
     command: list[str | os.PathLike[str]] = [python, "-m", "build", "--outdir", target]
-    # First the compiled one: without a C compiler it is pure too, and the next one replaces it.
+    # Build the compiled wheel first: without a C compiler, it is pure, and the next build replaces
+    # it.
     run([*command, "--wheel", source], environ=environ)
     run([*command, source], environ={**environ, "LOGQUARRY_COMPILED": "off"})
 
@@ -97,7 +98,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def names_in(artifact: Path) -> list[str]:
-    """The files in a wheel or a source archive, without the folder of the latter."""
+    """List the files in a wheel, or in a source archive without its top folder."""
     if artifact.suffix == ".whl":
         with zipfile.ZipFile(artifact) as archive:
             return archive.namelist()
@@ -109,7 +110,7 @@ def check_contents(artifact: Path) -> None:
     """Check that an artifact has only files of the repository, and its generated metadata.
 
     Raises:
-        SystemExit: if not.
+        SystemExit: if the artifact has other files.
     """
     tracked = set(run(["git", "ls-tree", "-r", "--name-only", "HEAD"]).splitlines())
     if artifact.suffix == ".whl":
@@ -140,7 +141,7 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
     python = environment(place / "env", wanted)
     home = place / "run"
     home.mkdir()
-    # The compiled kernels of this machine must not help.
+    # Do not use the kernels in this machine's cache.
     environ = {"LOGQUARRY_CACHE_DIR": str(home / "cache")}
     command = python.with_name("logquarry")
     run([command, "demo", "--to", "demo"], cwd=home, environ=environ)
@@ -159,7 +160,7 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
 
 
 def describe(tools: Path, python: Path, target: Path, name: str) -> None:
-    """Write the SBOM and the licence list of an environment; it loses pip, which is no part."""
+    """Remove pip from an environment, and write the environment's SBOM and licence list."""
     run([python, "-m", "pip", "uninstall", "--yes", "--quiet", "setuptools", "pip"])
     sbom = target / f"sbom-{name}.cdx.json"
     options = ["--output-reproducible", "--of", "JSON", "--pyproject", str(ROOT / "pyproject.toml")]
@@ -170,7 +171,7 @@ def describe(tools: Path, python: Path, target: Path, name: str) -> None:
 
 
 def megabytes(python: Path) -> float:
-    """The size of what is installed in an environment, in MB."""
+    """Return the size of an environment's packages in MB."""
     packages = next((python.parents[1] / "lib").glob("python3.*")) / "site-packages"
     files = [path for path in packages.rglob("*") if path.is_file()]
     return sum(path.stat().st_size for path in files) / 1e6
@@ -183,7 +184,7 @@ def main(extras: Sequence[str]) -> int:
         work = Path(folder)
         tools = environment(work / "tools", *TOOLS)
         for number in ("first", "second"):
-            # Another folder each time: its path must not be in the artifacts.
+            # Build in two folders: if an artifact contains the folder's path, the builds differ.
             build(tools, committed(work / f"source-{number}"), work / number)
         first, second = digests(work / "first"), digests(work / "second")
         if first != second:

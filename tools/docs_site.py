@@ -1,11 +1,11 @@
-"""The pages of the site that are not files of docs/, as hooks of MkDocs (``make docs``).
+"""Hooks of MkDocs that make the pages of the site that are not files of docs/ (``make docs``).
 
 - ARCHITECTURE.md and the other pages of the project's root;
 - one tutorial for each script of examples/;
 - the options of all commands, and the API, from the code;
 - a diagram of each format in docs/formats.md, drawn from the tables in ``format/``;
-- scripts of others, from npm, so that the site needs no network: Mermaid draws the other diagrams,
-  and iframe-worker lets the search run from files.
+- JavaScript from npm, so that the site needs no network: Mermaid draws the other diagrams, and
+  iframe-worker lets the search run from files.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
     "tests/README.md": "tests.md",
 }
-"""Page of the project -> its name on the site."""
+"""For each page of the project's root, the name on the site."""
 
 _MERMAID = "assets/mermaid.min.js"
 SCRIPTS = {
     _MERMAID: ("mermaid@11.17.2", "dist/mermaid.min.js"),
     "assets/iframe-worker.js": ("iframe-worker@1.0.4", "shim/index.js"),
 }
-"""Script on the site -> its package in npm, and its path there. The theme would load these scripts
-from another host."""
+"""For each script on the site, the npm package and the path in the package. The theme would load
+these scripts from another host."""
 
 _ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):<code>(?:~[\w.]*\.)?")
 _LITERAL_BLOCK = "<p>::</p>"
@@ -96,7 +96,7 @@ def _api(title: str, module: str, names: list[str]) -> str:
 
 
 def _names(package: str) -> list[str]:
-    """Return the public names of a package without importing it: Spark need not be installed."""
+    """Return the public names of a package without an import, which would need Spark."""
     text = (ROOT / "src" / package / "__init__.py").read_text("utf-8")
     listed = re.search(r"^__all__ = \[(.*?)^\]", text, re.DOTALL | re.MULTILINE)
     assert listed is not None
@@ -105,7 +105,7 @@ def _names(package: str) -> list[str]:
 
 
 def tutorial(script: str) -> str:
-    """Return a script with cells (``# %%``) as a page: Markdown cells as text, others as code."""
+    """Return a script with cells (``# %%``) as a page: Markdown as text, other cells as code."""
     parts = []
     for cell in re.split(r"^# %%", script, flags=re.MULTILINE)[1:]:
         head, _, body = cell.partition("\n")
@@ -128,7 +128,7 @@ def _with_site_links(source: str, text: str) -> str:
             return f"[{title}]({ROOT_PAGES[name]}{anchor})"
         if name.startswith("docs/"):
             return f"[{title}]({name.removeprefix('docs/')}{anchor})"
-        # A file that the site does not have.
+        # The site has no page for the file.
         return title
 
     return re.sub(r"\[([^\]\[]*)\]\(([^)#:]+)(#[^)]*)?\)", link, text)
@@ -153,7 +153,7 @@ def diagram(layout: Layout) -> str:
 
 
 def _boxes(field: Field, offset: int) -> list[str]:
-    """Return the boxes of one field: one in each row; the widest has the name."""
+    """Return the boxes of one field, one box in each row; the widest box shows the name."""
     parts = []
     at, end = offset, offset + field.width
     while at < end:
@@ -170,7 +170,7 @@ def _boxes(field: Field, offset: int) -> list[str]:
             f"<title>{escape(f'{field.name}: {field.meaning}')}</title></rect>"
         )
         if (at, width) == named:
-            # A name that is longer than its box is made narrower.
+            # Compress a name that is longer than its box.
             fit = f' textLength="{pixels - 4}" lengthAdjust="spacingAndGlyphs"'
             boxes.append(
                 f'<text x="{x + pixels // 2}" y="{y + 21}"'
@@ -190,7 +190,7 @@ def with_diagrams(text: str) -> str:
 
 
 def npm_script(package: str, path: str) -> bytes:
-    """Return a file of an npm package, which is downloaded once, into ``build/``.
+    """Return a file of an npm package; the first call downloads the package into ``build/``.
 
     Raises:
         PluginError: if npm is missing or fails.
@@ -218,7 +218,7 @@ def npm_script(package: str, path: str) -> bytes:
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Add the generated pages (MkDocs calls this)."""
+    """Add the generated pages (a hook of MkDocs)."""
     from mkdocs.structure.files import File
 
     for name, text in generated().items():
@@ -229,7 +229,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_content(html: str, *, page: Page, **_: Any) -> str:
-    """Drop Sphinx's marks, and load Mermaid's script where it is used (MkDocs calls this)."""
+    """Drop Sphinx's marks; on pages with diagrams, load Mermaid's script (a hook of MkDocs)."""
     if page.file.src_uri.startswith("reference/"):
         html = _ROLE.sub("<code>", html).replace(_LITERAL_BLOCK, "")
     if '<pre class="mermaid">' not in html:
@@ -240,7 +240,7 @@ def on_page_content(html: str, *, page: Page, **_: Any) -> str:
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str | None:
-    """Add the diagrams to the formats, and lead links to pages of the site (MkDocs calls this)."""
+    """Add diagrams to the formats, and point links to pages of the site (a hook of MkDocs)."""
     if page.file.src_uri == "formats.md":
         return with_diagrams(markdown)
     for source, name in ROOT_PAGES.items():

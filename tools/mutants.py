@@ -47,15 +47,15 @@ class Mutant:
 
     Attributes:
         path: the file, relative to the project's root.
-        function: qualified name of the function that is changed.
-        first_line: first line of that function or of its decorators.
+        function: qualified name of the changed function.
+        first_line: first line of the function, including its decorators.
         operator: kind of the change.
         line: first line of the changed code.
-        column: its first byte in that line.
+        column: byte at which the changed code begins in ``line``.
         end_line: last line of the changed code.
-        end_column: the byte after the changed code in its last line.
-        before: the code that is replaced.
-        after: the code that replaces it.
+        end_column: byte after the changed code in ``end_line``.
+        before: the old code.
+        after: the new code.
     """
 
     path: str
@@ -108,7 +108,7 @@ class _Finder:
         yield from self._of_body(self._tree.body, "")
 
     def _of_body(self, body: list[ast.stmt], prefix: str) -> Iterator[Mutant]:
-        """Functions of a module or class."""
+        """Yield the mutants of all functions of a module or class."""
         for node in body:
             if isinstance(node, ast.ClassDef):
                 yield from self._of_body(node.body, f"{prefix}{node.name}.")
@@ -234,7 +234,7 @@ def _is_deletable(node: ast.AST) -> bool:
 
 
 def _is_text_operation(node: ast.BinOp) -> bool:
-    """Whether this formats or joins texts: its change would be a TypeError in every test."""
+    """Whether a node formats or joins texts: its mutants would raise TypeError in every test."""
     for side in (node.left, node.right):
         if isinstance(side, ast.JoinedStr):
             return True

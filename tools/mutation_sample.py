@@ -7,17 +7,19 @@ Run from the project's root:
     python -m tools.mutation_sample run -n 40 --group store=write --jobs 2
     python -m tools.mutation_sample show               the table of a run, and what survived
 
-A mutant is a small change inside a function (tools/mutants.py). The tests that reach its line run,
-the fastest first, as many as its time allows. The mutant is killed if a test fails, hangs or
-crashes; it survives if all of them pass. A mutant that no test reaches is counted separately. Each
-group of packages gives the same number of mutants; the seed and the tree determine the choice.
-Mutants run in a copy of the tree, and an interrupted `run` continues with the next mutant.
+A mutant is a small change inside a function (tools/mutants.py). `run` runs the tests that reach the
+mutant's line, the fastest first, until the mutant's time is up. The mutant is killed if a test
+fails, hangs or crashes; otherwise the mutant survives. A mutant that no test reaches is counted
+separately. Each group of packages gives the same number of mutants; the seed and the tree determine
+the choice. Mutants run in a copy of the tree, and an interrupted `run` continues with the next
+mutant.
 
-Tests run with the kernels on. A mutant inside a kernel is compiled for its run: with
-LOGQUARRY_KERNELS=off no test would execute it, and the twin tests compare each kernel with the
-reference. The reference needs no second run either: `record` knows the tests that reach it.
+Tests run with the kernels on. numba compiles a mutant of a kernel, because with
+LOGQUARRY_KERNELS=off no test would execute the mutant. A second run with LOGQUARRY_KERNELS=off is
+not needed: the twin tests compare each kernel with the reference, and `record` knows the tests that
+reach the reference.
 
-`record` does not see lines that run only in a child process or in Spark's workers. It leaves out
+`record` does not see lines that run only in a child process or in Spark's workers. `record` omits
 tests that are slow or need Spark, Java or root (choose other tests with `record --select`).
 """
 
@@ -67,7 +69,9 @@ _KILLED: Final = ("killed", "timeout", "crash")
 
 # -------------------------------------------------------------------------------------- the sample
 def files_of(groups: Mapping[str, Sequence[str]], root: Path = ROOT) -> dict[str, list[str]]:
-    """Return the files of each group; of two groups' folders, the longer path gets a file."""
+    """Return the files of each group; if folders of two groups contain a file, the longer path
+    wins.
+    """
     homes = sorted(
         ((folder, name) for name, folders in groups.items() for folder in folders),
         key=lambda home: -len(home[0]),
@@ -149,12 +153,14 @@ class Record:
         else:
             lines = range(mutant.line, mutant.end_line + 1)
             tests = set().union(*(self.by_line.get((path, line), ()) for line in lines))
-            # The recording of a function ends early: the test may have reached the line later.
+            # The recording of a function ends early, so a test may have reached the line later.
             tests = tests or self.by_function.get((path, mutant.first_line), set())
         return sorted(tests, key=lambda test: (self.seconds[test], test))
 
     def _tests_of_kernel(self, mutant: Mutant) -> set[str]:
-        """The tests that call from Python a kernel that uses the function; all tests if unknown."""
+        """Return the tests that call a kernel that uses the function; if unknown, all tests of
+        kernels.
+        """
         name = mutant.function.rpartition(".")[2]
         callers = kernel_callers()
         users, known = {name}, set[str]()
@@ -168,7 +174,9 @@ class Record:
 
 
 def kernel_callers(root: Path = ROOT) -> dict[str, set[str]]:
-    """Return by a function's name the names of the functions in the kernels that mention it."""
+    """Return, for the name of each function, the names of the kernel functions that mention that
+    name.
+    """
     found: dict[str, set[str]] = defaultdict(set)
     for path in _compiled_files(root):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -201,7 +209,7 @@ def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
     command += ["--hypothesis-seed=0"]
     command += ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-n", "0"]
     done = subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
-    # Failed tests are not recorded: the exit code 1 is no reason to stop.
+    # Accept exit code 1 (failed tests): the record only omits failed tests.
     if done.returncode not in (0, 1):
         print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
         return 1
@@ -216,7 +224,8 @@ class Copy:
 
     Attributes:
         root: folder of the copy.
-        sound: by test, whether it passes without a mutant; only tests that ran without one.
+        sound: by test, whether the test passes without a mutant; only for tests that ran without a
+            mutant.
     """
 
     root: Path
@@ -265,9 +274,9 @@ class Copy:
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
         """Run the tests on a mutant.
 
-        A test that kills the mutant must pass without the mutant. If the test fails without it too
-        (it needs a file that the copy lacks, or the machine is too busy), leave the test out, and
-        run the mutant again.
+        A test that kills the mutant must pass without the mutant. If the test fails without the
+        mutant too (the copy lacks a file, or the machine is too busy), run the mutant again without
+        the test.
         """
         tests = [test for test in tests if self.sound.get(test, True)]
         while True:
@@ -304,7 +313,7 @@ class Copy:
         return self.root / SOURCE / "format/kernels/__pycache__"
 
     def _hide_compiled(self) -> Path:
-        """Make numba compile all kernels: it does not know which of them use the changed kernel."""
+        """Make numba compile all kernels: numba does not know the callers of a changed kernel."""
         hidden = self.root / "kernels-of-the-tree"
         self._kernel_cache.mkdir(exist_ok=True)
         self._kernel_cache.rename(hidden)
@@ -357,7 +366,7 @@ class Copy:
             except subprocess.TimeoutExpired:
                 return None
             finally:
-                # Also kill the processes that its tests have started.
+                # Also kill the processes that the tests have started.
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
@@ -374,7 +383,7 @@ def _verdict(code: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
             "ran": found["ran"],
             "all_ran": found["ran"] == found["chosen"],
         }
-    # An error of collection or of the interpreter, or a signal: the tests detected the change.
+    # The tests detected the change by an error of collection or of the interpreter, or by a signal.
     return {"status": "crash", "code": code}
 
 
@@ -389,7 +398,7 @@ class Run:
 
     @classmethod
     def load(cls, file: Path, settings: dict[str, Any]) -> Run:
-        """Continue with the file's results; reject a file with other settings."""
+        """Read earlier results, to continue the run; reject a file with other settings."""
         if not file.exists():
             return cls(file, settings, {})
         document = json.loads(file.read_text("utf-8"))

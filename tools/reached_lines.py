@@ -2,13 +2,13 @@
 
 ``-p tools.reached_lines`` with REACHED_LINES_TO=FOLDER appends one JSON object for each test to a
 file in that folder (one file for each process, so that it works with xdist). With
-REACHED_LINES_CHOICE=FILE only the tests that the file lists run, in its order.
+REACHED_LINES_CHOICE=FILE, only the tests in the file's list run, in the order of the list.
 
-Only lines of src/logquarry inside functions count, in all threads of the test's process; child
-processes are not recorded. To save time, the recording of a function ends for the rest of a test
-when a few calls in a row have reached no new line. So a line that only the hundredth call reaches
-may be missed; therefore the functions that a test enters are recorded too. Of compiled kernels,
-which have no lines, the functions that Python calls are recorded.
+The plugin records only lines inside functions of src/logquarry, in all threads of the test's
+process, but not in child processes. To save time, the recording of a function ends for the rest of
+a test when a few calls in a row have reached no new line. The record may lack a line that only the
+hundredth call reaches, and so also has the functions that a test enters. Compiled kernels have no
+lines: for kernels, the plugin records the functions that Python calls.
 """
 
 from __future__ import annotations
@@ -203,6 +203,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if choice:
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
         config.pluginmanager.register(_Chosen(Path(choice), Path(os.environ[OUTCOME])))
-    # With xdist only the workers record: the process that starts them runs no test.
+    # With xdist, only the workers record: the process that starts the workers runs no test.
     if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(_Recorder(Path(folder), config.rootpath))

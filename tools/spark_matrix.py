@@ -2,8 +2,8 @@
 
 Each cell has a virtual environment below `.matrix/`, or below the folder in MATRIX_DIR. If this
 machine does not have a cell's Python, the cell is skipped and the summary names it. A name selects
-the cells that begin with it: `3.5`, `4.3-py3.13`. With `--skip-unavailable` a cell is also skipped
-if its packages cannot be installed, as without a network.
+the cells that begin with it: `3.5`, `4.3-py3.13`. With `--skip-unavailable`, a cell is also skipped
+if pip cannot install its packages, for example without a network.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ CELLS = ("3.5-py3.11", "4.0-py3.11", "4.0-py3.12", "4.1-py3.12", "4.2-py3.13", "
 # PySpark 3.5 imports distutils, which setuptools provides on newer Pythons.
 SKIP = "--skip-unavailable"
 MOST_SECONDS = 1800
-"""Most seconds to install a cell, and to test it."""
+"""Maximum seconds to install a cell, and maximum seconds to test a cell."""
 MOST_SECONDS_OF_CI = 240
-"""Most seconds to install a cell that may be skipped: a slow network must not stop CI."""
+"""Maximum seconds to install a cell with `--skip-unavailable`: a slow network must not stop CI."""
 TOOLS = ("pytest>=9", "pytest-timeout>=2.4", "hypothesis", "setuptools<81", "zstandard")
 
 
@@ -57,8 +57,8 @@ class Cell:
             return True
         project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
         extras = project["optional-dependencies"]
-        # Spark 3.5 has nothing for Connect to do here. With its extra, pip tries each 3.5.*, and
-        # builds 300 MB each time.
+        # Omit the extra for Spark 3.5, whose tests do not use Connect: with the extra, pip would
+        # build 300 MB for each release 3.5.*.
         name = "pyspark" if self.spark == "3.5" else "pyspark[connect]"
         wanted = [f"{name}=={self.spark}.*", *project["dependencies"], *TOOLS]
         wanted += extras["fast"]
@@ -89,9 +89,9 @@ class Cell:
         words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/spark/matrix"]
         # Each PySpark has warnings that only its own version can avoid.
         words += ["-W", "default", "--disable-warnings"]
-        # After the timeout of one test the session of all others is unusable.
+        # After the timeout of one test, all other tests cannot use the session.
         words += ["--timeout", str(MOST_SECONDS), "--exitfirst"]
-        # Compiled modules in the source tree are of the Python in .venv.
+        # Compiled modules in the source tree only fit the Python in .venv.
         environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LOGQUARRY_COMPILED": "off"}
         return succeeds(words, environ)
 

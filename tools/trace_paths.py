@@ -4,9 +4,9 @@ Run from the project's root: ``python -m tools.trace_paths``. ``--list PATH`` pr
 the calls of one path in their order, ``--check`` fails if a path exceeds its limits (column mark).
 
 The tool counts a call when the main thread enters a function of src/logquarry, or resumes a
-generator. Bodies of modules do not count. A hop is a call into another file than the call
-before. Each path first runs once as a warm-up in a separate folder, so that the figures do not
-contain imports and the compilation of kernels.
+generator. Bodies of modules do not count. A hop is a call into a file other than the file of the
+previous call. Each path first runs once as a warm-up in a separate folder, so that the figures do
+not contain imports and the compilation of kernels.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ class Trace:
 
     @property
     def files(self) -> Counter[str]:
-        """Each file with its number of calls; the file that is entered first comes first."""
+        """Number of calls of each file, in the order of the first calls."""
         return Counter(call.file for call in self.calls)
 
     @property
     def hops(self) -> int:
-        """Number of calls into another file than the call before."""
+        """Number of calls into a file other than the file of the previous call."""
         pairs = zip(self.calls, self.calls[1:], strict=False)
         return sum(one.file != next_.file for one, next_ in pairs)
 
@@ -77,7 +77,7 @@ class TracedPath(NamedTuple):
 
 
 def trace(action: Callable[[], object]) -> Trace:
-    """Run `action` and record the calls that this thread makes meanwhile."""
+    """Run `action`, and record the calls of this thread."""
     calls: list[Call] = []
     prefix = f"{SOURCE}/"
     is_ours: dict[str, bool] = {}
@@ -182,7 +182,7 @@ def _open_rw(folder: Path) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _recover(folder: Path) -> Iterator[Callable[[], object]]:
-    """Make a store after a power cut: it was not closed, and the last frame's end is missing."""
+    """Make a store after a power cut: an open store without the end of the last frame."""
     root = _filled_store(folder)
     with lq.MessageStore.open(root) as store:
         end = max(message.physical_offset + message.size for message in store.scan())
@@ -281,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(given.paths) - PATHS.keys())
     if unknown:
         parser.error(f"no such path: {', '.join(unknown)} (there are {', '.join(PATHS)})")
-    # Hide warnings: a recovery warns of each step, and here the recovery is intended.
+    # Hide the warnings of the intended recovery.
     logging.getLogger("logquarry").setLevel(logging.ERROR)
     if given.list is not None:
         print(_listing(trace_path(PATHS[given.list])))

@@ -1,4 +1,4 @@
-"""Silences a traceback of PySpark's process that looks for data sources.
+"""Silences a traceback of the process in which PySpark looks for data sources.
 
 PySpark imports all packages named ``pyspark_*`` in that process, and only such an import can change
 the process. When the JVM closes the idle connection after a minute, the process prints a traceback.

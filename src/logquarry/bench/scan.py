@@ -5,8 +5,9 @@ A scan runs on one thread. ``walk`` finds every frame; ``walk_crc`` also checks 
 and ``all_to_arrow`` makes all columns and checks every body.
 
 The other benchmarks measure the work that ``oracle/bench recover`` and ``rebuild`` measure for
-RocketMQ. They open a store with RocketMQ's file sizes three times in one process, with a warm page
-cache. The measured time ends when all messages are dispatched.
+RocketMQ. A benchmark of recovery, rebuild or verify opens a store with RocketMQ's file sizes three
+times in one process, with a warm page cache. The measured time ends when all messages are
+dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown

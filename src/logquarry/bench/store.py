@@ -154,14 +154,14 @@ class Load:
     Attributes:
         n: number of measured messages.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        outstanding: for the kind ``put``, the number of pending ``put_async`` calls of each thread.
-            If 0, the thread waits for each message.
+        outstanding: for the kind ``put``, the number of pending ``put_async`` calls of each thread;
+            0 to wait for each message.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
         as_messages: for the kind ``put-many``, whether to put Message objects instead of record
             batches.
-        warmup: number of messages before the measurement. None means a quarter of ``n``, but at
-            least 200,000; with ``is_sync``, None means at most 2,000.
+        warmup: number of messages before the measurement; None for a quarter of ``n``, but at least
+            200,000, or with ``is_sync`` at most 2,000.
     """
 
     n: int = 1_000_000
@@ -209,7 +209,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # Use the call with which a user's program makes a message.
+            # Make the message with the same call as a user's program.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,

@@ -97,7 +97,7 @@ _BESIDE: Final = click.option(
     "--beside",
     type=click.Choice(["lmdb", "rocksdict", "sqlite3"]),
     multiple=True,
-    help="Measure this store too, if it is installed; can be repeated.",
+    help="Also measure this store, if it is installed; can be repeated.",
 )
 _OWN: Final[dict[str, tuple[_Option, ...]]] = {
     "put": (
@@ -115,7 +115,7 @@ _OWN: Final[dict[str, tuple[_Option, ...]]] = {
         click.option(
             "--as-messages",
             is_flag=True,
-            help="Put Message objects, and include making them.  [default: record batches]",
+            help="Put Message objects; the time includes making them.  [default: record batches]",
         ),
         _BESIDE,
     ),

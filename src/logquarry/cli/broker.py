@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Number of lines for title, heads, borders, the count of further groups, and the cursor."""
+"""Number of lines for title, column heads, borders, number of other groups, and cursor."""
 _GARBAGE: Final = 100_000
-"""Python collects garbage after this many new objects."""
+"""Number of new objects after which Python collects garbage."""
 
 
 @click.command()
@@ -73,7 +73,7 @@ _GARBAGE: Final = 100_000
     type=click.IntRange(1, 1_024),
     default=8,
     show_default=True,
-    help="Largest number of queues of a topic that a send creates.",
+    help="Maximum number of queues of a topic that a send creates.",
 )
 @click.option(
     "--broker-name",
@@ -124,17 +124,14 @@ def broker(
     """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
 
     Clients of RocketMQ 4.x in Java, Go, C++, Python and Node.js send and consume messages. If the
-    folder STORE is missing, the broker makes a new store. Without STORE it serves a temporary
-    store, and deletes it at the end. The broker is one node: no slaves, no cluster, no gRPC
-    (docs/broker.md).
+    folder STORE is missing, the broker makes a new store. Without STORE, the broker serves a
+    temporary store, and deletes that store at the end. The broker is one node: no slaves, no
+    cluster, no gRPC (docs/broker.md).
 
-    \b
-    Clients take the address of the name server:
-      Java    producer.setNamesrvAddr("127.0.0.1:9876")
-      Go      producer.WithNameServer([]string{"127.0.0.1:9876"})
-      Python  producer.set_namesrv_addr("127.0.0.1:9876")
-      Node    new Producer({nameSrv: "127.0.0.1:9876", producerGroup: "orders"})
-      admin   mqadmin topicList -n 127.0.0.1:9876
+    \b Pass the name server's address to the client: Java producer.setNamesrvAddr("127.0.0.1:9876")
+    Go producer.WithNameServer([]string{"127.0.0.1:9876"}) Python
+    producer.set_namesrv_addr("127.0.0.1:9876") Node new Producer({nameSrv: "127.0.0.1:9876",
+    producerGroup: "orders"}) admin mqadmin topicList -n 127.0.0.1:9876
 
     Example: logquarry broker /data/store
     """
@@ -183,7 +180,7 @@ async def _serve(
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
         # Requests leave no reference cycles, and frequent collections take a third of the time of a
-        # send. Clients may wait for the first line of output, so collect before this line.
+        # send. Collect before the first line of output, which tells clients to start.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -195,7 +192,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # Flush now: a script may wait for these lines.
+        # Flush now: a script may wait for the printed lines.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)

@@ -163,7 +163,7 @@ def prepared(
 
 
 def named_values(words: Sequence[str]) -> dict[str, str] | None:
-    """Parse the values of ``--catalog NAME=VALUE``; None if there are none."""
+    """Parse the values of ``--catalog NAME=VALUE``; None without values."""
     for word in words:
         if re.match(r"[^=]+=", word) is None:
             raise UsageError(f"--catalog takes NAME=VALUE, not {word!r}")
@@ -226,7 +226,7 @@ def export_table(out: Output, export: TableExport, master: str) -> TableSummary:
 @click.option(
     "--partition-by",
     metavar="topic,day",
-    help="Parquet and tables: partition by these of broker, topic, queue_id, day (of the store "
+    help="Parquet and tables: partition by any of broker, topic, queue_id and day (of the store "
     "time, UTC).  [default: no partitions]",
 )
 @click.option(
@@ -257,10 +257,10 @@ def export(
     """Export messages to Parquet, JSON lines or a table.
 
     Tables are Delta or Iceberg. STORE is a folder, a URL, or a glob of several stores. A broker may
-    have it open. The column broker has the name of the store's folder.
+    have the store open. The column broker has the name of the store's folder.
 
-    If you run an export again, it replaces Parquet and JSON lines; to a table it adds only the
-    messages that the table does not have yet. An interrupted export leaves no incomplete file.
+    A repeated export replaces Parquet and JSON lines, but adds to a table only the messages that
+    the table lacks. An interrupted export leaves no incomplete file.
 
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """
@@ -395,8 +395,9 @@ def compact(
     """Merge the small files of an export.
 
     DEST is a folder of Parquet, or the folder or URL of a Delta or Iceberg table. The rows stay the
-    same. In a folder of Parquet, large files replace the small ones. A table keeps the small files
-    for its older versions, until you vacuum it; an export may write to the table meanwhile.
+    same. In a folder of Parquet, large files replace the small files. A table keeps the small files
+    for older versions of the table until you vacuum the table. During a compaction, an export may
+    write to the table.
 
     Example: logquarry compact parquet-folder
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-times",
     is_flag=True,
-    help="Keep the store times; a time earlier than that of the message before is raised to it.  "
+    help="Keep the store times, but raise each time to at least the time of the previous message.  "
     "[default: the time of the import]",
 )
 @click.option(
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Do not put the first N messages: an import that ended early has put them.",
+    help="Skip the first N messages, which an interrupted import has already put.",
 )
 @options.as_json
 @options.config
@@ -49,10 +49,10 @@ def import_(
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
-    SRC is a file, a folder or a glob. import makes STORE if it does not exist. It checks all rows
-    before it puts the first message, and puts them in the order of SRC. Queue offsets continue
-    those of STORE. If an import ends early, it says how many messages are in the store, and which
-    --skip puts only the others.
+    SRC is a file, a folder or a glob. If STORE does not exist, the command creates STORE. It checks
+    all rows before it puts the first message, and puts the messages in the order of SRC. If a queue
+    exists in STORE, its queue offsets continue. If an import ends early, the command prints the
+    number of imported messages, and the --skip for the next import.
 
     Exit code 1 if a row is not a valid message; then import puts nothing.
 

@@ -56,7 +56,7 @@ def info(
 ) -> None:
     """Show log, topics, queues, index and state of a store.
 
-    STORE is a folder or a URL. A broker may have it open.
+    STORE is a folder or a URL. A broker may have the store open.
 
     Example: logquarry info /data/store
     """

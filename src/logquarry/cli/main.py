@@ -44,7 +44,7 @@ _MODULES: Final = {
     "demo": "demo",
     "bench": "bench",
 }
-"""Command -> module of this package."""
+"""Module of each command, in this package."""
 
 
 class _Commands(click.Group):

@@ -1,4 +1,4 @@
-"""``logquarry messages``, and the class that reads selected messages for it and for ``export``."""
+"""``logquarry messages``, and the reader of selected messages for ``messages`` and ``export``."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def messages(
 ) -> None:
     """Print messages in the order of the log.
 
-    A message must pass all filters. STORE is a folder or a URL; a broker may have it open.
+    A message must pass all filters. STORE is a folder or a URL. A broker may have the store open.
 
     Exit code 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
 
@@ -105,7 +105,7 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # Clients show the UNIQ_KEY as the message id. Both kinds of id have the same length.
+        # Clients show the UNIQ_KEY, which has the same length, as the message id.
         raise MessageNotFound(
             f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error
@@ -219,8 +219,7 @@ class MessageReader:
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        # The queues show the log's end. The last file can have much empty space after the log's
-        # end.
+        # Find the log's end by the queues, because the last log file can end with much empty space.
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)
@@ -259,7 +258,7 @@ def message_reader(
 
 
 def limited(runs: Iterator[Run], limit: int | None) -> Iterator[Run]:
-    """Yield the first ``limit`` messages of the runs; None: all messages."""
+    """Yield the first ``limit`` messages of the runs; all messages if ``limit`` is None."""
     left = limit
     for run in runs if left != 0 else ():
         if left is None or len(run.rows) < left:

@@ -30,13 +30,13 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 _MOST_DIGITS: Final = 100
-"""More digits than any number of a store has. Python refuses to parse 4,301 digits."""
+"""Maximum digits of a number. No valid number is longer, and Python rejects 4,301 digits."""
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""A lower number is a time before 1973: the user probably passed seconds, not milliseconds."""
+"""Lower numbers are times before 1973: the user probably passed seconds, not milliseconds."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    # outcome.py uses the value after an error.
+    # Keep the value for the next step that outcome.py prints after an error.
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -63,14 +63,14 @@ quiet = click.option(
     callback=lambda ctx, parameter, value: Output(quiet=value),
     help="Print no notes and no progress (stderr).",
 )
-"""Makes the argument ``out`` of a command."""
+"""The option ``--quiet``; a command gets its :class:`Output` as the argument ``out``."""
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 on_damage = click.option(
     "--on-damage",
     type=click.Choice(["stop", "skip", "fail"]),
     callback=lambda ctx, parameter, value: value or "default",
-    help="At damage: stop reading, skip it and report it, or fail.  [default: a torn tail ends the "
-    "log, other damage fails]",
+    help="At damage: stop reading, skip and report the damage, or fail.  [default: a torn tail "
+    "ends the log, other damage fails]",
 )
 decompress = click.option(
     "--decompress", is_flag=True, help="Decompress bodies.  [default: bodies as stored]"
@@ -87,7 +87,8 @@ _FILTERS = (
     click.option(
         "--queue-offset",
         metavar="A:B",
-        help="Only queue offsets from A to B, without B. A or B may be empty; A alone is one.",
+        help="Only queue offsets from A to B, without B. A or B may be empty; A alone "
+        "selects one message.",
     ),
     click.option(
         "--key",
@@ -126,7 +127,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """Return the path in the user's spelling; raise UsageError for a URL."""
+        """Return the path as the user wrote it; raise UsageError for a URL."""
         from logquarry.log.location import local_folder, path_or_url
 
         local_folder(value)
@@ -199,7 +200,7 @@ filters = bundle("filters", Filters, _FILTERS)
 
 
 def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
-    """Parse an option's value; None if it was not given. An error begins with the option's name."""
+    """Parse an option's value; None without the option. An error begins with the option's name."""
     try:
         return None if word is None else parse(word)
     except UsageError as error:
@@ -207,7 +208,7 @@ def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Va
 
 
 def command_line(*words: str, config: str | None = None) -> str:
-    """Quote a logquarry command for a shell; ``config`` becomes its ``--config``."""
+    """Quote a logquarry command for a shell; ``config`` is the value of ``--config``."""
     stated = [] if config is None else ["--config", config]
     return text.printable(shlex.join(["logquarry", *words, *stated]))
 

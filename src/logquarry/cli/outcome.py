@@ -1,5 +1,5 @@
-"""How a command ends: the exit codes of all commands (one table for the code, the help and the
-docs), and the next command to suggest, with the path and the options of the user's last command.
+"""The end of a command: the exit codes (one table for code, help and docs), and the next step, a
+command line with the path and the options of the user's last command.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def markdown() -> str:
 
 _WORDS: Final = "logquarry.words"
 _READERS: Final = ("messages", "export")
-"""Commands that read past damage if the user passes ``--on-damage skip``."""
+"""Commands with the option ``--on-damage``."""
 
 
 def remember_words(ctx: click.Context, words: Sequence[str]) -> None:
@@ -209,7 +209,7 @@ def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | No
 
 
 def is_convertible(store: str, config: str | None) -> bool:
-    """Return whether ``convert`` can copy the log: it is readable, but not in ``commitlog/``."""
+    """Return whether ``convert`` can copy the log: a readable log outside of ``commitlog/``."""
     from logquarry.log.layout import StoreLayout
 
     try:

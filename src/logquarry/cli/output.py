@@ -61,7 +61,7 @@ def _refuse_folder(target: str | Path, path: Path) -> None:
 def staged(target: Path) -> Iterator[BinaryIO]:
     """Write a file under a temporary name, and rename the file at the end of the block.
 
-    If the block raises, the target does not change. A pipe or device is written directly.
+    If the block raises, the target does not change. A pipe or a device gets the data directly.
     """
     _refuse_folder(target, target)
     target = target.resolve()
@@ -111,7 +111,7 @@ class Output:
 
     def json(self, document: Any) -> None:
         """Write one JSON document in ASCII, so that its content cannot control a terminal."""
-        # The first encoding repairs file names, the second escapes non-ASCII characters.
+        # `encoded` repairs file names; the encoding with ASCII escapes all other characters.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
@@ -172,7 +172,7 @@ class Output:
 
     @contextmanager
     def status_line(self) -> Iterator[Callable[[str], None]]:
-        """Show a line on stderr if it is a terminal; yield a function that replaces the line."""
+        """Show a line if stderr is a terminal; yield a function that replaces the line."""
         if self.quiet or not sys.stderr.isatty():
             yield lambda line: None
             return
@@ -192,8 +192,8 @@ class Output:
 
         Args:
             in_bytes: whether the bar counts bytes, not items.
-            beside_data: whether the command prints data meanwhile. If stdout is a terminal too,
-                there is no bar.
+            beside_data: whether the command prints data during the block; if stdout is a terminal,
+                there is then no bar.
         """
         is_hidden = self.quiet or not sys.stderr.isatty()
         if is_hidden or (beside_data and sys.stdout.isatty()):

@@ -40,7 +40,9 @@ _NAMES: Final = {
     "at the first bad message.",
 )
 @click.option(
-    "--apply", is_flag=True, help="Do the steps.  [default: print them, and change nothing]"
+    "--apply",
+    is_flag=True,
+    help="Make the repairs.  [default: print the steps, and change nothing]",
 )
 @click.option(
     "--accept-loss",
@@ -61,15 +63,15 @@ def recover(
     config: str | None,
     out: Output,
 ) -> None:
-    """Show the repairs that a store needs after a crash, or do them.
+    """Show or make the repairs that a store needs after a crash.
 
-    Without --apply, recover prints the steps and changes nothing. It never deletes a file of the
-    store: it moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process may
-    have the store open.
+    Without --apply, recover prints the steps and changes nothing. recover never deletes a file of
+    the store, but moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process
+    may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
-    --apply is missing; 4 if a process has the store open, if the recovery cannot be done, or if it
-    would lose messages and --accept-loss is missing.
+    --apply is missing; 4 if a process has the store open, if the recovery is impossible, or if the
+    recovery would lose messages and --accept-loss is missing.
 
     Example: logquarry recover /data/store --apply
     """
@@ -165,7 +167,7 @@ def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
 @click.option(
     "--apply",
     is_flag=True,
-    help="With --in-place: do it.  [default: print what would be done, and change nothing]",
+    help="With --in-place: replace the files.  [default: print the plan, and change nothing]",
 )
 @click.option("--queues", is_flag=True, help="Only the consume queues.  [default: both]")
 @click.option("--index", is_flag=True, help="Only the index.  [default: both]")
@@ -193,9 +195,9 @@ def rebuild(
 ) -> None:
     """Rebuild consume queues and index from the log.
 
-    Without --into and --apply, rebuild only prints what it would do. With --into a broker may have
-    the store open; rebuild then uses the log as it is at the start. With --in-place no process may
-    have the store open. Several stores need --spark-master.
+    Without --into and --apply, rebuild only prints its plan. With --into a broker may have the
+    store open; rebuild then uses the log as it is at the start. With --in-place no process may have
+    the store open. Several stores need --spark-master.
 
     Example: logquarry rebuild /data/store --in-place --apply
     """

@@ -43,7 +43,8 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes host names with IDNA. An impossible name raises UnicodeError.
+        # The resolver encodes host names with IDNA. For an impossible name, the encoder raises
+        # UnicodeError.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -90,7 +91,9 @@ def server_tls_options(clients: str) -> Callable[[Any], Any]:
                 help="Serve TLS with this certificate (PEM).  [default: no TLS]",
             ),
             click.option(
-                "--tls-key", metavar="FILE", help="Its key (PEM).  [default: in --tls-cert]"
+                "--tls-key",
+                metavar="FILE",
+                help="The certificate's key (PEM).  [default: in --tls-cert]",
             ),
             click.option(
                 "--tls-ca",
@@ -148,7 +151,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "folder",
     metavar="STORE",
     required=True,
-    help="The slave's store. replicate makes it if it does not exist.",
+    help="The slave's store; replicate creates a missing store.",
 )
 @click.option(
     "--from",
@@ -162,7 +165,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     "--sync-config",
     metavar="HOST:PORT",
     help="Also copy the master's config/ (topics, groups, consumer offsets, delay progress) from "
-    "its broker at this address: at the start, every 10 s, and with --once at the end.",
+    "the broker at this address: at the start, every 10 s, and with --once at the end.",
 )
 @click.option("--once", is_flag=True, help="End when the store has all of the master's log.")
 @click.option(
@@ -175,7 +178,7 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
 )
 @click.option("--no-crc", is_flag=True, help="Accept messages with a wrong body CRC.")
 @click.option(
-    "--tls", is_flag=True, help="Connect with TLS. Only a master of logquarry supports it."
+    "--tls", is_flag=True, help="Connect with TLS, which only a master of logquarry supports."
 )
 @click.option(
     "--tls-ca",
@@ -183,7 +186,9 @@ def show_status(out: Output, waiting: Held, line: Callable[[], str | None]) -> N
     help="Certificate authority of the master (PEM).  [default: the system's authorities]",
 )
 @click.option("--tls-cert", metavar="FILE", help="This slave's certificate (PEM).")
-@click.option("--tls-key", metavar="FILE", help="Its key (PEM), if it is in another file.")
+@click.option(
+    "--tls-key", metavar="FILE", help="The certificate's key (PEM).  [default: in --tls-cert]"
+)
 @click.option(
     "--tls-name",
     metavar="NAME",
@@ -209,11 +214,11 @@ def replicate(
 ) -> None:
     """Follow a master's log into a store, until Ctrl-C.
 
-    The master is a RocketMQ 4.9 broker or logquarry serve-master. The files of its log must have
-    the same size as the log files of STORE: if that is not 1 GiB, pass mappedFileSizeCommitLog with
-    --config. After Ctrl-C, a broker or logquarry can open STORE for writing.
+    The master is a RocketMQ 4.9 broker or logquarry serve-master. The log files of master and STORE
+    must have the same size: if the size is not 1 GiB, pass mappedFileSizeCommitLog with --config.
+    After Ctrl-C, a broker or logquarry can open STORE for writing.
 
-    Exit code 4 if STORE is ahead of its master or has other bytes, or if a process has it open.
+    Exit code 4 if STORE is ahead of its master, has other bytes, or is open in another process.
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
@@ -372,7 +377,8 @@ def serve_master(
     """Send a store's log to slaves, until Ctrl-C.
 
     A slave is a RocketMQ 4.9 broker or logquarry replicate. The command opens STORE for writing, so
-    no other process may do so. It prints one line for each address that it serves.
+    no other process may have STORE open. The command prints one line for each address that it
+    serves.
 
     Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """
@@ -417,7 +423,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # Flush now: a script may wait for these lines.
+        # Flush now: a script may wait for the printed lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

@@ -54,8 +54,9 @@ def salvage(
 ) -> None:
     """Copy the sound messages of a damaged store.
 
-    The output lists what is lost. salvage only reads STORE, but no process may have it open. With
-    --spark-master it saves several stores in parallel, one task each.
+    The output lists the lost messages. salvage only reads STORE, but no process may have STORE
+    open. With --spark-master, salvage saves several stores in parallel, with one task for each
+    store.
 
     Exit code 1 if anything is lost, else 0; 4 if a process has the store open.
 
@@ -236,10 +237,10 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
     """Make a plain store from a DLedger log, or from a log in several folders.
 
     The new store has its log in commitlog/, and queues, index, topics and consumer offsets. To
-    serve it with a broker of RocketMQ 4.9 or 5, remove enableDLegerCommitLog and
+    serve the new store with a broker of RocketMQ 4.9 or 5, remove enableDLegerCommitLog and
     storePathCommitLog from broker.conf. Messages of a DLedger log get new physical offsets; queue
-    offsets stay. convert only reads STORE, but no process may have it open. It leaves damaged
-    messages out and lists them.
+    offsets stay. convert only reads STORE, but no process may have STORE open. convert omits
+    damaged messages, and lists them.
 
     Exit code 1 if a message is lost or a part of STORE is left behind, else 0; 2 if the log is
     already in commitlog/; 4 if a process has the store open.

@@ -1,4 +1,4 @@
-"""Runs commands on Spark: sessions, and one-line errors for Spark's failures."""
+"""Runs commands on Spark: makes sessions, and turns Spark's failures into one-line errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def session(master: str) -> Iterator[SparkSession]:
     """Yield a Spark session; stop the session at the end, unless Spark ran before."""
     if find_spec("pyspark") is None:
         raise SparkTrouble(
-            "this needs PySpark, which is not installed: pip install 'logquarry[spark]'"
+            "the command needs PySpark, which is not installed: pip install 'logquarry[spark]'"
         )
     from pyspark import SparkContext
 
@@ -44,7 +44,7 @@ def session(master: str) -> Iterator[SparkSession]:
         except BaseException:
             if made is not None and not running:
                 with held():
-                    # Running tasks would log errors about the stopped session.
+                    # Hide the errors that running tasks would log about the stopped session.
                     made.sparkContext.setLogLevel("OFF")
             raise
         finally:
@@ -64,8 +64,8 @@ def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
 
 
 def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
-    # In the main thread, Ctrl-C would not work while Spark starts, and PySpark would install a
-    # handler for Ctrl-C that calls the JVM at any point of the program.
+    # Start Spark in a second thread: in the main thread, Ctrl-C would not work during the start,
+    # and PySpark would install a handler for Ctrl-C that can call the JVM at any moment.
     made: list[SparkSession] = []
     failed: list[BaseException] = []
 

@@ -37,9 +37,8 @@ STATES: Final = {
 def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: Output) -> None:
     """Show a store's numbers for monitoring.
 
-    These are offsets, bytes per topic, consumer lag and disk use. A broker may have the store open.
-    Counts and rates of puts and gets exist only in the writer's process: call MessageStore.stats()
-    there.
+    The numbers are offsets, bytes per topic, consumer lag and disk use. A broker may have the store
+    open. For counts and rates of puts and gets, call MessageStore.stats() in the writer's process.
 
     Example: logquarry stats /data/store --prometheus
     """
@@ -178,7 +177,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """Warn of each queue that was left out; if there is one, exit with the code for findings."""
+    """Warn of each queue that was left out; then exit with the code for findings, if any."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

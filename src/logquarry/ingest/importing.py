@@ -1,8 +1,9 @@
 """Imports exported messages: Parquet, and JSON Lines of ``messages`` and ``export``.
 
-The log cannot remove messages, so a repeated import duplicates the messages of a failed import. To
-prevent this, the import checks the whole source before the first put. Afterwards only a full disk
-or Ctrl-C can end the import. The import then ends between two messages, and reports their number.
+The log cannot remove messages, so a repetition of a failed import would duplicate messages. To
+prevent failures, the import checks the whole source before the first put. Only a full disk or
+Ctrl-C can end the import later: between two messages, with a report of the number of imported
+messages.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def _cast(file: SourceFile, name: str, column: pa.Array, kind: pa.DataType) -> p
     given = column.type
     same = (
         (pa.types.is_map(kind) and pa.types.is_map(given))
-        # An integer for a timestamp means milliseconds.
+        # An integer in a column of timestamps is a number of milliseconds.
         or (pa.types.is_timestamp(kind) and (pa.types.is_timestamp(given) or given == pa.int64()))
         or (pa.types.is_integer(kind) and pa.types.is_integer(given))
         or (pa.types.is_string(kind) and _is_text(given))

@@ -1,8 +1,8 @@
 """Commits the staged rows of many tasks to one or several stores: all rows exactly once, or none.
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
-several stores, a crash can leave the load in some of the stores. So before the first append, a
-document records which segments belong to the load. After a crash, the next load into the same path
+several stores, a crash can leave the load in some of the stores. Before the first append, a
+document (the decision) records the load's segments. After a crash, the next load into the same path
 completes the decided load, and drops the segments of a second attempt.
 
 ::
@@ -199,8 +199,8 @@ def commit_load(
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since the staging; then its store gets no segment. If
-            a segment is missing or has another size, no store gets a segment.
+        CorruptFile: if a segment has changed since the staging; then the segment's store gets no
+            segment. If a segment is missing or has another size, no store gets a segment.
         StoreUnavailable: if a store cannot be written. The next load into the same path completes
             a decided load.
     """
@@ -272,9 +272,9 @@ class _Commit:
         segments = by_broker(self.tasks)
         _warn_of_space(plan, segments)
         if plan.brokers == 1:
-            # A load without rows creates the store too, and gets an entry in its ledger.
+            # A load without rows also creates the store, and adds an entry to the store's ledger.
             store = plan.store(0)
-            # The segment files list the queues too, so do not send the queues to the task.
+            # Do not send the queues to the task: the segment files contain the list of queues.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}
@@ -321,7 +321,7 @@ class _Decision:
         return None if found is None else found[0]
 
     def make(self, load: LoadId, stores: Mapping[str, Sequence[Segment]]) -> None:
-        # From now on the load is certain: after a crash, a later run appends these segments.
+        # From here on, the load is decided: after a crash, the next load appends the segments.
         document: dict[str, Any] = {
             "load": load.to_json(),
             "stores": {

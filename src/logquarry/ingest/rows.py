@@ -40,7 +40,7 @@ class SourceFile:
 
     Attributes:
         is_parquet: True for Parquet, False for JSON Lines.
-        rows: number of rows in the manifest; None without a manifest.
+        rows: number of rows, from the manifest; None without a manifest.
     """
 
     path: str
@@ -88,7 +88,7 @@ def open_source(location: str | os.PathLike[str]) -> Source:
 
 
 def _is_data(path: Path) -> bool:
-    # Ignore these names, because Spark and pyarrow ignore them too.
+    # Like Spark and pyarrow, ignore names that begin with an underscore or a dot.
     return path.is_file() and not path.name.startswith(("_", "."))
 
 
@@ -223,7 +223,7 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
     # An export with --decompress decompresses bodies, but keeps SYSFLAG's bit for compressed
-    # bodies. So without a CRC, check that each body with this bit decompresses.
+    # bodies. If the CRC is missing, check that each body with the bit decompresses.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -246,7 +246,7 @@ def _reason(flag: int) -> str:
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    # A CRC below 0 is not checked.
+    # With a CRC below 0, `put_stored` does not check the body.
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:

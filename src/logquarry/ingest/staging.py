@@ -5,8 +5,8 @@ copies the frames, and sets their offsets. A task writes one segment for each br
 
 A row keeps its queue id; all rows with the same topic and queue id go to the same broker. If a row
 has no queue id, the hash of its key selects one of the queues of all brokers, like RocketMQ's
-``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice does not depend
-on time or chance: a repeated load puts each row into the same queue.
+``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice never depends
+on time or chance, so a repeated load puts each row into the same queue.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> Bytes:
-        # The memory is valid until the next call. An allocation for each call is too slow.
+        # Reuse one allocation, valid until the next call: an allocation for each call is too slow.
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -338,7 +338,7 @@ class Stager:
         starts: Int64,
         odd: list[int],
     ) -> None:
-        # This method skips the rows in `odd`; the caller encodes them.
+        # Skip the rows in `odd`, which the caller encodes.
         kernels = codec.kernels()
         assert kernels is not None
         count = len(starts)
@@ -385,7 +385,7 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    # Rejects rows without topic or body, and rows with invalid UTF-8.
+    # This call rejects rows without topic or body, and rows with invalid UTF-8.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:

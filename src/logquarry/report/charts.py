@@ -1,7 +1,7 @@
 """The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
 
-A chart contains only a few rows of data, so the page stays small. A name from the store is data of
-a chart and never part of an expression. So a hostile name cannot run code in the page.
+A chart contains only a few rows of data, so the page stays small. Names from the store are only
+data of a chart, never part of an expression, so a hostile name cannot run code in the page.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
 
     most = max((row["value"] for row in rows), default=1)
     longest = max((len(row["text"]) for row in rows), default=1)
-    # Leave room for the number after the longest bar. The numbers replace an axis.
+    # Leave room for the number after the longest bar.
     room = most * (1.12 + longest / 40)
     base = chart_of(rows).encode(
         y=alt.Y("name:N", sort=alt.EncodingSortField("order"), title=None),
@@ -154,7 +154,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # Damage of 100 bytes in 1 GiB is less than a pixel. So draw 2 pixels and a triangle.
+        # Draw 2 pixels and a triangle: damage of 100 bytes in 1 GiB is less than a pixel.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"
@@ -204,7 +204,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    # Too many files: show damaged files and the last files.
+    # If there are too many files, show damaged files and the last files.
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]

@@ -29,7 +29,7 @@ from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
-# Vega needs unsafe-eval: it compiles expressions to functions. Vega also adds styles.
+# Vega compiles expressions to functions, which needs unsafe-eval, and adds styles.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Spark's schema for the columns of a read, Arrow batches of rows, differences between PySparks.
+"""Spark schemas and Arrow batches for the rows of a read, and the differences between PySparks.
 
 | feature | first PySpark | without the feature |
 |---|---|---|
@@ -7,8 +7,8 @@
 | `to_arrow_schema(timezone=)` | 4.2 | timestamps are UTC |
 | limits for the batches of a stream | 4.2 | a batch takes all new messages: `stream_planner.py` |
 
-Other modules import PySpark's classes from this module. A class that the installed PySpark lacks is
-an empty class.
+Other modules import PySpark's classes from `columns`. If the installed PySpark lacks a class,
+`columns` defines an empty class of the same name.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _class_of(module: str, name: str) -> Any:
 
 
 class _Absent:
-    """Base of the empty classes that replace the classes that the installed PySpark lacks."""
+    """Base of the empty classes that replace missing classes of PySpark."""
 
 
 if not TYPE_CHECKING:
@@ -153,7 +153,7 @@ logger = logging.getLogger(__name__)
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
-    # Spark closes the connection once the query has all its rows (a limit, show()).
+    # Spark closes the connection when the query has all its rows (a limit, show()).
     with without_traceback():
         wanted = arrow_schema(struct)
         damage = DamageLog()
@@ -176,7 +176,7 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # Map types differ only in the nullability of values. A cast would dominate the work on a batch.
+    # Change only the type: a cast would take longer than all other work on a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -196,7 +196,7 @@ def _log_damage(damage: DamageLog, logged: int) -> int:
 
 
 def struct_of(options: ReadOptions) -> StructType:
-    """Return Spark's schema of the selected columns. All of Kafka's columns are nullable."""
+    """Return Spark's schema of the selected columns; Kafka's columns are all nullable."""
     if not options.is_kafka:
         return native_struct(options.names)
     kinds = {column.name: column.spark for column in schema.KAFKA_COLUMNS}

@@ -62,8 +62,8 @@ def compact(
     A concurrent export can add to a Delta or Iceberg table, but not to the same Parquet folder.
 
     Args:
-        target_size: approximate bytes of a merged file; None for 256 MiB, or for a Delta table's
-            setting. A file larger than half of this size stays unchanged.
+        target_size: approximate bytes of a merged file; None for 256 MiB; for a Delta table, None
+            uses the table's setting. A file larger than half of `target_size` stays unchanged.
         spark: a session whose workers merge; None to merge in this process. Delta tables are always
             merged in this process, on all cores.
         table: ``NAMESPACE.TABLE`` of an Iceberg table; pass the value that the export got.
@@ -73,8 +73,9 @@ def compact(
     Raises:
         StoreNotFound: if there is no export.
         UsageError: if no export made the table, an option has no effect, or a package is missing.
-        StoreUnavailable: if an export or compaction is running, or changed the files meanwhile.
-        CorruptFile: if a file differs from its description in the table; nothing has changed then.
+        StoreUnavailable: if an export or another compaction is running, or changed the files during
+            this compaction.
+        CorruptFile: if a file differs from its description in the table; the table is unchanged.
     """
     if target_size is not None and target_size <= 0:
         raise UsageError(f"target_size: takes bytes > 0, not {target_size}")
@@ -123,11 +124,11 @@ class Compaction:
 
 
 # ---------------------------------------------------------------------------------------- Parquet
-# A merge joins neighbouring files: files of one folder, broker and kind, in the order of their
-# messages. During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
+# A merge joins files of one folder and one broker, in the order of their messages. During the
+# commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
-# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A
-# merged file's name also has ".to.", the last offset, and up to two numbers against equal names.
+# Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
+# file's name also contains ".to." and the last offset; up to two numbers make the name unique.
 _NAME: Final = re.compile(
     r"(?P<kind>part-.+?)\.(?P<first>[0-9]{20})(?:\.to\.[0-9]{20})?(?:\.[0-9]{1,9}){0,2}\.parquet"
 )
@@ -144,7 +145,7 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind; a merge's files have the same first offset."""
+        """Sort key of files of one kind; several files of one merge have the same first offset."""
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -205,7 +206,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Raise if the folder changed during the merge; object stores have no locks."""
+    """Raise StoreUnavailable if the folder changed during the merge: a URL has no lock."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -266,7 +267,7 @@ def _task(
     folder: OutputFolder, staging: str, group: Sequence[_File], known: Sequence[str]
 ) -> MergeTask:
     first, last = group[0], int(group[-1].entry["last_offset"])
-    # Choose an unused name: the result of an earlier merge may have the name.
+    # Choose an unused name, because a file of an earlier merge can already have the first name.
     name = f"{first.kind}.{first.first:020d}.to.{last:020d}"
     path = f"{first.place}/{name}".lstrip("/")
     taken = [file[len(path) + 1 :] for file in known if file.startswith(f"{path}.")]
@@ -278,7 +279,7 @@ def _task(
 
 
 def _final(path: str, staging: str) -> str:
-    """Return the final path of a file in the folder of an attempt."""
+    """Return the final path of a file that is in the folder of an attempt."""
     return path.removeprefix(f"{staging}/").partition("/")[2]
 
 
@@ -363,7 +364,7 @@ def compact_iceberg(table: Iceberg, target_size: int, run: RunMerges) -> Compact
         with held():
             table.replace(before.values(), added)
     except TableUnchanged:
-        # After any other error, the commit may have succeeded, so the new files must stay.
+        # Keep the new files after other errors: the commit may have succeeded.
         _remove(table, made)
         raise
     return Compaction.of(before.values(), made)

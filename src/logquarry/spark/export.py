@@ -1,7 +1,7 @@
 """Exports stores to Parquet, and counts their messages; on Spark, or in this process.
 
-A file's name depends only on the store and the offsets of its messages. So a repeated export
-replaces its files and never duplicates rows. :mod:`logquarry.spark.output` commits the files.
+A file's name depends only on the store and the offsets of its messages. A repeated export therefore
+replaces files and never duplicates rows. :mod:`logquarry.spark.output` commits the files.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def export_parquet(
             be ``"stop"`` or ``"fail"``.
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         progress: called with (bytes of log done, bytes in total).
-        dest_storage_options: for a URL: options for the file system of ``dest``; None for the
-            stores' options.
+        dest_storage_options: options for the file system of ``dest``, if ``dest`` is a URL; None
+            for the stores' options.
 
     Raises:
         CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.

@@ -65,7 +65,7 @@ def run_tasks(
         spark: the session; None to run the tasks in this process, one after the other.
         work: called in a worker with a task's number and the task. Tasks, `work` and results must
             be picklable.
-        weight: returns the weight of a task in the progress, for example its bytes.
+        weight: returns a task's share of the progress, for example the task's bytes.
         progress: called on the driver with (weight of the finished tasks, total weight).
         pause: called on the driver several times a second; raise to cancel the job.
 
@@ -102,7 +102,7 @@ def run_tasks(
             except BaseException as error:
                 outcome.set_exception(error)
 
-        # The job runs in a second thread, so that this thread can report progress and be
+        # The job runs in a second thread, so that the first thread can report progress and be
         # interrupted.
         InheritableThread(target=run, daemon=True).start()
         reported = -1
@@ -149,7 +149,7 @@ _KINDS = frozenset(
 def explain(error: BaseException | None) -> LogquarryError | None:
     """Return the exception of logquarry that made Spark raise `error`; None if there is none.
 
-    A restored CorruptStore has path, offset, kind and reason again.
+    A returned CorruptStore has the path, offset, kind and reason of the original exception.
     """
     while error is not None:
         if isinstance(error, LogquarryError):
@@ -162,7 +162,7 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return a worker's Python exception; else Java's innermost cause; else the first two lines."""
+    """Return the text of a worker's exception, else of Java's innermost cause, else two lines."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
     in_traceback = False
@@ -188,7 +188,8 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    # Some exceptions need more than their text: a caller then gets the nearest base class.
+    # If the class of the exception needs more than a text, use the nearest base class that does
+    # not.
     for base in kind.__mro__:
         with suppress(TypeError):
             found = base(text)

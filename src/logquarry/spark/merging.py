@@ -51,7 +51,7 @@ class MergeTask:
     Attributes:
         sources: the files, in the order of their rows; all files have the same columns.
         stem: path of the merged file without its ending.
-        staging: folder in which each attempt makes its own folder. None to write beside the
+        staging: folder in which each attempt makes its own folder; None to write beside the
             sources, with a unique suffix for each attempt.
     """
 
@@ -119,7 +119,7 @@ def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
 
 
 def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
-    """Merge files into one, or into several if the metadata of one would be too large."""
+    """Merge files into one file; into several files if the metadata of one would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
     if task.staging is not None:

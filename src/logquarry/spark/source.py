@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class _Reader(Packaged, DataSourceStreamReader):
-    """Base of a stream's readers: a process beside the driver plans, the workers read.
+    """Base of the stream readers: a Python process of the driver plans, the workers read.
 
     The options are parsed at the query's first call and not in the constructor: up to version 4.3,
     PySpark drops the text of a constructor's exception.
@@ -96,7 +96,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return one limit of a batch. :meth:`latestOffset` adds the other limit."""
+        """Return one limit of a batch; :meth:`latestOffset` applies the other limit."""
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -144,7 +144,7 @@ class RocketMQUnlimitedReader(_Reader):
 
 
 class RocketMQDataSource(DataSource):
-    """The class behind `format("rocketmq")` of `read`, `readStream`, `write` and `writeStream`.
+    """The format `rocketmq` of Spark's `read`, `readStream`, `write` and `writeStream`.
 
     `load` checks that the stores exist, unless the user gives a schema. The first query on a
     DataFrame plans the tasks; later queries on the DataFrame reuse the plan.

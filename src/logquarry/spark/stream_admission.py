@@ -46,7 +46,7 @@ class StreamOffset:
         queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
             reads all of its messages.
         first: start of the query's first batch; None in later offsets. If the first batch fails,
-            Spark requests the start again, but the end of the log may have advanced since then.
+            Spark requests the start again, when the log's end may already have advanced.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes to walk from a known frame; for a longer walk, a nearer frame is searched first."""
+"""Maximum bytes to walk from a known frame; otherwise the planner searches a nearer frame."""
 MOST_COUNTED: Final = 1 << 30
 """Maximum bytes of log in which a batch counts messages; limits the read for a rare topic."""
 
@@ -128,8 +128,8 @@ class Backlog:
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     """Return the physical offset by broker at which a batch of at most `limit` bytes of log ends.
 
-    Each broker gets an equal share. If no frame fits into the limit, the batch takes one frame, so
-    that the stream advances.
+    Each broker gets an equal share of the limit. If no frame fits into the limit, the batch takes
+    one frame, so that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -137,7 +137,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Give unused bytes of the shares to other brokers, first to brokers that got nothing.
+    # Give the unused bytes of shares to other brokers, first to the brokers without any bytes.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:

@@ -3,9 +3,9 @@
 A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
 
 Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
-start or a limit. So a batch takes all new messages; a limit would end a Trigger.AvailableNow query
-after the first batch. A restarted query requests the newest offset before the planner sees the
-checkpoint. So `tasks` compares the options' start conditions with the checkpoint.
+start or a limit. A batch then takes all new messages; a limit would end a Trigger.AvailableNow
+query after the first batch. A restarted query requests the newest offset before the planner sees
+the checkpoint. `tasks` therefore compares the options' start conditions with the checkpoint.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # If a queue's first offset is 0, the queue needs no condition.
+                # A queue that starts at queue offset 0 needs no condition.
                 if first
             }
             if firsts:
@@ -169,7 +169,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether the start options can mean another offset later ("latest", or a time)."""
+        """Whether the offset that the start options mean can change later ("latest", or a time)."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
@@ -275,7 +275,7 @@ _SAME_START = "this Spark cannot keep a start across a restart; give the origina
 
 
 class UnlimitedPlanner(StreamPlanner):
-    """Plans batches that take all new messages, for a Spark without limits for batches."""
+    """Plans batches of all new messages, for versions of Spark that do not support limits."""
 
     def __init__(self, options: ReadOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -300,7 +300,7 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # The checkpoint records a start "latest"; all messages after the first batch are newer.
+        # Leave out a start "latest" (LONG_MAX): the checkpoint has recorded the offset.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()
@@ -321,7 +321,7 @@ class UnlimitedPlanner(StreamPlanner):
         return super().tasks(start, end)
 
     def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
-        """Return the end of the first batch after a restart, with the query's start conditions."""
+        """Return the first batch's end after a restart, with the checkpoint's start conditions."""
         if start.since_ms != end.since_ms:
             raise UsageError(f"startingTimestamp: differs from the checkpoint's: {_SAME_START}")
         given = (self._options.wanted.queue_ranges or {}).keys()

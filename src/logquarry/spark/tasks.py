@@ -59,7 +59,7 @@ _PIECE: Final = 8 << 20
 
 
 class Quarantine:
-    """The copies of one store's damage."""
+    """Copies the damaged bytes of one store."""
 
     def __init__(self, folder: OutputFolder, broker: str) -> None:
         self._folder = folder
@@ -227,7 +227,7 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: number of tasks to reach if each task then has at least LEAST_SPLIT bytes.
+        min_tasks: wanted number of tasks, but each task has at least LEAST_SPLIT bytes.
             ``options.min_partitions`` can make smaller tasks, down to LEAST_STATED_SPLIT.
     """
     stores: list[_Store] = []
@@ -306,8 +306,8 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
             min_parts=min_parts,
             skip_damage=options.on_damage == "skip",
         )
-    # With on_damage=stop, the first damage ends the read, so the parts must be in log order. Only
-    # the time range narrows the plan; the tasks apply the other filters.
+    # With on_damage=stop, the first damage ends the read, so the parts must be in the order of the
+    # log. Only the time range narrows the plan; the tasks apply the other filters.
     wanted = store.selection.wanted
     by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
     walk = plan_read(
@@ -435,7 +435,7 @@ def _not_deleted(
     """Read a part; bytes that retention has deleted since the planning are not damage."""
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
-    # A search in bodies reads the bodies, so the search needs their CRC checked.
+    # A filter that searches bodies needs bodies with a checked CRC.
     check_crc |= task.plan.selection.wanted.grep is not None
     events = read_part(
         layout, task.plan, part, check_crc=check_crc, batch_bytes=task.options.batch_bytes
@@ -471,7 +471,7 @@ def certain_events(
         if isinstance(event, LogEnd) or (
             isinstance(event, DamagedSpan) and (event.is_tail or event.ends_log)
         ):
-            # A power cut truncated the log, or the log was replaced by another log.
+            # A power cut truncated the log, or another log replaced the log.
             why = "the log had whole frames here when the batch was planned, and has none now"
             yield DamagedSpan(
                 event.offset, stop - event.offset, LOST_END, why, path_at(event.offset)

@@ -1,7 +1,7 @@
 """Prepares Spark's Python workers: garbage collection, closed connections, tracebacks.
 
-Imports little, because PySpark's daemon, which forks the workers, and PySpark's search for data
-sources (`pyspark_logquarry`) import this module too.
+The module imports little, because two other processes import it too: PySpark's daemon, and
+PySpark's search for data sources (`pyspark_logquarry`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Number of tasks of a worker that freeze objects. Later tasks add few objects."""
+"""Number of tasks of a worker that call :func:`gc.freeze`. Later tasks add few objects."""
 
 
 def settle() -> None:
@@ -52,8 +52,8 @@ def settle() -> None:
 class QuietErrors:
     """An error stream that drops the traceback of a worker whose connection the JVM closed.
 
-    The JVM closes a connection that was idle for a minute, or if the query needs no more rows. At
-    its exit, the worker then gets a broken pipe, and PySpark's daemon prints a traceback.
+    The JVM closes a connection after an idle minute, or when the query needs no more rows. At its
+    exit, the worker then gets a broken pipe, and PySpark's daemon prints a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -97,8 +97,8 @@ def without_traceback() -> Iterator[None]:
 def _by_value() -> Callable[[bytes], Any]:
     """Return a nested function, which Spark pickles by value.
 
-    So a worker that cannot import logquarry can run the function, and the error names the setting
-    to change. A plain pickle would only report the missing module.
+    A worker without logquarry can still run the function, whose error names the setting to change.
+    A plain pickle would only report the missing module.
     """
 
     def load(data: bytes) -> Any:

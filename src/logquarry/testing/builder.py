@@ -33,7 +33,6 @@ class StoreBuilder:
 
     Args:
         root: the folder to write; must not hold a store yet.
-        start: physical offset of the first file, a multiple of ``file_size``.
     """
 
     def __init__(
@@ -42,12 +41,11 @@ class StoreBuilder:
         *,
         file_size: int = 1 << 16,
         queue_file_size: int = 2_000,
-        start: int = 0,
     ) -> None:
         self.root = root
         self.file_size = file_size
         self.queue_file_size = queue_file_size
-        self.offset = start
+        self.offset = 0
         self._queues: dict[tuple[str, int], bytearray] = defaultdict(bytearray)
         self._queue_bases: dict[tuple[str, int], int] = {}
         self._file: BinaryIO | None = None

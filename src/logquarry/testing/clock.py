@@ -12,7 +12,7 @@ class FakeClock:
 
     Args:
         now: the first time, in milliseconds since 1970.
-        step: milliseconds by which each call advances the clock. Above 0, all times differ.
+        step: milliseconds by which each call advances the clock; if above 0, all times differ.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:
@@ -36,7 +36,7 @@ class FakeClock:
 class ShiftedClock:
     """The system's time plus a shift that a test sets. Thread-safe.
 
-    Without a shift, the times that a client computes (TIMER_DELIVER_MS) fit this clock.
+    At a shift of 0, times that a client computes (TIMER_DELIVER_MS) fit the clock.
     """
 
     def __init__(self) -> None:

@@ -23,8 +23,9 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""A value of :attr:`Fault.error`. A write or a read transfers half of its bytes. An allocation gets
-half of the space, and fails because the disk is full. Other calls succeed."""
+"""A value of :attr:`Fault.error`: a write or a read transfers half of its bytes; an allocation gets
+half of the space, and fails because the disk is full; other calls succeed.
+"""
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
 CHANGES: Final = frozenset({"make_folder", "rename", "link", "unlink"})
@@ -43,7 +44,7 @@ HALVES: Final = frozenset({"write", "read", "allocate"})
 
 
 class Stopped(OSError):
-    """The simulated process is dead. The call had no effect."""
+    """The simulated process is dead, so the disk call had no effect."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the process was stopped before this call")
@@ -65,7 +66,7 @@ class Fault:
     for_ever: bool = False
 
     def hits(self, kind: str) -> bool:
-        """Count a call, and return whether this fault applies to it."""
+        """Count a call, and return whether this fault applies to the call."""
         if self.kind not in (None, kind):
             return False
         self.nth -= 1
@@ -112,7 +113,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Each fault counts this call, even if an earlier fault raises.
+        # Let each fault count the call, even if an earlier fault raises.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -142,7 +143,7 @@ class Content(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """A change of one name. ``node`` is the number of its file or folder; None removes the name."""
+    """A change of one name. ``node`` is the number of the file or folder; None removes the name."""
 
     folder: int
     name: str

@@ -40,7 +40,7 @@ _PORT: Final = "logquarry.disk.disk"
 class _File:
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # A duplicate of the store's descriptor would share the lock of the store.
+        # Open the file again: a duplicate of the store's descriptor would share the store's lock.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
@@ -105,7 +105,7 @@ def _differing(one: bytes, other: bytes) -> Iterator[int]:
 
 
 def _observed(call: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
-    # The disk observes and counts the call, and can make the call fail.
+    # Wraps a disk call: the disk observes and counts the call, and can make the call fail.
 
     @wraps(call)
     def observed(disk: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -122,20 +122,18 @@ class FaultyDisk(Disk):
     files in the folder. The disk detects a change by another program only at the next open of the
     changed name.
 
-    Args:
-        observe: called with the name of each disk call before the call; may call :meth:`state`.
-
     Attributes:
+        observe: called with the name of each disk call before the call; may call :meth:`state`.
         faults: the faults, and the number of calls.
         sites: places in the code that called a sync, with the number of calls.
         ignored: places in the code whose syncs have no effect.
     """
 
-    def __init__(self, root: Path, *, observe: Callable[[str], None] | None = None) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__()
         self.root = root.absolute()
         self.faults = disk_state.Faults()
-        self.observe = observe
+        self.observe: Callable[[str], None] | None = None
         self.sites: dict[str, int] = {}
         self.ignored: set[str] = set()
         self._lock = threading.RLock()
@@ -169,15 +167,15 @@ class FaultyDisk(Disk):
     def stop_at(self, number: int) -> None:
         """Simulate that the process dies before a call, counted from the disk's first call.
 
-        Then each call has no effect and raises :class:`Stopped`. The disk ignores later writes
-        through memory maps.
+        From this call on, each call has no effect and raises :class:`Stopped`. The disk ignores
+        later writes through memory maps.
         """
         self.faults.stops_at = number
 
     def restart(self) -> None:
         """Simulate a new process that finds the old page cache, and remove all faults.
 
-        First close the store of the old process, and ignore errors of the close.
+        Before this call, close the store of the old process, and ignore errors of the close.
         """
         with self._lock:
             self.faults.clear()
@@ -235,7 +233,7 @@ class FaultyDisk(Disk):
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and size > before:
-                # ext4 keeps the part that fits.
+                # On a full disk, ext4 keeps the part of an allocation that fits.
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
@@ -409,7 +407,7 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        # Return the path in the store, without topics, numbers and file names.
+        # Return the kind of a path: the path in the store, without topics, numbers and file names.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:

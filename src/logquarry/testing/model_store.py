@@ -58,8 +58,8 @@ class Violation(NamedTuple):
 class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
-    ``is_torn``: whether topic or properties contain zero bytes. The CRC covers only the body, so a
-    frame stays sound if a crash loses the page with its topic or properties.
+    ``is_torn``: whether topic or properties contain zero bytes. A crash can lose the page with
+    topic or properties, but the frame stays sound, because the CRC covers only the body.
     """
 
     topic: str
@@ -262,7 +262,7 @@ class ModelStore:
     def acked_at(
         self, put: Put, physical: int, queued: int, time: int, *, is_durable: bool
     ) -> None:
-        """Record an acknowledgement by its physical offset, queue offset and store time."""
+        """Record an acknowledgement with this physical offset, queue offset and store time."""
         put.physical_offset, put.queue_offset, put.store_timestamp = physical, queued, time
         put.is_acked = True
         put.is_durable = is_durable
@@ -355,7 +355,7 @@ class ModelStore:
         by_queue: dict[QueueKey, list[SeenMessage]] = {}
         for message in seen.log:
             if message.is_torn and "\0" in message.topic:
-                # The store makes no queue for a topic with zero bytes.
+                # If a topic contains zero bytes, the store makes no queue.
                 continue
             by_queue.setdefault((message.topic, message.queue_id), []).append(message)
         for key, messages in by_queue.items():
@@ -390,7 +390,7 @@ class ModelStore:
     def _check_queue(
         self, key: QueueKey, queued: Iterable[SeenMessage], logged: Iterable[SeenMessage]
     ) -> list[Violation]:
-        # A queue has each of its messages in the log once, in order, and no other message.
+        # A queue must have exactly its messages of the log, each message once, in order.
         queued = list(queued)
         wrong = [
             Violation(Wrong.WRONG_TOPIC, f"a read of {key} returned {message}")

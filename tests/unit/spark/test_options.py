@@ -214,7 +214,7 @@ def test_an_unknown_option_is_refused(is_stream: bool) -> None:
         ("startingTimestamp", "yesterday", "takes milliseconds or an ISO 8601 time"),
         ("splitSize", "-1", "takes a size such as 64m"),
         ("splitSize", "0", "takes a size such as 64m"),
-        ("minPartitions", "0", "takes a number >= 1"),
+        ("minPartitions", "0", "takes a whole number >= 1"),
         ("batchSize", "two", "takes a size such as 64m"),
         ("onDamage", "explode", "takes fail or skip or quarantine"),
         ("onDamage", "quarantine", "quarantine needs a folder"),

@@ -60,7 +60,7 @@ def test_defaults() -> None:
         ({"onRejected": "drop"}, "onRejected: takes fail or deadLetter, not 'drop'"),
         ({"onRejected": "deadLetter"}, "onRejected: deadLetter needs a folder"),
         ({"deadLetterPath": "s3://b/d"}, "deadLetterPath: s3://b/d: dead letters need a folder"),
-        ({"config": "{"}, "config: takes a file or a JSON object"),
+        ({"config": "{"}, "config: takes JSON, not '{'"),
     ],
 )
 def test_what_cannot_be_meant(options: dict[str, str], why: str) -> None:

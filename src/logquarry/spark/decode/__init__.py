@@ -1,6 +1,6 @@
 """Decodes message bodies into a struct column: JSON, Avro (fastavro) or Protobuf (protobuf).
 
-A body's result depends on that body alone, so decoding a body again gives the same result.
+The value of a body depends only on the body and the schema, not on other bodies.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies; `schema` is None to infer types of JSON from a sample. Picklable."""
+    """How to decode bodies. If `schema` is None, infer the schema from JSON bodies. Picklable."""
 
     kind: str
     schema: bytes | None = None
@@ -131,7 +131,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
     left = SAMPLE
     for task in tasks:
-        # Do not copy damage to the quarantine here: the export's tasks do so.
+        # The tasks of the export copy damage to the quarantine, so do not copy damage here.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():
@@ -142,7 +142,7 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
 
 def _ddl_or_file(text: str) -> bytes:
-    """Return the DDL, or the content of the file of this name; a file takes precedence."""
+    """Return the content of the file `text`; if there is no such file, `text` is the DDL."""
     try:
         is_file = Path(text).is_file()
     except (OSError, ValueError):

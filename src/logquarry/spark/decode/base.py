@@ -46,7 +46,7 @@ class BodyDecoder(ABC):
             return self._singly(values, failed), failed
 
     def _singly(self, values: list[Any], failed: dict[int, str]) -> pa.Array:
-        """Make an array; a value of a wrong type becomes null and a failure."""
+        """Make an array; a value of a wrong type becomes null, and the value's row is a failure."""
         for row, value in enumerate(values):
             try:
                 pa.array([value], self.arrow_type)
@@ -105,7 +105,7 @@ def struct_of(text: str) -> pa.StructType:
 
 
 def check_struct(kind: pa.DataType, path: str = "value") -> None:
-    """Raise UsageError if some kind of table cannot hold the struct."""
+    """Raise UsageError if Delta or Iceberg cannot store the struct."""
     if pa.types.is_struct(kind):
         if not kind.num_fields:
             raise UsageError(f"schema: {path} has no fields: tables need at least one")
@@ -124,7 +124,7 @@ def check_struct(kind: pa.DataType, path: str = "value") -> None:
 
 
 def is_column_name(name: str) -> bool:
-    """Return whether every kind of table accepts the column name."""
+    """Return whether Delta and Iceberg accept the column name."""
     return bool(name) and re.search(r"[ ,;{}()\n\t=.\x00]", name) is None
 
 

@@ -108,7 +108,7 @@ class _Types:
     """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
-        # By full name: the schema, and the namespace around it.
+        # (schema, namespace that contains the definition), by full name.
         self._named: dict[str, tuple[Any, str]] = {}
         self._open: list[str] = []
 
@@ -122,7 +122,7 @@ class _Types:
             own = self._named.get(name, self._named.get(schema))
             if own is None:
                 raise UsageError(f"Avro schema: {path}: there is no type {schema!r}")
-            # Names in the schema are relative to the place of its definition.
+            # Resolve the names in the schema in the namespace that contains the definition.
             return self.of(own[0], path, own[1])
         kind = schema["type"]
         if isinstance(kind, dict | list):
@@ -130,7 +130,7 @@ class _Types:
         if kind in ("record", "error", "enum", "fixed"):
             around, word = space, schema["name"]
             if "." in word:
-                # A full name has its own namespace; Avro then ignores the attribute.
+                # Avro ignores the attribute `namespace` if the name contains dots.
                 space = word.rpartition(".")[0]
                 name = word
             else:

@@ -68,14 +68,14 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if set(kinds) == {"integer", "number"}:
         kinds = ["number"]
     if len(kinds) != 1:
-        # A column for several types gets the JSON text.
+        # For values of several types, the column gets the JSON text.
         return pa.string()
     kind = kinds[0]
     if kind == "object":
         return _object(schema, root, path, depth)
     if kind == "array":
         items = schema.get("items", True)
-        # A list has a schema for each position, so the elements have several types.
+        # If `items` is a list, it has a schema for each position: the elements have several types.
         items = True if isinstance(items, list) else items
         return pa.list_(_type(items, root, f"{path}[]", depth + 1))
     if kind == "string":

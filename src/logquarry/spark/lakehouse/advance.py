@@ -43,11 +43,12 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""After this many bytes of log without a message for the table, the export commits only offsets.
-Otherwise a restart would read these bytes again."""
+"""After this many bytes of log without a message for the table, the export commits only offsets, so
+that a restart does not read these bytes again.
+"""
 
 Work = Callable[[int, ReadTask], TableResult]
-"""The work of a task, called with the task's number and the task."""
+"""Does the work of a task; called with the task's number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
 """Runs tasks and returns their results in the order of the tasks."""
 
@@ -75,7 +76,7 @@ class Target:
         return identity(self.read, self.partition_by, decode)
 
     def look_at_letters(self, state: TableState | None) -> TableState | None:
-        """Return the state of the dead letters; None if they have no table yet.
+        """Return the state of the table of dead letters; None if it does not exist yet.
 
         Args:
             state: state of the table of the messages; None if the table does not exist yet.
@@ -93,7 +94,7 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """Totals of all steps; `is_stopped` after damage has ended the export (on_damage="stop")."""
+    """Totals of all steps; `is_stopped`: whether damage has ended the export (on_damage="stop")."""
 
     summary: Summary = field(default_factory=Summary)
     files: int = 0
@@ -157,7 +158,7 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The options' start applies only to stores that the table has no messages of.
+        # The start in the options applies only to stores that are new to the table.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -227,7 +228,7 @@ class Advance:
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False if no message exists to infer its schema."""
+        """Make the decoder if needed; return False if there is no message to infer a schema."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None
@@ -261,8 +262,8 @@ class Advance:
     def _commit(self, files: Sequence[TableFile], dead: Sequence[TableFile], marks: Marks) -> None:
         """Commit the dead letters, then the files.
 
-        After a crash between the two commits, the next export reads these messages again. It then
-        writes only dead letters after the marks of the dead letters' table.
+        After a crash between the two commits, the next export reads the messages again, but skips
+        the dead letters that their table already has.
         """
         target = self._target
         if not self._run.name:
@@ -331,7 +332,7 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return marks that never move back: after a crash, the dead letters' marks can be ahead."""
+    """Return the larger value of each mark: after a crash, marks of dead letters can be ahead."""
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 

@@ -237,8 +237,7 @@ def export_iceberg(
     """Add the messages of stores to an Iceberg table, each exactly once, like :func:`export_delta`.
 
     Args:
-        dest: folder that contains the folder of the table, and the catalog. Several tables can
-            share it.
+        dest: folder for the catalog and for one folder per table; several tables can share `dest`.
         table: ``NAMESPACE.TABLE``; the table of dead letters is ``NAMESPACE.TABLE_dead_letters``.
         catalog: properties of a catalog, with `pyiceberg`'s names; None for SQLite in
             ``dest/catalog.db``.
@@ -326,9 +325,9 @@ def _target(
 
 
 def _check_letters_apart(table: Table, letters: Table) -> None:
-    """Raise UsageError if one table is in the folder of the other.
+    """Raise UsageError if the table or the table of dead letters is in the folder of the other.
 
-    Each table's cleaning (Delta's ``vacuum``) would remove the other table's files.
+    A cleanup of the outer table (Delta's ``vacuum``) would remove the files of the inner table.
     """
     places = [table.folder.location, letters.folder.location]
     if table.folder.is_local and letters.folder.is_local:
@@ -342,7 +341,7 @@ def _check_letters_apart(table: Table, letters: Table) -> None:
 
 
 def _check_free(folder: OutputFolder, table: Table) -> None:
-    """Raise UsageError if a destination without this table holds files that no export wrote.
+    """Raise UsageError if the destination of a new table holds files that no export wrote.
 
     A destination of Iceberg tables can hold other Iceberg tables.
     """
@@ -355,7 +354,7 @@ def _check_free(folder: OutputFolder, table: Table) -> None:
     for path in paths:
         name = path.rpartition("/")[2]
         is_part = name.startswith("part-") and name.endswith(".parquet")
-        # A crashed export of another table can have left files before it created its table.
+        # An export of another table can crash after it wrote files, before it creates the table.
         is_part = is_part and (not below or any(is_of_run(path, run) for run in runs))
         if not (path.startswith(ours) or path == "catalog.db" or is_part):
             raise UsageError(

@@ -1,8 +1,8 @@
 """An Iceberg table, with the package `pyiceberg`.
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
-rollback to an earlier snapshot restores its marks. The table has the marks as a property too, in
-case all snapshots of exports have expired.
+rollback to an earlier snapshot also restores the marks of that snapshot. The table has the marks as
+a property too, in case all snapshots of exports have expired.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _DAY: Final = "day"
 _TRIES: Final = 5
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""Name of the store timestamp in a native table and in a table of Kafka's columns."""
+"""Column of the store timestamp: in a native table, and in a table of Kafka's columns."""
 
 
 class Iceberg:
@@ -81,7 +81,7 @@ class Iceberg:
             raise missing_extra("pyiceberg") from None
         self._dest = dest
         self._folder = folder
-        # Without a given folder, only the catalog knows the folder, and it may not answer.
+        # `__init__` must not call the catalog, which can be down, to find the folder of the table.
         self._place = (folder or dest).location
         self._identifier = tuple(identifier.split("."))
         if len(self._identifier) < 2 or not all(self._identifier):
@@ -109,9 +109,9 @@ class Iceberg:
     def folder(self) -> OutputFolder:
         """Folder of the table's files.
 
-        Tables of other namespaces than DEFAULT_NAMESPACE have a folder with their full name. Tables
-        of earlier versions, all of which have a folder with the last part of the name, keep it. A
-        new table of DEFAULT_NAMESPACE gets its full name if such a table has the folder.
+        An existing table keeps its folder. A new folder has the full name of the table; in
+        DEFAULT_NAMESPACE it has only the last part of the name, unless another table uses that
+        folder.
         """
         if self._folder is None:
             short, whole = self._identifier[-1], ".".join(self._identifier)
@@ -127,7 +127,7 @@ class Iceberg:
         return self._folder
 
     def _is_taken(self, folder: OutputFolder) -> bool:
-        """Whether a table of another namespace has a folder that is named after both tables."""
+        """Whether another table, with the same last part of the name, uses the folder."""
         if self._has_no_catalog():
             return False
         with self._catalog() as catalog:
@@ -210,7 +210,7 @@ class Iceberg:
             return TableState(identity, document, table.schema().as_arrow(), marks)
 
     def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Raise UsageError if the partitioning, by which rows share a file, has changed."""
+        """Raise UsageError if the table's partitioning has changed since its creation."""
         made = list(parsed(self.name, document).get("partition_by") or [])
         found = [field.name for field in table.spec().fields]
         if found != made:
@@ -251,8 +251,7 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # A commit of a writer that is no export leaves the marks unchanged, so the next try
-            # succeeds.
+            # A commit of another program leaves the marks unchanged, so the next try succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -297,7 +296,8 @@ class Iceberg:
     def data_files(self) -> list[TableDataFile]:
         """List the files of the current snapshot that a compaction can merge.
 
-        Files outside of the folder, with an earlier partitioning or with deleted rows are left out.
+        The list has no files outside of the folder, with an earlier partitioning or with deleted
+        rows.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -360,7 +360,7 @@ class TableDataFile:
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the identifiers of all tables of a catalog."""
     for namespace in catalog.list_namespaces(below):
-        # Catalogs without nested namespaces may list the top ones again.
+        # A catalog without nested namespaces may list the top namespaces again.
         if len(namespace) == len(below) + 1:
             yield from catalog.list_tables(namespace)
             yield from _tables(catalog, namespace)
@@ -414,7 +414,7 @@ def _uri(folder: OutputFolder) -> str:
 
 
 def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> DataFile:
-    """Make the table's entry of a file from the worker's figures, without opening the file."""
+    """Make the table's entry for a file, from the worker's result, without opening the file."""
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record

@@ -1,8 +1,8 @@
-"""The interface of a table that exports append to, and the document that describes its export.
+"""The interface of a table for exports, and the document that describes a table's export.
 
 All exports into a table must use the same filters and columns; other filters would leave gaps that
-a reader cannot detect. The table keeps the document of its first export as a property. An export
-with another document is rejected.
+a reader cannot detect. The table keeps the document of its first export as a property. The table
+rejects an export with another document.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 _VERSION: Final = 1
-# These options only determine where a new export starts; they do not filter later messages.
+# Options that only determine where a new export starts; they do not filter later messages.
 _STARTS: Final = ("queue_ranges",)
 
 
@@ -51,11 +51,12 @@ def identity(
 
 
 def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str | None) -> str:
-    """Return the text of a table's document.
+    """Return the text of a table's document, which describes the table's export.
 
     Args:
         own: the result of :func:`identity`.
-        start: start conditions of the first export, except offsets, also used by later exports.
+        start: start conditions of the first export, without offsets; later exports use the same
+            conditions.
         dead_letters: name of the table of dead letters; None if there is none.
     """
     found = {"version": _VERSION, **own, "start": dict(start), "dead_letters": dead_letters}
@@ -88,7 +89,7 @@ def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str
 
     Args:
         table: the table of the messages.
-        table_id: its id.
+        table_id: id of the table of the messages.
         own: the result of :func:`identity` for the table of the messages.
     """
     found = {"dead_letters_of": table.name, "table_id": table_id, "identity": dict(own)}
@@ -98,13 +99,14 @@ def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str
 def check_letters(
     letters: Table, text: str, table: Table, state: TableState | None, own: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError if `letters`, with the document `text`, does not belong to a table.
+    """Raise UsageError if the dead letters `letters`, with the document `text`, are not of `table`.
 
-    The marks of another table's dead letters would hide dead letters of this table.
+    With dead letters of another table, the export would skip messages up to the marks of that
+    table.
 
     Args:
         table: the table of the messages.
-        state: its state; None if the table does not exist yet.
+        state: state of `table`; None if the table does not exist yet.
         own: the identity of the export.
     """
     advice = "give another folder for the dead letters"
@@ -115,8 +117,8 @@ def check_letters(
             f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
             f"{table.name}: {advice}"
         )
-    # A Delta table can be moved, with its dead letters: the ids then still agree. An earlier
-    # version wrote no id, but both tables have the earlier name of the other.
+    # A user can move a Delta table and its dead letters: the id stays. An earlier version wrote no
+    # id: compare the recorded names of both tables.
     if state is not None:
         table_id = found.get("table_id")
         names = str(owner), str(parsed(table.name, state.document).get("dead_letters"))
@@ -139,7 +141,7 @@ def check_letters(
 
 
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
-    """Whether one change of a common prefix turns two earlier names into the present names."""
+    """Whether the same change of a common prefix turns the earlier names into the present names."""
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]
     starts = {name.removesuffix(end) for name, end in zip(now, ends, strict=True)}
@@ -186,11 +188,11 @@ class TableFile:
 
 
 class TableUnchanged(StoreUnavailable):
-    """A commit was rejected, so the table does not have the commit's files."""
+    """The table rejected a commit, and does not have the commit's files."""
 
 
 class CommitUnknown(StoreUnavailable):
-    """A commit got no answer, so the commit may have succeeded, or may succeed later."""
+    """The catalog did not answer a commit: the commit may have succeeded, or may succeed later."""
 
     def __init__(self, name: str, error: BaseException) -> None:
         super().__init__(
@@ -211,7 +213,7 @@ class Table(Protocol):
         """Folder of the table's files."""
 
     def is_called(self, name: str) -> bool:
-        """Return whether an export that recorded `name` as its table's name meant this table."""
+        """Return whether `name`, which an export recorded for its table, is this table."""
 
     def has_neighbours(self) -> bool:
         """Return whether another table can have files in the same destination."""
@@ -230,15 +232,15 @@ class Table(Protocol):
         """
 
     def append(self, files: Sequence[TableFile], marks: Marks, before: Marks) -> None:
-        """Add files at their final place, and move marks, in one commit.
+        """Add files, which already have their final paths, and set marks, in one commit.
 
         Args:
             marks: new values.
-            before: expected current value of each of these marks that exists.
+            before: expected current values of the existing marks among ``marks``.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.
-            CommitUnknown: if the commit got no answer.
+            CommitUnknown: if the catalog did not answer.
         """
 
 
@@ -265,9 +267,9 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 
 
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
-    """Raise UsageError if `package`, which converts paths to URLs, would write beside the folder.
+    """Raise UsageError if `package`, which makes a URL of the path, would write to another folder.
 
-    `marks` are the characters at which the package ends the path of a URL.
+    `marks` are the characters at which the package cuts off the rest of the path.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):

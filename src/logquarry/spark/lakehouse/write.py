@@ -7,10 +7,10 @@ export) and the task's attempt. During a commit, the run has a note::
 
 A run writes the note before the first file of a commit, and removes the note after the commit. If a
 run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
-has reached the note's marks, the table owns the crashed run's files. Otherwise the new run removes
-the crashed run's files. A catalog may still carry out a commit of the crashed run. So the new run
-first makes an empty commit, after which the catalog rejects the earlier commit. Several Iceberg
-tables can share a destination, so a run cleans up only after runs of its own table.
+has reached the note's marks, the table owns the crashed run's files; otherwise the new run removes
+the files. A catalog may still carry out a commit of the crashed run, so the new run first makes an
+empty commit: the catalog then rejects the earlier commit. Several Iceberg tables can share a
+destination, so a run cleans up only after runs of its own table.
 
 An object store has no locks, so a crashed run's files stay (see ``vacuum``,
 ``remove_orphan_files``).
@@ -54,7 +54,7 @@ _LONGEST_WORD: Final = 60
 
 @dataclass(frozen=True, kw_only=True)
 class TableResult:
-    """The result of one task; `dead_messages` counts bodies that are new to the dead letters."""
+    """The result of one task; `dead_messages` counts the new dead letters."""
 
     files: tuple[TableFile, ...]
     dead: tuple[TableFile, ...]
@@ -67,7 +67,7 @@ class TableWriter:
     """Writes the files of a task. Picklable.
 
     Attributes:
-        run: name of the run: letters and digits.
+        run: name of the run, of letters and digits.
         decoder: makes the column ``value``; None without decoding.
         dead_from: by broker, the physical offset up to which the dead letters are complete.
     """
@@ -112,7 +112,7 @@ class TableWriter:
                 del rows
             written, dead_files = files.close(), letters.close()
         except BaseException:
-            # A later attempt of the task uses other file names, so remove this attempt's files.
+            # Remove the files, because a later attempt of the task uses other file names.
             names.remove_all(self.folder)
             letters.remove_all()
             raise
@@ -134,7 +134,7 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = schema.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # Both tables, of messages and of dead letters, have a column topic.
+            # The table of messages and the table of dead letters have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
@@ -233,9 +233,9 @@ def _words(run: str, task: ReadTask) -> str:
 
 
 def _remove_run(folder: OutputFolder, run: str) -> None:
-    """Remove the files of a run, but not those of a table in a subfolder.
+    """Remove the files of a run, but no files of a table in a subfolder.
 
-    Earlier versions accepted dead letters there, and the run may have committed them.
+    In earlier versions, the table of dead letters could be in a subfolder.
     """
     paths = list(folder.files())
     nested = tuple(table_folders(paths))
@@ -279,7 +279,7 @@ def _plain(value: Any) -> str:
 def _as_table_file(
     folder: OutputFolder, file: WrittenFile, partition_by: Sequence[str]
 ) -> TableFile:
-    # Without a sync before the commit, a power cut could remove a file that the table lists.
+    # Sync before the commit: otherwise a power cut could remove a file that the table lists.
     folder.sync(file.path)
     return TableFile(
         path=file.path,
@@ -303,7 +303,7 @@ def column_bounds(folder: OutputFolder, path: str) -> dict[str, tuple[Any, Any]]
             if "." in name or statistics is None:
                 continue
             if not statistics.has_min_max:
-                # The column is all null, or has no statistics.
+                # All values of the column are null, or the file has no statistics.
                 unknown.add(name)
                 continue
             low, high = statistics.min_raw, statistics.max_raw
@@ -321,7 +321,7 @@ _ON_ITS_WAY: Final = "on_its_way"
 class Run:
     """A running export, which locks its destination on a local disk.
 
-    The first of the tables is the table of the messages.
+    `tables` begins with the table of the messages.
     """
 
     def __init__(self, folder: OutputFolder, tables: Sequence[Table]) -> None:
@@ -372,13 +372,13 @@ class Run:
         self.name = ""
 
     def give_up(self) -> None:
-        """Remove the files of a commit that was not made and cannot be made later."""
+        """Remove the files of a commit that has failed and cannot succeed later."""
         if self.name:
             self._clear_run(self.name, self._read(self.name), may_be_on_its_way=False)
             self.name = ""
 
     def leave(self) -> None:
-        """Keep note and files; the next run finds out whether the commit was made."""
+        """Keep note and files; the next run finds out whether the commit succeeded."""
         self.name = ""
 
     def _clear(self) -> None:
@@ -396,21 +396,21 @@ class Run:
         try:
             document = self._folder.read_json(self._note(run))
         except ValueError:
-            # A power cut can leave an empty note. The crashed run's files then stay.
+            # A power cut can leave an empty note: the files of the crashed run then stay.
             document = None
         return document if isinstance(document, dict) else {}
 
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a note is of a run of this table: otherwise its files are not ours."""
+        """Return whether a run of this table wrote the note; other runs' files must stay."""
         table = self._tables[0]
         name, table_id = document.get("table"), document.get("id")
         if name is None:
-            # An earlier version wrote the note, without a name.
+            # A note without a name is from an earlier version.
             return not table.has_neighbours()
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Before the commit no table has the files. During the commit, only the id is certain:
-        # another catalog can have a table of the same name.
+        # Before the commit, no table has the files, so the name is enough. During the commit, the
+        # name is not enough: another catalog can have a table of the same name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
 
     def _clear_run(
@@ -430,7 +430,7 @@ class Run:
 
 
 def _has(table: Table, wanted: Marks, *, may_come: bool) -> bool:
-    """Return whether the commit was made; if not, make sure that it can never be made."""
+    """Return whether the commit succeeded; if not, make sure that the commit can never succeed."""
     state = table.look()
     if state is None or _reached(state.marks(wanted), wanted):
         return state is not None
