@@ -3,7 +3,7 @@
 ::
 
     from prometheus_client import REGISTRY
-    from logquarry.metrics.collector import StoreCollector
+    from logquarry.metrics import StoreCollector
 
     REGISTRY.register(StoreCollector(store))
 
