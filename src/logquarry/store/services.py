@@ -81,7 +81,7 @@ class Services:
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``; UsageError if no slave."""
+        """The tables that a slave copies from its master's ``config/``; else UsageError."""
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
@@ -96,7 +96,7 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages; StoreUnavailable in a slave, because its master delivers."""
+        """Delivers delayed messages; StoreUnavailable in a slave, whose master delivers them."""
         if self._is_slave:
             # A slave gets the progress of delivery from its master, and must not overwrite that
             # progress.
@@ -233,7 +233,7 @@ class Services:
             self._start(self._checking)
 
     def put_half(self, message: Message, group: str) -> PutFuture:
-        """Put a half message that a producer ends later."""
+        """Put the half message of a transaction that a producer ends later."""
         self._require_halves()
         require_message(message, "message")
         return self._store._append(half_message(message, arguments.text(group, "group")))[1]
@@ -360,8 +360,8 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one of the two deliveries cannot save its progress, save the progress of the other
-            # delivery anyway.
+            # If one delivery cannot save its progress, still save the progress of the other
+            # delivery.
             try:
                 save()
             except StoreUnavailable as error:

@@ -125,9 +125,9 @@ class BaseWriter(LiveStore):
 
         Args:
             messages: Message objects, or any object that exports Arrow data
-                (``__arrow_c_stream__``). Such objects are a table or reader of pyarrow, a DataFrame
-                of Polars or pandas (2.2 or later), and a relation of DuckDB. All messages stay in
-                memory during the call.
+                (``__arrow_c_stream__``). For example, pass a table or reader of pyarrow, a
+                DataFrame of Polars or pandas (2.2 or later), or a relation of DuckDB. All messages
+                stay in memory during the call.
 
         Returns:
             The offsets of each message, as arrays.
@@ -168,7 +168,7 @@ class BaseWriter(LiveStore):
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """Return the store time of the log's last message at the first call; 0 without messages."""
+        """Return the store time that the log's last message had at the first call, or 0."""
         if self._found_time is None:
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
@@ -177,8 +177,8 @@ class BaseWriter(LiveStore):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log at an offset (``appendToCommitLog``).
 
-        This also works in a slave. The bytes may end inside a frame; then append the rest of that
-        frame before any put.
+        The method also works in a slave. The bytes may end inside a frame; then append the rest of
+        that frame before any put.
 
         Returns:
             Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
@@ -267,7 +267,8 @@ class BaseWriter(LiveStore):
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function for each queue that has grown. The function must
-        be quick, and must not wait for the dispatcher. Its exceptions are logged.
+        be quick, and must not wait for the dispatcher. The dispatcher logs the function's
+        exceptions.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -280,8 +281,8 @@ class BaseWriter(LiveStore):
         """Plan which expired files to delete; with ``apply``, delete the files. See
         docs/retention.md.
 
-        Only files that are on the disk and in the queues are deleted. Readers of the store may
-        continue. For a store that no process has open, use :func:`logquarry.retain`.
+        Only files that are on the disk and in the queues are deleted. Other processes may read the
+        store meanwhile. For a store that no process has open, use :func:`logquarry.retain`.
 
         Raises:
             StoreUnavailable: if the store is closed, or if the store accepts no writes and
@@ -328,9 +329,10 @@ class BaseWriter(LiveStore):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        The start of the block puts a half message. If the transaction was not committed, the end of
-        the block rolls the transaction back, with or without an exception. If a crash leaves a
-        transaction open, a later check ends the transaction (:meth:`start_transaction_checks`).
+        The start of the ``with`` block puts a half message. If the transaction was not committed,
+        the end of the block rolls the transaction back, with or without an exception. If a crash
+        leaves a transaction open, a later check ends the transaction
+        (:meth:`start_transaction_checks`).
 
         Args:
             message: the message. A delay is not allowed.
@@ -346,15 +348,9 @@ class BaseWriter(LiveStore):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends the transaction with :meth:`end_transaction`. Until then, checks treat the
-        half message like a half message that a crash left open.
-
-        Args:
-            message: see :meth:`transaction`.
-            group: see :meth:`transaction`.
-
-        Raises:
-            UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.
+        The producer ends the transaction with :meth:`end_transaction`. Until the producer ends the
+        transaction, a check asks about the half message, as after a crash. Arguments and errors are
+        those of :meth:`transaction`.
         """
         return self._open_services.put_half(message, group)
 
@@ -441,8 +437,8 @@ class BaseWriter(LiveStore):
         """Close the store; a second call does nothing.
 
         From this call on, the store accepts no messages. The store dispatches and syncs the
-        messages in its log, and then deletes ``abort``. If that is impossible, ``abort`` stays, and
-        a log record gives the cause.
+        messages in its log, and then deletes ``abort``. If the dispatch or a sync fails, ``abort``
+        stays, and the store logs the cause.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls this method.
@@ -461,7 +457,7 @@ class BaseWriter(LiveStore):
         self._release_views()
 
     def refresh(self) -> None:
-        """List the folders again, for ``layout``. Reads find new messages without this call."""
+        """List the folders of ``layout`` again. Reads find new messages without this call."""
         self._require_open()
         self.layout.refresh()
 
