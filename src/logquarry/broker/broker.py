@@ -263,9 +263,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return each connected group's lag in messages. The lag of a queue with an unknown end is
-        0.
-        """
+        """Return each connected group's lag in messages. A queue with an unknown end has lag 0."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():

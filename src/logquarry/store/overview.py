@@ -481,7 +481,6 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
 
 
 def _committed(store: StoreReads, halves: dict[int, HalfMessage]) -> set[int]:
-    """Return the physical offsets of the committed half messages."""
     if not halves:
         return set()
     topics = frozenset(half.topic for half in halves.values())

@@ -198,7 +198,7 @@ class StoreReads(LogReads):
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
                 result, and a result never spans two queue files. If the queue has a message at
-                ``offset`` or later, the result has at least one message.
+                ``offset``, the result has at least one message.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
