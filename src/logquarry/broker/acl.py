@@ -62,7 +62,7 @@ _OPEN: Final = frozenset(
 )
 """Requests that need no account."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests without a topic. The broker reads the requested message to find the topic."""
+"""Requests without a topic; the broker finds the topic in the message that the request names."""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
