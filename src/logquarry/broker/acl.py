@@ -36,7 +36,7 @@ HIDDEN: Final = frozenset(
         *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     }
 )
-"""Topics with messages of other topics. Clients must not send to them (``TopicValidator``)."""
+"""Topics with messages of other topics, to which clients must not send (``TopicValidator``)."""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
 NOTHING: Final = frozenset[str]()
@@ -62,7 +62,7 @@ _OPEN: Final = frozenset(
 )
 """Requests that need no account."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests without a topic. The broker reads the message to find its topic."""
+"""Requests without a topic; the broker finds the topic in the message that the request names."""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
@@ -86,8 +86,8 @@ _IN_BODY: Final = frozenset(
 class Account:
     """An account of a client, with its permissions for topics and consumer groups.
 
-    ``secret_key`` signs the account's requests; an ``admin`` may make all requests. The defaults
-    apply to topics and groups that are not listed.
+    ``secret_key`` signs the account's requests; an ``admin`` may make all requests. The default
+    permissions apply to topics and groups that the account does not list.
     """
 
     access_key: str
@@ -161,7 +161,7 @@ class AccessControl:
 
     @classmethod
     def from_file(cls, path: Path) -> AccessControl:
-        """Read accounts from a TOML file. Its keys have the names of ``plain_acl.yml``."""
+        """Read accounts from a TOML file. The keys have the names of ``plain_acl.yml``."""
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
@@ -175,8 +175,8 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # A client must not find out which keys exist. So an unknown key takes the same time as a
-        # wrong signature, and gets the same answer.
+        # An unknown key takes the same time as a wrong signature, and gets the same answer: a
+        # client must not find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(

@@ -1,5 +1,5 @@
-"""Answers requests of tools: topics, groups, clients, resets (``AdminBrokerProcessor``), and
-queries by key, message id or time, and for queues' ends (``QueryMessageProcessor``).
+"""Answers requests of tools (``AdminBrokerProcessor``), and queries for messages and queue offsets
+(``QueryMessageProcessor``).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Admin(Part):
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # If a topic in the list is illegal, save the topics before it.
+            # If a topic in the list is illegal, still save the earlier topics of the list.
             await core.slow(core.tables.save)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
@@ -217,7 +217,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """Answer with a topic's settings. mqadmin 5 requests the settings before the statistics."""
+        """Answer with a topic's settings, which mqadmin 5 requests before the statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_json.topic_entry(topic))
 
@@ -345,7 +345,7 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Make a group's consumers reset their offsets to the offsets of a time."""
+        """Make a group's consumers reset their offsets to the messages nearest to a store time."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)
@@ -427,7 +427,7 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Return the offset of a time for each queue; the time -1 means the queue's end."""
+    """Return each queue's offset for a store time; the time -1 means the queue's end."""
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

@@ -108,7 +108,8 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the store, and serve it. A cancelled call stops the broker before it ends.
+        """Open the store, and serve it. If the call is cancelled, it stops the broker before it
+        returns.
 
         Raises:
             StoreError: if the store cannot be opened.
@@ -262,7 +263,7 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return each connected group's lag in messages. Queues with an unknown end count as 0."""
+        """Return each connected group's lag in messages. A queue with an unknown end has lag 0."""
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -304,7 +305,7 @@ class Broker:
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
             except Exception as error:
-                # Any error must leave this task running: it finds the messages for consumers.
+                # Continue after any error: without this task, consumers would get no new messages.
                 is_known = isinstance(error, StoreError | OSError)
                 reason = str(error) if is_known else line_of(error)
                 _problems.warning("%s: %s", core.store.root, reason)
@@ -449,7 +450,8 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            # In a forked child no thread runs the loop. The parent still uses sockets and store.
+            # In a forked child no thread runs the loop. The parent process still uses sockets and
+            # store.
             if os.getpid() == process:
                 asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:

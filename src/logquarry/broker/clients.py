@@ -43,7 +43,7 @@ class TopicFilter:
 
     @property
     def version(self) -> int:
-        """``subVersion`` of the subscription, or 0. A higher version replaces a lower one."""
+        """``subVersion`` of the subscription, or 0. A higher version replaces a lower version."""
         version = self.document.get("subVersion")
         return version if isinstance(version, int) else 0
 
@@ -57,7 +57,8 @@ class TopicFilter:
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription to a tag expression or an SQL92 filter; None, None selects all messages.
+    """Parse a subscription; return its tag expression or its SQL92 filter, or neither for all
+    messages.
 
     Raises:
         Refused: if the expression is invalid or too long.
@@ -84,8 +85,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    # For an invalid filter, return the reason. Clients send invalid filters again and again, so the
-    # cache keeps them too.
+    # Return the reason for an invalid filter. The cache keeps the reasons, because clients send
+    # invalid filters again and again.
     try:
         return parse(text)
     except BadFilter as error:
@@ -129,7 +130,7 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group and their subscriptions; the values are RocketMQ's names."""
+    """The consumers of a group and their subscriptions. The texts are RocketMQ's names."""
 
     clients: dict[Connection, Client] = field(default_factory=dict)
     filters: dict[str, TopicFilter] = field(default_factory=dict)
@@ -152,7 +153,7 @@ class Clients:
         """The producer groups and the consumer groups of each connection."""
         self._next: dict[str, int] = {}
         self._owners: dict[str, tuple[Account, set[Connection]]] = {}
-        """The account that uses a client id, and the connections of the client id."""
+        """For each client id, the account that uses the id, and the connections with the id."""
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
@@ -281,7 +282,7 @@ class Clients:
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Choose a group's producers in turn; None if no producer may send to the topic."""
+        """Return a group's producers in turn; None if no producer may send to the topic."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:

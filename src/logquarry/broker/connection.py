@@ -1,7 +1,8 @@
-"""A client's connection: receives its requests, sends answers, sends the broker's own requests, and
-limits the number of log lines that clients can cause.
+"""A client's connection: receives requests, sends answers, and sends requests of the broker. The
+module also limits the log lines that clients can cause.
 
-If a client does not read its answers, its connection reads and starts no further requests.
+If a client does not read its answers, the broker reads and starts no further requests of the
+client.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
 
 _WRITE_LIMIT: Final = 1 << 20
-"""If a connection has more unsent bytes than this, it stops reading requests."""
+"""A connection with more unsent bytes stops reading requests."""
 _MOST_PENDING: Final = 2_048
-"""Maximum number of requests of a connection in progress, without long polls."""
+"""Maximum number of a connection's requests in progress. Long polls are not counted."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -122,7 +123,7 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""Answers a request at once, in the returned awaitable, or later with :meth:`Request.reply`."""
+"""Answers a request: at once, in the returned awaitable, or later by :meth:`Request.reply`."""
 
 
 class Server(Protocol):
@@ -258,7 +259,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
         if self._is_working:
-            # A handler answered during the loop below: that loop starts the next request.
+            # A handler has answered inside the loop below, which will start the next request.
             return
         self._is_working = True
         backlog = self._backlog

@@ -83,7 +83,7 @@ class Consuming(Part):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
-        """Refuse a consumer if its filter is invalid; consumers ask before they start."""
+        """Refuse an invalid filter. Consumers send this request before they start."""
         document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
@@ -115,8 +115,8 @@ class Consuming(Part):
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
         # Follows checkInDiskByConsumeOffset. A new group starts at 0 if the queue still has its
-        # first message, and if this message counts as in memory. Otherwise the client's
-        # ConsumeFromWhere determines the start.
+        # first message, and if RocketMQ would expect this message to be in memory. In all other
+        # cases the client's ConsumeFromWhere determines the start.
         store = self._core.store
         queue = store.queue(topic, queue_id)
         if queue is None:

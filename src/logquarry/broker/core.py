@@ -1,4 +1,4 @@
-"""What the modules of a broker share: store, threads, tables, clients and counts.
+"""The state that a broker's modules share: store, threads, tables, clients and counts.
 
 A lane is one thread that calls the store for its jobs in order, and returns the results to the
 event loop. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
@@ -255,12 +255,12 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic in memory at once, and plan a write of the topics."""
+        """Create a topic in memory, and schedule a write of the tables."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Plan a write of the tables. One write saves all changes of a loop iteration."""
+        """Schedule a write of the tables. One write saves all changes of a loop iteration."""
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -291,7 +291,7 @@ def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
 
 
 class Part:
-    """A part of the broker. Its methods marked with :func:`answers` handle requests."""
+    """A part of the broker. The methods marked with :func:`answers` answer requests."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

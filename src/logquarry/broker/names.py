@@ -1,7 +1,7 @@
 """The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-The name server knows only the broker in its process; other brokers cannot register. Tools store
-key-value settings here (``KVConfigManager``), in ``config/kvConfig.json`` of the store.
+The name server knows only the broker in its process; other brokers cannot register. The name server
+stores key-value settings of tools (``KVConfigManager``) in ``config/kvConfig.json`` of the store.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from logquarry.format import broker_json
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _READS_STANDARD_JSON: Final = 401
-"""V4_9_4 in RocketMQ's ``MQVersion``. Newer clients always get standard JSON."""
+"""V4_9_4 in RocketMQ's ``MQVersion``. Clients since this version always get standard JSON."""
 
 
 class Names(Part):
@@ -56,7 +56,7 @@ class Names(Part):
         )
         broker = self._broker()
         if is_strict:
-            # The Rust client needs this field of RocketMQ 5.
+            # The Rust client needs enableActingMaster, a field of RocketMQ 5.
             broker["enableActingMaster"] = False
         document = {
             "brokerDatas": [broker],

@@ -53,8 +53,8 @@ class BrokerOptions:
         idle_s: the broker closes a connection after this many seconds without a byte
             (``serverChannelMaxIdleTimeSeconds``).
         expire_s: the broker removes a client after this many seconds without a heartbeat.
-        most_created: if the broker has this many topics, including retry topics, only mqadmin can
-            create more. The same limit applies to groups.
+        most_created: if the broker has this many topics (with retry topics), or this many groups,
+            only mqadmin can create more.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
         most_waiting_bytes: maximum bytes of the bodies that wait for the disk, and of the replies
@@ -92,8 +92,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # Broker and cluster are also names of topics, and each message has the cluster's name
-            # as a property.
+            # The names of broker and cluster are also names of topics, and each message has the
+            # cluster's name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -132,7 +132,7 @@ class BrokerOptions:
 
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
-    """Create the folder for the offsets of a read-only broker. It must be outside of the store."""
+    """Create the folder, outside of the store, for the offsets of a read-only broker."""
     if offsets.resolve().is_relative_to(Path(store).resolve()):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
@@ -157,7 +157,7 @@ def is_wildcard(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to a host."""
+    """Whether a host is an address to which only this machine can connect."""
     address = _ip_address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 

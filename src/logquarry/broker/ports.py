@@ -17,7 +17,7 @@ from logquarry.errors import UsageError
 logger = logging.getLogger(__name__)
 
 OLDER_CLIENTS: Final = 2
-"""Distance of the port for older clients below the broker's port (``MixAll.brokerVIPChannel``)."""
+"""Older clients use the broker's port minus this number (``MixAll.brokerVIPChannel``)."""
 _TRIES: Final = 20
 _BACKLOG: Final = 1_024
 
@@ -88,7 +88,8 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
         try:
             return _bound(host, port)
         except OSError as error:
-            # The port that the system chose for one address can be in use at another address.
+            # Try again: the port that the system chose for one address can be in use at another
+            # address.
             if port or error.errno != errno.EADDRINUSE:
                 raise
     return _bound(host, port)
@@ -101,8 +102,8 @@ def _bound(host: str, port: int) -> list[socket.socket]:
     sockets: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
-            # If the system chooses the port, all addresses take the port of the first: clients
-            # learn only one port.
+            # Clients learn only one port, so all addresses use the port that the system chose for
+            # the first address.
             chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
             where = (address[0], chosen, *address[2:])
             sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))

@@ -5,8 +5,9 @@ in the pull's queue start the pull again. When the pull's waiting time is over, 
 PULL_NOT_FOUND.
 
 Like RocketMQ (``PullRequestHoldService``), the broker continues to hold a pull whose filter
-excludes all new messages. A filter by tags is compared with the messages' tags codes; SQL92 needs
-the messages. At most six seconds later, the client gets the offset after these messages.
+excludes all new messages. For a filter by tags, the broker compares tags codes; for an SQL92
+filter, it reads the messages. At most six seconds after the excluded messages, the client gets the
+offset after them.
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ class Pull:
         offset: queue offset of the first message.
         deadline: time until which the pull may be held, by the loop's clock; 0 means never.
         has_moved: whether ``offset`` is after messages that the filter excludes.
-        awaited: end of the queue that an arrival reported and the last read did not reach; -1 if
-            there is none.
+        awaited: the queue's end that an arrival reported, if the last read did not reach this end;
+            else -1.
     """
 
     request: Request
@@ -89,7 +90,7 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The full second after the deadline, at which the broker answers many held pulls."""
+        """The full second after the deadline; the pulls of one second are answered together."""
         return ceil(self.deadline)
 
     def excludes(self, codes: frozenset[int]) -> bool:
@@ -133,7 +134,7 @@ class Pulling(Part):
 
     @property
     def held_queues(self) -> list[QueueKey]:
-        """The queues for which pulls are held."""
+        """The queues for which the broker holds pulls."""
         return list(self._held)
 
     @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
@@ -159,7 +160,7 @@ class Pulling(Part):
         pull = Pull(request, key, offset, count, tags, sql, deadline, group)
         known = self._ends.get(key)
         if known is not None and offset == known[1] and deadline:
-            # Most pulls of an idle consumer take this path without a read.
+            # Most pulls of an idle consumer take this path, without a read of the store.
             self._hold(pull)
         else:
             self._start(pull)
@@ -322,7 +323,7 @@ class Pulling(Part):
 
     def _expire(self) -> None:
         self._timer = None
-        # The loop may call this method a little early.
+        # The loop may call this method shortly before the time.
         now = self._core.loop.time() + _PAUSE_SECONDS
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
@@ -358,7 +359,7 @@ class Pulling(Part):
                 self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the held pulls of a grown queue, except pulls moved to the queue's end."""
+        """Start the held pulls of a queue that has grown, except pulls at its new end."""
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
         self._ends[key] = first, end
@@ -368,7 +369,7 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Take the end of a queue from a check for new messages, and start held pulls."""
+        """Record a queue's end that a check for new messages found; start the held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
             # The process that writes the store has deleted the topic and created it again.

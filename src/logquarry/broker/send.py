@@ -1,5 +1,5 @@
-"""Puts messages: of producers (single messages, batches, half messages, ends of transactions), of
-consumers that send a message back for a retry, and replies to producers.
+"""Answers requests that put messages: sends, batches, ends of transactions, messages that a
+consumer sends back, and replies to producers.
 
 The event loop makes the messages, and a thread appends them in the order of the requests. The
 broker answers after the flush wait and the replica wait. If too many sends wait for the disk, the
@@ -49,7 +49,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# These are constants, because the lookup of an enum's member takes longer than a comparison.
+# Use constants, because the lookup of an enum's member takes longer than a comparison.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -140,8 +140,8 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts. Their callbacks wake the loop only once for
-                # all answers.
+                # One flush ends the waits of many puts. The callbacks of these puts wake the loop
+                # only once.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -237,7 +237,7 @@ class Sending(Part):
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
     ) -> Message:
-        """Make the message of a send; pass an empty body for a batch, else None."""
+        """Make a message; ``body`` is empty for a batch, and None for the request's body."""
         fields = request.fields
         # The values are in the order of Message's fields. The decoder has checked the types.
         return Message.of_checked(
@@ -284,7 +284,7 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
     """Return how often a message is retried before it becomes a dead letter; 0 means never."""
-    # Only requests of clients since RocketMQ 3.4.9 contain the number.
+    # Only requests of clients since RocketMQ 3.4.9 contain the number of retries.
     wanted: int | None = request.fields["maxReconsumeTimes"]
     if wanted is None or request.command.version < _CHOOSES_RETRIES:
         return int(settings.get("retryMaxTimes", MAX_RECONSUME_TIMES))
@@ -361,7 +361,7 @@ class Transactions(Part):
                 *(group, message.physical_offset),
             )
             return
-        # The producer gets the message as a commit would put it.
+        # Send the message in the form in which a commit would put the message.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )

@@ -85,7 +85,7 @@ class Statistics(Part):
         return tuple(time.localtime(self._core.clock() / 1_000)[:3])
 
     def totals(self) -> tuple[int, int]:
-        """Return the numbers of put messages and of messages sent to consumers since the start."""
+        """Return how many messages were put and sent to consumers since the broker's start."""
         counts = self._core.counts
         return sum(counts.put.values()), sum(counts.got.values())
 

@@ -55,7 +55,7 @@ _NEW_GROUP: Final[Mapping[str, Any]] = {
 
 
 class Tables:
-    """Topics, groups and offsets. Only the event loop changes them."""
+    """Topics, groups and offsets. Only the event loop changes these tables."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -80,8 +80,8 @@ class Tables:
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Only for a reader: a writer has already listed all topics, and add_queues would bring
-            # back deleted topics.
+            # Call this only for a reader: a writer has already listed all topics, and add_queues
+            # would bring back deleted topics.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
@@ -119,8 +119,8 @@ class Tables:
 
     def note_message(self, topic: str, queue_id: int) -> None:
         """Add a message's topic and queue to the table if they are missing."""
-        # The program that runs the broker can put messages to new topics. A topic that a client has
-        # removed stays removed: its last messages may be reported later.
+        # The program that runs the broker can put messages to new topics. Do not add a topic that a
+        # client has removed: the dispatcher may report its last messages later.
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
             self.add_queues([(topic, queue_id)])
@@ -167,7 +167,7 @@ class Tables:
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
         try:
-            # Python parses NaN and 1e999, but a save of such a number fails.
+            # Refuse NaN and 1e999: Python parses these numbers, but could not save them.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the group is illegal: {error}") from error

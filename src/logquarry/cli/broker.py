@@ -173,7 +173,7 @@ async def _serve(
         server = None
         if metrics_at is not None:
             from logquarry.broker.options import listen_error
-            from logquarry.metrics.collector import serve_metrics
+            from logquarry.metrics import serve_metrics
 
             try:
                 server = serve_metrics(running, *metrics_at)

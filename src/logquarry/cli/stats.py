@@ -51,7 +51,7 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
         # are only empty.
         state = opened.stats().state
         if prometheus:
-            from logquarry.metrics.collector import prometheus_text
+            from logquarry.metrics import prometheus_text
 
             return state, opened.broker, opened.root, prometheus_text(opened), Pops(())
         return state, opened.broker, opened.root, "", unacknowledged_pops(opened.layout)

@@ -49,8 +49,8 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # The rate must allow a portion in each heartbeat interval. After a heartbeat between
-            # two portions, the slave would take its part of the log for the whole log.
+            # The rate must allow a portion in each heartbeat interval. A heartbeat between two
+            # portions would tell the slave that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -88,7 +88,7 @@ class MasterConnection:
             reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
             self._violated(reason, events)
         if self.acknowledged is None or offset > self.acknowledged:
-            # A lower report does not revoke an acknowledgement.
+            # A report with a lower offset does not revoke an acknowledgement.
             self.acknowledged = offset
             events.append(ha.SlaveAcknowledged(offset, self._since))
 

@@ -1,4 +1,4 @@
-"""Messages, settings, events and state tables of the HA protocol; docs/replicate.md shows them."""
+"""Messages, settings, events and state tables of the HA protocol (docs/replicate.md)."""
 
 from __future__ import annotations
 
@@ -196,8 +196,8 @@ class SlaveRequested(NamedTuple):
 class SlaveAcknowledged(NamedTuple):
     """The slave has reported that it has all bytes before ``offset``.
 
-    This connection began to send at ``since``. The slave's bytes before ``since`` may differ from
-    the master's, so do not end replica waits for those bytes.
+    The master began to send at ``since`` over this connection. The slave's bytes before ``since``
+    may differ from the master's, so do not end replica waits for those bytes.
     """
 
     offset: int

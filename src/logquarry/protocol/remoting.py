@@ -1,6 +1,6 @@
 """RocketMQ's remoting protocol (``RemotingCommand`` of 4.9.3) without sockets.
 
-This module is compiled if possible.
+Compiled if possible.
 
 ::
 
@@ -75,7 +75,7 @@ class RemotingReader:
 
         Raises:
             ProtocolViolation: if some bytes are not a frame. The exception's ``events`` are the
-                commands before these bytes. Afterwards the reader ignores all bytes.
+                commands before the invalid bytes. After an exception the reader ignores all bytes.
         """
         if self._is_spoilt:
             return []

@@ -1,7 +1,7 @@
 """Commands of the remoting protocol, and their headers as bytes. Compiled if possible.
 
-If compiled, :func:`scan_json` and :func:`_json_head` handle common headers, and the interpreted
-code handles all other headers. tests/property/test_remoting.py compares the two.
+If compiled, :func:`scan_json` and :func:`_json_head` convert common headers, and the interpreted
+code converts all other headers. tests/property/test_remoting.py compares both results.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ _new = tuple.__new__
 
 # ------------------------------------------------------------------------------------------ encode
 def encode_head(command: RemotingCommand) -> bytes:
-    """Encode a frame without its body. So the caller can send a large body without a copy.
+    """Encode a frame without its body, so that the caller can send a large body without a copy.
 
     Raises:
         UsageError: if the frame is larger than LARGEST_FRAME, or a number or text does not fit
@@ -321,7 +321,7 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """If compiled, parse a string; None if there is none, or it has a non-ASCII escape."""
+    """If compiled, parse a string; None if there is none or a non-ASCII escape in it."""
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -399,8 +399,8 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _end_of(data: bytes, start: int, end: int, width: int) -> int:
-    # Returns the end of a field. Its size has ``width`` bytes and ends at ``start``; the field must
-    # end at ``end`` at the latest.
+    # Returns the end of a field. The field's size has ``width`` bytes and ends at ``start``; the
+    # field must not end after ``end``.
     if start > end:
         raise ValueError("its binary header ends inside a size field")
     (size,) = (_unpack_size if width == 4 else _unpack_key_size)(data, start - width)
@@ -466,5 +466,5 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# scan_once does the work of raw_decode without a Python call; the type stubs lack it.
+# scan_once does the work of raw_decode without a Python call; the type stubs lack scan_once.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

@@ -67,7 +67,7 @@ _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
 """Maximum bytes of a document; the frame also needs room for a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file. A write changes at least one of the three."""
+"""Inode, modification time and size of a file; a write changes at least one of them."""
 
 
 class _Found(NamedTuple):

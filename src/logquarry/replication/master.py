@@ -168,7 +168,7 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Arm before reading the log's end, so that a later put wakes this thread.
+        # Arm the wakeup before reading the log's end, so that a later put wakes this thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()

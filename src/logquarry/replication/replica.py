@@ -76,7 +76,8 @@ class Replica:
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
-        """Return the physical offset for a first report. All bytes before it are valid and durable.
+        """Return the physical offset for a first report. All bytes before this offset are valid and
+        durable.
 
         Raises:
             SpoiltReplica: if the log's end is not a valid frame.
@@ -87,7 +88,7 @@ class Replica:
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # In a report, 0 means that the master chooses. So request the whole log from byte 1 on.
+            # Request the whole log from byte 1 on: in a report, 0 means that the master chooses.
             # Byte 0 need not be sent: it is the highest byte of a frame's size, which is always 0.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
@@ -126,7 +127,7 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        # Position of the last frame of a chain; None if the chain ends before the window.
+        # Position of the last frame if frames follow each other up to the window's end; else None.
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -139,8 +140,8 @@ class Replica:
         """Append or compare the next bytes of the master's log, without a check of frames.
 
         Raises:
-            LogsDiverged: if this log has other bytes there.
-            ReplicationError: if an empty log cannot begin at this offset.
+            LogsDiverged: if this log has other bytes at ``offset``.
+            ReplicationError: if an empty log cannot begin at ``offset``.
             StoreUnavailable: if the bytes cannot be written.
         """
         self._has_beaten = self._has_come = False
@@ -195,7 +196,7 @@ class Replica:
         return f"Compare the stores: logquarry diff MASTER-STORE {self.root}"
 
     def check(self) -> None:
-        """Check the complete frames that were appended, and release them to dispatch.
+        """Check the complete frames that were appended, and allow their dispatch.
 
         Raises:
             SpoiltReplica: if a frame is invalid.
@@ -215,8 +216,8 @@ class Replica:
             room = size - self.checked % size
             data = self.feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # The file's rest is too short for a blank. RocketMQ never leaves so short a rest,
-                # but other writers may.
+                # The bytes up to the file's end are too few for a blank. RocketMQ never leaves so
+                # few bytes, but other writers may.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -269,7 +270,7 @@ class Replica:
             # data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # An empty slave may begin at the end of the master's log if a file starts there.
+        # If a file starts at the end of the master's log, an empty slave may begin at that offset.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
@@ -327,8 +328,9 @@ class Replica:
         # Read this offset before the sync: bytes appended during the sync may not be durable.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
-        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut, such a
-        # frame looks torn. Only a durable offset on the disk shows that it is complete.
+        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut, a frame
+        # with a wrong CRC looks torn. Only a durable offset on the disk shows that the frame is
+        # complete.
         self.feed.keep(not self.check_crc)
         return end
 

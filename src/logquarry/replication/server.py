@@ -1,8 +1,8 @@
 """The base of both replication servers: listens, admits peers, starts and ends.
 
-One thread serves all connections with a selector. If ``max_connections`` are open, a new peer
-replaces a peer without a request. :class:`~logquarry.replication.master.HaMaster` and
-:class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
+One thread serves all connections with a selector. If ``max_connections`` connections are open, a
+new peer replaces a peer that has sent no request. :class:`~logquarry.replication.master.HaMaster`
+and :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ P = TypeVar("P", bound=Peer)
 
 
 class Server(ABC, Generic[P]):
-    """A server. The constructor opens the port; :meth:`start` or a ``with`` block serves peers.
+    """The constructor opens the port; :meth:`start` or a ``with`` block serves peers.
 
     Args:
         listen: makes the listening sockets. The first socket's address is the address of the
@@ -236,7 +236,7 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _serve_all(self) -> int:
-        """Do the work that is due for all peers. Return the next wait in ms."""
+        """Do the work that is due for all peers. Return the wait until the next call, in ms."""
 
     @abstractmethod
     def _read(self, peer: P) -> None:
@@ -249,7 +249,7 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """Return why a new peer may replace a peer without a request; None if it may not."""
+        """Return why a new peer may replace this peer; None if this peer must stay."""
 
     def _came(self, peer: P) -> None:
         """Called before the server adds a new peer."""
@@ -268,7 +268,7 @@ class Server(ABC, Generic[P]):
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            # Count first: a caller may read status() as soon as the connection ends.
+            # Count before the close: a caller may read status() as soon as the connection ends.
             self._admission.refuse(name, "the address is not in allow")
             connection.close()
             return

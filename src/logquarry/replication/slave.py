@@ -67,7 +67,7 @@ class SlaveOptions:
             memory, as RocketMQ's slave does.
         check_crc: whether to check the CRC of bodies.
         overlap: number of bytes at the log's end to compare with the master's log at each
-            connection. The last message is always compared.
+            connection. The slave always compares the last message.
         first_pause: seconds before the second attempt to connect.
         longest_pause: maximum seconds between two attempts.
         tls: None for no TLS.
@@ -131,7 +131,8 @@ class HaSlave:
     """Copies a master's log into a store (``HAClient``).
 
     The slave works from :meth:`start` on, or from the start of the ``with`` block. Close the slave
-    before you close its store. Other threads and processes may read the store meanwhile.
+    before you close its store. While the slave works, other threads and processes may read the
+    store.
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
@@ -341,7 +342,7 @@ class HaSlave:
             wire.close()
 
     def _say(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> int:
-        # Sends as much as possible now. Returns the next wait in ms.
+        # Sends as much as possible now. Returns the wait until the next call, in ms.
         if wire.is_ready or wire.handshake():
             with self._use:
                 wire.send([machine.data_to_send()])
@@ -410,8 +411,8 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Check once for all events, because a check's cost hardly depends on the number of
-            # bytes.
+            # Check once after all events: a check of many bytes takes about as long as a check of
+            # few bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
@@ -458,8 +459,8 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket accepts no bytes now. When it accepts bytes again, report the latest
-                # offset.
+                # The socket accepts no bytes now. When the socket accepts bytes again, report the
+                # latest offset.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())

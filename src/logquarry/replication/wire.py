@@ -47,7 +47,7 @@ class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
     The thread calls :meth:`arm` before it checks for work. A put makes a system call only if the
-    thread is armed (:meth:`is_unset`). A busy thread is not armed.
+    thread is armed (:meth:`is_unset`). While the thread works, it is not armed.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ def require_address(host: object, port: object, options: object, kind: type) -> 
 
 
 class Surroundings:
-    """Clock and sockets for master and slave. A simulation replaces them."""
+    """Clock and sockets for master and slave. A simulation passes its own clock and sockets."""
 
     def now_ms(self) -> int:
         """Return the time of a monotonic clock in milliseconds."""
@@ -200,7 +200,7 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the number of bytes; 0 at the end; None if none arrived."""
+        """Read into a buffer. Return the byte count; 0 at the end; None if no bytes arrived."""
         with self._use:
             try:
                 return self._socket.recv_into(buffer)

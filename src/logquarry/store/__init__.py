@@ -2,5 +2,5 @@
 
 ``message_store`` opens a store; ``reads``, ``reader`` and ``writer`` have the methods.
 ``store_engine`` creates and connects the writer's parts. Consumers, delivery, transactions,
-retention and loads have folders of their own.
+retention and loads have their own folders.
 """

@@ -38,9 +38,7 @@ BUCKETS: Final = (
 )
 """Classes of put durations, as in RocketMQ, and the upper bound of each class in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Upper bounds of the classes of message sizes, in bytes, as in RocketMQ 5. One further class has
-all larger messages.
-"""
+"""Upper bounds of the classes of message sizes in bytes (RocketMQ 5); a last class has no bound."""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND = _BOUNDS[0]
@@ -102,7 +100,7 @@ class CallCounts:
         found.size += size
 
     def whole(self, seconds: float) -> None:
-        """Count a put by its duration."""
+        """Count a put, and its duration in seconds."""
         if seconds < _FIRST_BOUND:
             self.quick += 1
         else:

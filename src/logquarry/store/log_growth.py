@@ -20,7 +20,7 @@ class Wakeable(Protocol):
     """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether the flag must be set. Each put calls this, so the method must be fast."""
+        """Whether the flag must be set. Each put calls this method, which must be fast."""
 
     def set(self) -> None:
         """Set the flag: the log has grown."""
@@ -64,7 +64,7 @@ class LogGrowth:
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Also wake the flush service, because no put waits for a sync of the new bytes."""
+        """Like :meth:`wake`, but also wake the flush service: no put waits for the new bytes."""
         self.wake()
         self._wait.appended()
 

@@ -141,14 +141,14 @@ class LogReads(ABC):
     def roll_next_file(self, physical_offset: int) -> int:
         """Return the start of the log file after a physical offset (``rollNextFile``).
 
-        The file need not exist.
+        The following file need not exist.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
         files = self._log.files
         size = files.file_size
         if not files.files:
-            # Without a file, take the file size of a writer.
+            # If the log has no file, use the file size that a writer would use.
             size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
         return at - at % size + size
 
@@ -162,7 +162,7 @@ class LogReads(ABC):
 
     @abstractmethod
     def _log_reader(self) -> LogReader:
-        """Return an object that reads the log up to its present end, frame by frame."""
+        """Return an object that reads the log frame by frame, up to the current end of the log."""
 
 
 NOT_FOR_USERS: Final = frozenset(

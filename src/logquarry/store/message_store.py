@@ -128,7 +128,7 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """Replaces a writer's method in a reader: raises an error with the way to open for writing."""
+    """In a reader, replaces a writer's method: the error explains how to open for writing."""
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:

@@ -1,5 +1,5 @@
-"""Collects a store's contents for ``logquarry info``: queues, messages, bytes per topic, index, and
-the transactions (``info --transactions``): committed, rolled back, open.
+"""Collects a store's contents for ``logquarry info``: topics, queues, index files, signs of damage,
+and the outcomes of transactions (``info --transactions``).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Overview:
         topics: the topics with their queues, by name.
         index: the index files, oldest first.
         hint: why some numbers are missing, and how to get the numbers.
-        other_bytes: bytes of the log outside these topics' messages: blanks, damage, and messages
-            that are in no queue. None if unknown.
+        other_bytes: bytes of the log outside the messages of ``topics``: blanks, damage, and
+            messages that are in no queue. None if unknown.
         damage: the damage in the log, if the whole log was read.
         signs: signs of damage that were found without reading the whole log, in words.
     """
@@ -193,9 +193,9 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """Return why the queues do not determine the bytes; None if the queues do.
+    """Return why the queues do not show the bytes of all messages; None if they do.
 
-    The queues determine the bytes if the log consists of queued messages, and of blanks at file
+    The queues show all bytes if the log consists only of queued messages, and of blanks at file
     ends. A blank is smaller than the largest message plus eight bytes.
     """
     length = found.max_offset - found.min_offset
@@ -227,7 +227,7 @@ class LogCount:
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Skip damage."""
-    # Import late: the module imports pyarrow, which counting by the queues does not need.
+    # Import late: the module imports pyarrow, which only this function needs.
     from logquarry.log import columns
 
     counted = LogCount()
@@ -255,7 +255,7 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     if store.bound is not None and not store.is_live:
         queued = log_bound(store.layout)
         if queued is not None and store.bound < queued:
-            # The read ends before damage in the log's last file, before the queues' end.
+            # The reader stopped before the end of the queues, so read the damage after its stop.
             rest = LogReader(store.layout, bound=queued).events(store.bound, store.bound + 1)
             counted.damage += [event for event in rest if isinstance(event, DamagedSpan)]
     return counted
@@ -273,7 +273,7 @@ def _count(
         key = row.topic, row.queue_id
         row.messages = counted.messages.pop(key, 0)
         row.bytes = counted.bytes.pop(key, 0)
-    # Messages of queues without files also take bytes.
+    # The log can have messages of queues that have no files.
     for (topic, queue_id), count in sorted(counted.messages.items()):
         size = counted.bytes[topic, queue_id]
         rows.append(QueueOverview(topic, queue_id, 0, 0, count, size))
@@ -287,7 +287,7 @@ def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | No
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
     first = log.sound_frame_at(store.min_offset)
     last = log.sound_frame_at(max(ends, default=store.min_offset))
-    # One readable frame does not give the time of the other frame.
+    # Read both frames separately: one of them may be unreadable.
     return _time_of(first), _time_of(last)
 
 
@@ -323,7 +323,7 @@ _MOST: Final = 3
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
-    """Describe each sign of damage of a store that no process has open.
+    """Describe the signs of damage in a store that no process has open.
 
     The function reads file names, the last queue entries, the checkpoint and
     ``.logquarry/damage.json``. If log files are missing, or the queues point beyond the log's end,
@@ -481,7 +481,6 @@ def _half(queue_id: int, offset: int, half: frame.Frame) -> HalfMessage:
 
 
 def _committed(store: StoreReads, halves: dict[int, HalfMessage]) -> set[int]:
-    """Return the physical offsets of the committed half messages."""
     if not halves:
         return set()
     topics = frozenset(half.topic for half in halves.values())

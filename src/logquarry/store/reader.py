@@ -116,8 +116,7 @@ class BaseReader(StoreReads):
     def stats(self) -> StoreStats:
         """Return the store's contents in ``state``. A reader does not count its calls."""
         self._require_open()
-        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
-        # the module.
+        # Import late, because the import takes 0.1 s.
         from logquarry.store.stats import StatsRecorder
 
         state = self._state.read(now_ms)
@@ -153,7 +152,7 @@ class BaseReader(StoreReads):
     # ------------------------------------------------------------------------------------ queues
     @property
     def has_queue_files(self) -> bool:
-        """Whether a consume queue has a message. If not, the reader makes queues from the log."""
+        """Whether a consume queue has a message; if not, the reader makes queues from the log."""
         return self._found.has_queue_files
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -173,8 +172,7 @@ class BaseReader(StoreReads):
         found = self._file_queue(topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
-            # If a broker moved its queues to RocksDB, the queue files end earlier than RocksDB
-            # does.
+            # If a broker moved its queues to RocksDB, the queue files lack the newest entries.
             if other is not None and (found is None or found.max_offset < other.max_offset):
                 return other
         return found
@@ -245,8 +243,7 @@ class BaseReader(StoreReads):
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
-        # Import late, because the imports take 0.1 s, and a reader of a few messages does not need
-        # the modules.
+        # Import late, because the imports take 0.1 s.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
         from logquarry.store.consumer.group import LostOffsets, Progress
@@ -287,7 +284,7 @@ class _Found:
 
     @cached_property
     def has_other_queues(self) -> bool:
-        """Whether queues may have no files, because they are in RocksDB or only in the log."""
+        """Whether some queues may have no files: they are in RocksDB, or only in the log."""
         return not self.has_queue_files or self.other_queues.has_rocksdb
 
     @cached_property
@@ -302,7 +299,7 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB and the log's end. Without RocksDB, this reads the whole log."""
+        """The queues in RocksDB and the log's end; without RocksDB, reads the whole log."""
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
         end = store._log.min_offset if found is None else found
@@ -347,7 +344,7 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def bound(self) -> int | None:
-        """The log's end if bytes of an earlier log follow; None if a read needs no bound."""
+        """The log's end, if bytes of an earlier log may follow the log's end; otherwise None."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
@@ -368,8 +365,8 @@ class LiveStore(StoreReads, SinglePut):
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # After a failed sync, or on a full disk, the queue cannot be opened for writing. Its
-            # files can still be read.
+            # After a failed sync, or on a full disk, the queue cannot be opened for writing. The
+            # queue's files can still be read.
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
@@ -426,7 +423,8 @@ class LiveStore(StoreReads, SinglePut):
         return self._getter.kernel.get
 
     def _new_layout(self) -> StoreLayout:
-        # A layout caches its listing, and threads must not share a layout.
+        # Each call makes a layout, because a layout caches its listing, and threads must not share
+        # a layout.
         layout = StoreLayout(self.layout.filesystem, self.config)
         layout.writer_end = self.bound
         return layout
@@ -470,5 +468,5 @@ class LiveStore(StoreReads, SinglePut):
         return result
 
     def _append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        """Append messages in bulk without waiting."""
+        """Append messages in bulk, without a wait for flush or replica."""
         return self._put_many(lambda: self._many.put_many(messages, wait=False))

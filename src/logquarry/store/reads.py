@@ -50,7 +50,7 @@ class QueueOffsets(NamedTuple):
 
 
 class StoreReads(LogReads):
-    """The methods of a store that read."""
+    """The read methods of a store."""
 
     def __init__(self, layout: StoreLayout, log: CommitLog, *, broker: str) -> None:
         super().__init__(layout, log, broker=broker)
@@ -114,8 +114,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _state(self) -> StateReader:
-        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
-        # the module.
+        # Import late, because the import takes 0.1 s.
         from logquarry.store.stats import StateReader
 
         return StateReader(self)
@@ -198,8 +197,8 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result, and a result never spans two queue files. If the queue has a message there,
-                the result has at least one message.
+                result, and a result never spans two queue files. If the queue has a message at
+                ``offset``, the result has at least one message.
             tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
 
         Raises:
@@ -210,8 +209,8 @@ class StoreReads(LogReads):
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
         """Return the queue offset of the message stored nearest to a time.
 
-        After the last message, this is the last message's offset; in a queue without messages, 0.
-        Follows ``getOffsetInQueueByTime``. :meth:`scan` explains the forms of a time.
+        If the time is after the last message, return the last message's offset; in an empty queue,
+        0. Follows ``getOffsetInQueueByTime``. :meth:`scan` explains the forms of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")
@@ -227,9 +226,8 @@ class StoreReads(LogReads):
 
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
-        """Gets messages for consumers, without the caps of a ``get``."""
-        # Import late, because the import takes 0.1 s, and a reader of a few messages does not need
-        # the module.
+        """Gets messages for consumers, without the limits of a ``get``."""
+        # Import late, because the import takes 0.1 s.
         from logquarry.store.consumer.source import AT_ONCE
 
         return self._new_getter(AT_ONCE)
@@ -266,7 +264,7 @@ class StoreReads(LogReads):
             until: latest store time, inclusive.
             max_count: maximum number of messages.
             exact: whether to leave out messages whose keys only have the same hash, and repetitions
-                of a message. RocketMQ returns both.
+                of a message. RocketMQ also returns these messages.
 
         If an inner batch of RocketMQ 5 matches, the result has those messages in the batch that
         have the key. If the key is the batch's own UNIQ_KEY (the message id that the producer got),
@@ -460,11 +458,11 @@ class StoreReads(LogReads):
 
     @property
     def _consumers(self) -> Consumers:
-        # Two objects would assign a queue to two consumers.
+        # Make only one object: two objects would assign the same queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
-                # Closing the store may take minutes. A consumer that is made meanwhile would never
-                # end.
+                # Closing the store may take minutes. A consumer that is made during this time would
+                # never end.
                 raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from logquarry import arguments
 from logquarry.dialect31.prepared import CheckService, PreparedTransactions
@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 60.0
 
+P = ParamSpec("P")
 Part = TypeVar("Part")
 
 
@@ -66,7 +67,7 @@ class Services:
         self._log = _ServedLog(store, engine.log)
         self._lock = threading.RLock()
         self._threads: list[Service] = []
-        self._parts: dict[Callable[[], Any], Any] = {}
+        self._parts: dict[Callable[..., Any], Any] = {}
         self._delivering: DeliveryService | None = None
         self._checking: TransactionCheckService | None = None
         self._prepared = self._make_prepared()
@@ -75,23 +76,18 @@ class Services:
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """``config/consumerOffset.json``, shared by all consumers of this process."""
-        return self._once(self._make_consumer_offsets)
-
-    def _make_consumer_offsets(self) -> ConsumerOffsets:
         engine = self._engine
-        return ConsumerOffsets(engine.disk, engine.root, engine.sync_log)
+        return self._once(ConsumerOffsets, engine.disk, engine.root, engine.sync_log)
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``; UsageError if no slave."""
+        """The tables that a slave copies from its master's ``config/``; else UsageError."""
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
             )
-        return self._once(self._make_config_tables)
-
-    def _make_config_tables(self) -> ConfigTables:
-        return ConfigTables(self._engine.disk, self._engine.root, lambda: self.consumer_offsets)
+        engine = self._engine
+        return self._once(ConfigTables, engine.disk, engine.root, lambda: self.consumer_offsets)
 
     @property
     def _is_slave(self) -> bool:
@@ -100,7 +96,7 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages; StoreUnavailable in a slave, because its master delivers."""
+        """Delivers delayed messages; StoreUnavailable in a slave, whose master delivers them."""
         if self._is_slave:
             # A slave gets the progress of delivery from its master, and must not overwrite that
             # progress.
@@ -183,22 +179,15 @@ class Services:
     @property
     def transactions(self) -> TransactionService:
         """Transactions that this process begins."""
-        return self._once(self._make_transactions)
-
-    def _make_transactions(self) -> TransactionService:
-        engine = self._engine
-        return TransactionService(
-            self._store._append, clock=engine.clock, store_host=engine.config.store_host
-        )
+        clock, host = self._engine.clock, self._engine.config.store_host
+        return self._once(TransactionService, self._store._append, clock=clock, store_host=host)
 
     @property
     def checks(self) -> TransactionChecks:
         """Finds transactions that are still open."""
-        return self._once(self._make_checks)
-
-    def _make_checks(self) -> TransactionChecks:
         store, config = self._store, self._engine.config
-        return TransactionChecks(
+        return self._once(
+            TransactionChecks,
             self._log,
             store._append,
             self.transactions,
@@ -244,7 +233,7 @@ class Services:
             self._start(self._checking)
 
     def put_half(self, message: Message, group: str) -> PutFuture:
-        """Put a half message that a producer ends later."""
+        """Put the half message of a transaction that a producer ends later."""
         self._require_halves()
         require_message(message, "message")
         return self._store._append(half_message(message, arguments.text(group, "group")))[1]
@@ -335,11 +324,11 @@ class Services:
         service.start()
         self._threads.append(service)
 
-    def _once(self, make: Callable[[], Part]) -> Part:
+    def _once(self, make: Callable[P, Part], *args: P.args, **named: P.kwargs) -> Part:
         with self._lock:
             self._require_open()
             if make not in self._parts:
-                self._parts[make] = make()
+                self._parts[make] = make(*args, **named)
             part: Part = self._parts[make]
             return part
 
@@ -371,8 +360,8 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one of the two deliveries cannot save its progress, save the progress of the other
-            # delivery anyway.
+            # If one delivery cannot save its progress, still save the progress of the other
+            # delivery.
             try:
                 save()
             except StoreUnavailable as error:

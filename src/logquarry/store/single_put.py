@@ -52,7 +52,7 @@ class _Count:
 def _batch_arguments(
     messages: Sequence[Message] | None, wire: bytes | None, field: str
 ) -> tuple[Sequence[Message] | None, bytes | None]:
-    # Accept a list unchecked: the code that encodes a list checks its messages later.
+    # Do not check the messages of a list here: the code that encodes the list checks its messages.
     if messages is not None and type(messages) is not list:
         messages = require_messages(messages, field)
     if wire is not None and type(wire) is not bytes:
@@ -84,8 +84,9 @@ class SinglePut:
             The message's offsets, and whether the message is on the disk and at the replica.
 
         Raises:
-            StoreUnavailable: if the store accepts no messages now. The error's ``status`` is
-                RocketMQ's. If a sync failed, the message may or may not be on the disk.
+            StoreUnavailable: if the store accepts no messages now. The error's ``status`` is the
+                status that RocketMQ returns. If a sync failed, the message may or may not be on the
+                disk.
             MessageRejected: if the store does not accept this message.
             UsageError: if a number does not fit its field, or ``message`` is not a Message.
         """
@@ -150,8 +151,8 @@ class SinglePut:
         Args:
             messages: the messages. Pass either ``messages``, or ``wire`` and ``message``.
             wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
-            message: the shared fields of the messages in ``wire``. Its properties are added to the
-                properties of each message.
+            message: the shared fields of the messages in ``wire``. The properties of ``message``
+                are added to those of each message.
 
         Raises:
             StoreUnavailable, MessageRejected: as for :meth:`put`.

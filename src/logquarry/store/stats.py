@@ -108,7 +108,7 @@ class DelayLevel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreState:
-    """The current state of a store. ``None``: unknown.
+    """The current state of a store. None means that a value is unknown.
 
     Attributes:
         state: see :data:`State`.
@@ -214,7 +214,7 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """Return None if the log starts with damage or a blank."""
+    """Return the time of the log's first message; None if damage or a blank is first."""
     first = CommitLog(layout).sound_frame_at(start, check_crc=False)
     return None if first is None else first.store_timestamp
 
@@ -285,7 +285,7 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
     return tuple(
         DelayLevel(
             queue.queue_id + 1,
-            # Expired messages are never delivered.
+            # Do not count expired messages, because they are never delivered.
             max(table.get(queue.queue_id + 1, 0), queue.min_offset),
             queue.max_offset,
         )
@@ -316,7 +316,7 @@ class StoreStats:
     Attributes:
         seconds: seconds since the store was opened.
         put_messages: number of messages that were put; each message of a batch counts.
-        put_bytes: bytes of these messages in the log.
+        put_bytes: bytes of put messages in the log.
         put_failed: number of puts that were refused (``putMessageFailedTimes``).
         put_times: number of puts in each class of durations; a duration includes the waits for
             flush and replica (``putMessageDistributeTime``).
@@ -334,7 +334,7 @@ class StoreStats:
         dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
         flush_behind: bytes of the log that are not known to be on the disk.
         sizes: number of put messages in each class of :data:`SIZES` (sizes of frames), and in a
-            last class of larger frames. A batch counts as messages of equal size.
+            last class of larger frames. The frames of a batch are counted with their average size.
         delays: for each topic, the delays of its delivered messages, counted from their born time
             (:class:`Delays`).
         state: the store's current state; empty after the store was closed.
@@ -412,7 +412,7 @@ class StatsRecorder(CallCounter):
         """Record the present counts, to compute rates. A thread calls this about once a second."""
         entry = self._entry(self.total())
         self._samples.append(entry)
-        # Keep the last sample before the longest window.
+        # Keep one sample that is older than the longest window.
         while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
 

@@ -66,20 +66,15 @@ from logquarry.write.waits import ReplicaWait
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 600.0
-"""How long closing waits for a service to end, because a slow disk may have to sync gigabytes."""
+"""Maximum wait for a service's end: a slow disk may have to sync gigabytes."""
 
 
 class StoreEngine:
     """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
 
-    A recovery may lose at most ``accept_loss`` bytes of messages; None allows a small share.
-
-    Raises:
-        StoreNotFound: if the folder holds other files.
-        UnsupportedStore: if writing would harm a feature of the store.
-        StoreUnavailable: if another process has the store open, or if the store needs a recovery.
-        LossRefused: if the recovery would lose more than ``accept_loss`` allows.
-        CorruptStore: if a file violates the format.
+    A recovery may lose at most ``accept_loss`` bytes of messages; None allows a small share. The
+    constructor raises the errors of :meth:`~logquarry.store.message_store.MessageStore.open`, and
+    CorruptStore if a file violates the format.
     """
 
     def __init__(
@@ -104,7 +99,7 @@ class StoreEngine:
         except BrokenLink:
             raise
         except StoreNotFound:
-            # The folder has no store yet, or has other files. Then check_folder raises.
+            # The folder has no store yet. If the folder has other files, check_folder raises.
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
@@ -122,11 +117,12 @@ class StoreEngine:
         open_check.check_folder(root)
         check_places(root)
         if not is_lockable(root):
-            # Taking the lock creates a file, but a refused opening must change nothing.
+            # Check before taking the lock, which creates a file: a refused opening must change
+            # nothing.
             open_check.check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # These callbacks run last, after closing or after a failed opening.
+            # The callbacks of this stack run last, after closing or after a failed opening.
             self._end = undo.enter_context(ExitStack())
             self._end.callback(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
@@ -217,8 +213,8 @@ class StoreEngine:
     def _take_back(self) -> None:
         """Undo a failed opening. No message was put, and the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # The failed opening may have dispatched messages. Sync their queue entries: without
-            # `abort`, the next opening trusts the entries.
+            # The failed opening may have dispatched messages. Sync the queue entries of these
+            # messages: without `abort`, the next opening trusts the entries.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -265,7 +261,7 @@ class StoreEngine:
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
         """Return the queue offsets with which the log's writer starts."""
         # Start the schedule topic's queues at 0, as in a new store. The offsets of existing queues
-        # replace these.
+        # replace these zeros.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
@@ -275,7 +271,7 @@ class StoreEngine:
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, in the order of their end, and the object that settles puts."""
+        """Create the services, in the order in which they end, and the object that settles puts."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -396,8 +392,8 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # The log refuses a put that has already passed the check of the flags. Do not wait for
-            # such a put: its caller may be a listener or a callback, in a thread that has to end.
+            # Do not wait for a put that has already passed the check of the flags: the log refuses
+            # it, and its caller may be a listener or a callback, in a thread that must end now.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():

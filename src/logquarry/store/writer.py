@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -51,16 +50,214 @@ DEFAULT_PRODUCER_GROUP: Final = "logquarry"
 """The producer group of a transaction whose message has no group."""
 
 
-class ServiceCalls(ABC):
-    """The methods of an open store that its services carry out."""
+# Readers also import this module, so functions import the modules that only writers need.
 
-    _services: Services
-    _engine: StoreEngine
+_monotonic = time.monotonic
 
-    @abstractmethod
-    def _require_open(self) -> None:
-        """Raise StoreUnavailable if the store was closed."""
 
+class BaseWriter(LiveStore):
+    """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
+
+    Any thread may call the methods. In a forked child, every call raises StoreUnavailable.
+    """
+
+    _mode = "rw"
+
+    def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
+        from logquarry.store.services import Services
+
+        super().__init__(engine, layout, broker=broker)
+        self._found_time: int | None = None
+        engine.retention.removed = self._release_views
+        self._services = Services(engine, self)
+        self._services.start_prepared_checks()
+
+    @classmethod
+    def start(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: StoreConfig | None = None,
+        clock: Clock | None = None,
+        broker: str | None = None,
+        disk: Disk | None = None,
+        accept_loss: int | None = None,
+    ) -> Self:
+        """Open the store at a path for writing; see :meth:`MessageStore.open`.
+
+        ``disk`` is the disk of the store (default: the machine's).
+        """
+        from logquarry.store.store_engine import StoreEngine
+
+        # Use an absolute path: the program may change its working folder while the store is open.
+        root = local_folder(path, "only a local store can be written")
+        engine = StoreEngine(
+            root,
+            settings_of(config),
+            clock=clock or now_ms,
+            disk=disk or Disk(),
+            accept_loss=accept_loss,
+        )
+        try:
+            layout = StoreLayout.open(root, engine.config)
+            store = cls(engine, layout, broker=root.name if broker is None else broker)
+        except BaseException:
+            engine.close()
+            raise
+        close_at_exit(store)
+        # A slave delivers no messages, because it gets delivered messages from its master.
+        if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
+            try:
+                store.start_delivery()
+            except BaseException:
+                store.close()
+                raise
+        return store
+
+    # ------------------------------------------------------------------------------------ write
+    def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
+        """Put messages of any topics and queues, in order, in bulk.
+
+        The log gets the bytes that single puts would write, but the messages of a chunk of about 1
+        MiB share one store time. Other threads can put between chunks. All messages are checked
+        before the first message is appended. Arrow columns are named like the fields of
+        :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
+
+        Args:
+            messages: Message objects, or any object that exports Arrow data
+                (``__arrow_c_stream__``). For example, pass a table or reader of pyarrow, a
+                DataFrame of Polars or pandas (2.2 or later), or a relation of DuckDB. All messages
+                stay in memory during the call.
+
+        Returns:
+            The offsets of each message, as arrays.
+
+        Raises:
+            StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
+                messages that are in the log; None if the log has no message of the call.
+            MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
+                appended, unless multi-dispatch makes the message too large; ``appended`` then has
+                the result for the earlier messages.
+            UsageError: if a message is invalid. Nothing is appended.
+        """
+        return self._put_many(lambda: self._many.put_many(messages))
+
+    def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
+        """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
+
+        With ``keep_times``, the messages keep their store times. A time before the store time of
+        the log's last message is raised to that time.
+        """
+        least = self._last_time() if keep_times else None
+        return self._put_many(lambda: self._many.put_stored(batch, least))
+
+    def check_stored(self, batch: pa.RecordBatch) -> None:
+        """Raise the errors of :meth:`put_stored`, and put nothing."""
+        self._many.check_stored(batch)
+
+    def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
+        """Append staged segments once; see :meth:`logquarry.store.load.loading.Loads.load`."""
+        if self._engine.config.is_3_1:
+            raise UsageError("staged segments are loaded in dialect 4.9 only")
+        self.free_room_at_close()
+        self._engine.feed.adopt()
+        return self._engine.loads.load(load, segments, loads)
+
+    def free_room_at_close(self) -> None:
+        """When the store is closed, free the disk space of the unused parts of the last files."""
+        self._engine.files.frees_room = True
+
+    def _last_time(self) -> int:
+        """Return the store time that the log's last message had at the first call, or 0."""
+        if self._found_time is None:
+            self._engine.feed.adopt()
+            self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
+        return self._found_time
+
+    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
+        """Append bytes of another store's log at an offset (``appendToCommitLog``).
+
+        The method also works in a slave. The bytes may end inside a frame; then append the rest of
+        that frame before any put.
+
+        Returns:
+            Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
+            ``offset`` must be the start of a file.
+
+        Raises:
+            StoreUnavailable: if the store was closed, or the write failed.
+        """
+        offset = arguments.offset(offset)
+        return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
+
+    def log_feed(self) -> LogFeed:
+        """Return the log as bytes, for :mod:`logquarry.replication`."""
+        self._require_open()
+        return self._engine.feed
+
+    def flush(self) -> int:
+        """Sync log, queues, index and checkpoint, in this order.
+
+        Return the physical offset up to which the log is on the disk.
+
+        Raises:
+            StoreUnavailable: if this or an earlier sync failed.
+        """
+        self._require_open()
+        return self._engine.flush()
+
+    def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
+        """Wait until the messages before an offset are in queues and index.
+
+        Args:
+            offset: physical offset, such as ``result.end_offset`` (default: the log's end now).
+            timeout: in seconds (default: no limit).
+
+        Returns:
+            Whether the messages are in queues and index; False after the timeout, or if the store
+            was closed.
+
+        Raises:
+            StoreError: the error that prevents the dispatch of the log.
+            UsageError: if a listener calls this method in the dispatcher's thread.
+        """
+        self._require_open()
+        offset = arguments.optional(arguments.offset, offset, "offset")
+        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
+        return self._engine.wait_dispatched(offset, timeout)
+
+    def _make_consumers(self) -> Consumers:
+        from logquarry.store.consumer.group import LostOffsets, Progress
+        from logquarry.store.consumer.registry import Consumers
+        from logquarry.store.consumer.source import Arrivals, QueueReader
+
+        engine, offsets = self._engine, self._services.consumer_offsets
+        has_offsets = offsets.found is not None
+        lost = LostOffsets(engine.root, has_offsets=has_offsets, topics=lambda: self.topics)
+        arrivals = Arrivals()
+        reader = QueueReader(self, self._bulk_getter)
+        made = Consumers(
+            reader,
+            arrivals,
+            Progress(offsets, reader, lost),
+            put=self.put,
+            health=self._health,
+            interval_ms=self.config.flush_consumer_offset_interval,
+        )
+
+        def arrived(arrival: MessageArrival) -> None:
+            if arrival.topic in made.topics:
+                arrivals.wake()
+
+        engine.listeners.add(arrived)
+        return made
+
+    def _release_views(self) -> None:
+        # Release the views of deleted files: a view keeps the file's disk space in use.
+        self._release_bytes()
+        self._live_log.close()
+
+    # --------------------------------------------------------------------------------- services
     @property
     def _open_services(self) -> Services:
         self._require_open()
@@ -70,7 +267,8 @@ class ServiceCalls(ABC):
         """Call a function when messages can be consumed (``MessageArrivingListener``).
 
         The dispatcher's thread calls the function for each queue that has grown. The function must
-        be quick, and must not wait for the dispatcher. Its exceptions are logged.
+        be quick, and must not wait for the dispatcher. The dispatcher logs the function's
+        exceptions.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -83,8 +281,8 @@ class ServiceCalls(ABC):
         """Plan which expired files to delete; with ``apply``, delete the files. See
         docs/retention.md.
 
-        Only files that are on the disk and in the queues are deleted. Readers of the store may
-        continue. For a store that no process has open, use :func:`logquarry.retain`.
+        Only files that are on the disk and in the queues are deleted. Other processes may read the
+        store meanwhile. For a store that no process has open, use :func:`logquarry.retain`.
 
         Raises:
             StoreUnavailable: if the store is closed, or if the store accepts no writes and
@@ -131,9 +329,10 @@ class ServiceCalls(ABC):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        The start of the block puts a half message. If the transaction was not committed, the end of
-        the block rolls the transaction back, with or without an exception. If a crash leaves a
-        transaction open, a later check ends the transaction (:meth:`start_transaction_checks`).
+        The start of the ``with`` block puts a half message. If the transaction was not committed,
+        the end of the block rolls the transaction back, with or without an exception. If a crash
+        leaves a transaction open, a later check ends the transaction
+        (:meth:`start_transaction_checks`).
 
         Args:
             message: the message. A delay is not allowed.
@@ -149,15 +348,9 @@ class ServiceCalls(ABC):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends the transaction with :meth:`end_transaction`. Until then, checks treat the
-        half message like a half message that a crash left open.
-
-        Args:
-            message: see :meth:`transaction`.
-            group: see :meth:`transaction`.
-
-        Raises:
-            UsageError, StoreUnavailable, MessageRejected: as :meth:`transaction`.
+        The producer ends the transaction with :meth:`end_transaction`. Until the producer ends the
+        transaction, a check asks about the half message, as after a crash. Arguments and errors are
+        those of :meth:`transaction`.
         """
         return self._open_services.put_half(message, group)
 
@@ -239,221 +432,13 @@ class ServiceCalls(ABC):
         """Return the tables that a slave copies from its master's ``config/``; else UsageError."""
         return self._open_services.config_tables
 
-
-# Readers also import this module, so functions import the modules that only writers need.
-
-_monotonic = time.monotonic
-
-
-class BaseWriter(LiveStore, ServiceCalls):
-    """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
-
-    Any thread may call the methods. In a forked child, every call raises StoreUnavailable.
-    """
-
-    _mode = "rw"
-
-    def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
-        from logquarry.store.services import Services
-
-        super().__init__(engine, layout, broker=broker)
-        self._found_time: int | None = None
-        engine.retention.removed = self._release_views
-        self._services = Services(engine, self)
-        self._services.start_prepared_checks()
-
-    @classmethod
-    def start(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        config: StoreConfig | None = None,
-        clock: Clock | None = None,
-        broker: str | None = None,
-        disk: Disk | None = None,
-        accept_loss: int | None = None,
-    ) -> Self:
-        """Open the store at a path for writing; see :meth:`MessageStore.open`.
-
-        ``disk`` is the disk of the store (default: the machine's).
-        """
-        from logquarry.store.store_engine import StoreEngine
-
-        # Use an absolute path: the program may change its working folder while the store is open.
-        root = local_folder(path, "only a local store can be written")
-        engine = StoreEngine(
-            root,
-            settings_of(config),
-            clock=clock or now_ms,
-            disk=disk or Disk(),
-            accept_loss=accept_loss,
-        )
-        try:
-            layout = StoreLayout.open(root, engine.config)
-            store = cls(engine, layout, broker=root.name if broker is None else broker)
-        except BaseException:
-            engine.close()
-            raise
-        close_at_exit(store)
-        # A slave delivers no messages, because it gets delivered messages from its master.
-        if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
-            try:
-                store.start_delivery()
-            except BaseException:
-                store.close()
-                raise
-        return store
-
-    # ------------------------------------------------------------------------------------ write
-    def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
-        """Put messages of any topics and queues, in order, in bulk.
-
-        The log gets the bytes that single puts would write, but the messages of a chunk of about 1
-        MiB share one store time. Other threads can put between chunks. All messages are checked
-        before the first message is appended. Arrow columns are named like the fields of
-        :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
-
-        Args:
-            messages: Message objects, or any object that exports Arrow data
-                (``__arrow_c_stream__``). Such objects are a table or reader of pyarrow, a DataFrame
-                of Polars or pandas (2.2 or later), and a relation of DuckDB. All messages stay in
-                memory during the call.
-
-        Returns:
-            The offsets of each message, as arrays.
-
-        Raises:
-            StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
-                messages that are in the log; None if the log has no message of the call.
-            MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
-                appended, unless multi-dispatch makes the message too large; ``appended`` then has
-                the result for the earlier messages.
-            UsageError: if a message is invalid. Nothing is appended.
-        """
-        return self._put_many(lambda: self._many.put_many(messages))
-
-    def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
-        """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
-
-        With ``keep_times``, the messages keep their store times. A time before the store time of
-        the log's last message is raised to that time.
-        """
-        least = self._last_time() if keep_times else None
-        return self._put_many(lambda: self._many.put_stored(batch, least))
-
-    def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the errors of :meth:`put_stored`, and put nothing."""
-        self._many.check_stored(batch)
-
-    def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append staged segments once; see :meth:`logquarry.store.load.loading.Loads.load`."""
-        if self._engine.config.is_3_1:
-            raise UsageError("staged segments are loaded in dialect 4.9 only")
-        self.free_room_at_close()
-        self._engine.feed.adopt()
-        return self._engine.loads.load(load, segments, loads)
-
-    def free_room_at_close(self) -> None:
-        """When the store is closed, free the disk space of the unused parts of the last files."""
-        self._engine.files.frees_room = True
-
-    def _last_time(self) -> int:
-        """Return the store time of the log's last message at the first call; 0 without messages."""
-        if self._found_time is None:
-            self._engine.feed.adopt()
-            self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
-        return self._found_time
-
-    def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log at an offset (``appendToCommitLog``).
-
-        This also works in a slave. The bytes may end inside a frame; then append the rest of that
-        frame before any put.
-
-        Returns:
-            Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
-            ``offset`` must be the start of a file.
-
-        Raises:
-            StoreUnavailable: if the store was closed, or the write failed.
-        """
-        offset = arguments.offset(offset)
-        return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
-
-    def log_feed(self) -> LogFeed:
-        """Return the log as bytes, for :mod:`logquarry.replication`."""
-        self._require_open()
-        return self._engine.feed
-
-    def flush(self) -> int:
-        """Sync log, queues, index and checkpoint, in this order.
-
-        Return the physical offset up to which the log is on the disk.
-
-        Raises:
-            StoreUnavailable: if this or an earlier sync failed.
-        """
-        self._require_open()
-        return self._engine.flush()
-
-    def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
-        """Wait until the messages before an offset are in queues and index.
-
-        Args:
-            offset: physical offset, such as ``result.end_offset`` (default: the log's end now).
-            timeout: in seconds (default: no limit).
-
-        Returns:
-            Whether the messages are in queues and index; False after the timeout, or if the store
-            was closed.
-
-        Raises:
-            StoreError: the error that prevents the dispatch of the log.
-            UsageError: if a listener calls this method in the dispatcher's thread.
-        """
-        self._require_open()
-        offset = arguments.optional(arguments.offset, offset, "offset")
-        timeout = arguments.optional(arguments.seconds, timeout, "timeout")
-        return self._engine.wait_dispatched(offset, timeout)
-
-    def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.group import LostOffsets, Progress
-        from logquarry.store.consumer.registry import Consumers
-        from logquarry.store.consumer.source import Arrivals, QueueReader
-
-        engine, offsets = self._engine, self._services.consumer_offsets
-        has_offsets = offsets.found is not None
-        lost = LostOffsets(engine.root, has_offsets=has_offsets, topics=lambda: self.topics)
-        arrivals = Arrivals()
-        reader = QueueReader(self, self._bulk_getter)
-        made = Consumers(
-            reader,
-            arrivals,
-            Progress(offsets, reader, lost),
-            put=self.put,
-            health=self._health,
-            interval_ms=self.config.flush_consumer_offset_interval,
-        )
-
-        def arrived(arrival: MessageArrival) -> None:
-            if arrival.topic in made.topics:
-                arrivals.wake()
-
-        engine.listeners.add(arrived)
-        return made
-
-    def _release_views(self) -> None:
-        # Release the views of deleted files: a view keeps the file's disk space in use.
-        self._release_bytes()
-        self._live_log.close()
-
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
         """Close the store; a second call does nothing.
 
         From this call on, the store accepts no messages. The store dispatches and syncs the
-        messages in its log, and then deletes ``abort``. If that is impossible, ``abort`` stays, and
-        a log record gives the cause.
+        messages in its log, and then deletes ``abort``. If the dispatch or a sync fails, ``abort``
+        stays, and the store logs the cause.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls this method.
@@ -472,7 +457,7 @@ class BaseWriter(LiveStore, ServiceCalls):
         self._release_views()
 
     def refresh(self) -> None:
-        """List the folders again, for ``layout``. Reads find new messages without this call."""
+        """List the folders of ``layout`` again. Reads find new messages without this call."""
         self._require_open()
         self.layout.refresh()
 

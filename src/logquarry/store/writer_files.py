@@ -215,8 +215,8 @@ class LogFeed:
     """The log of an open store, for replication. Any thread may call the methods.
 
     Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset before which
-    all frames are whole. The store dispatches only these frames, and keeps only these frames when
-    it is opened again.
+    all frames are whole. The store dispatches only the frames before that offset, and keeps only
+    these frames when it is opened again.
     """
 
     files: StoreFiles
@@ -248,7 +248,7 @@ class LogFeed:
 
         In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
         of the store may cut off unchecked bytes. A slave that already has these bytes would then be
-        ahead of its master, this store.
+        ahead of this store, its master.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
@@ -318,7 +318,7 @@ class LogFeed:
             self.files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
-        """Raise the durable offset after a sync of the log up to an offset."""
+        """After a sync of the log up to an offset, raise the durable offset."""
         # Bytes of another store's log may end inside a frame. Dispatched bytes and vouched bytes
         # end between two frames.
         if self.writer.has_foreign:

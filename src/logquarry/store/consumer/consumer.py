@@ -1,7 +1,8 @@
 """One consumer of a group: reads messages from its queues, and commits the handled messages.
 
 A message counts as handled when the caller requests the next message. Delivery is at least once:
-after a crash, the consumer repeats the messages since the offsets were last written.
+after a crash, the consumer again gets the messages that were handled since the last write of the
+offsets.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _Found(NamedTuple):
 
 
 class Consumer:
-    """Consumes messages for a group, in the order of each queue. Made by ``store.consumer(...)``.
+    """Consumes messages for a group, in the order of each queue; made by ``store.consumer(...)``.
 
     Use plain iteration, asynchronous iteration or :meth:`poll`, but only one at a time. Not
     thread-safe. The consumers of a group share the group's queues.
@@ -73,8 +74,8 @@ class Consumer:
         auto_commit: whether handled messages are committed automatically.
         timeout: an iteration ends after this many seconds without a message; None if it must never
             end.
-        max_reconsume_times: how often a message can be sent back. After that, the message becomes a
-            dead letter.
+        max_reconsume_times: how often a message can be sent back. A message that is sent back more
+            often becomes a dead letter.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Consumer:
         self._max_reconsume_times = max_reconsume_times
         self._slots: dict[QueueKey, _Slot] = {}
         self._turns: list[_Slot] = []
-        """The queues in the order of their turns; the last queue is next."""
+        """The queues in the order of their turns; the last queue of the list is read next."""
         self._is_closed = False
         self._is_disturbed = False
         self._has_more = False
@@ -115,7 +116,7 @@ class Consumer:
         self._look_again_at = 0.0
         self._messages: Iterator[StoredMessage] | None = None
         self._lock = threading.Lock()
-        """Protects the assignment, because other threads commit the slots."""
+        """Protects the slots, because other threads commit the offsets of the slots."""
         group.join(self)
         try:
             self._share()
@@ -218,7 +219,7 @@ class Consumer:
         slot.done = found.next_offset
 
     def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
-        """Return messages of one queue. The messages count as handled at the next call.
+        """Return messages of one queue. The next call marks these messages as handled.
 
         Args:
             timeout: seconds to wait for a message; None to wait without limit.
@@ -251,7 +252,8 @@ class Consumer:
             # End the iteration, because it must not return messages that it has read ahead.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # Keep this order of statements: a save between them then writes the lower offset.
+            # Reset `given` before `done` grows: another thread may save between the two statements,
+            # and must then write the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -323,7 +325,7 @@ class Consumer:
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release lost queues, and claim newly assigned queues; return whether any was gained."""
+        """Release lost queues, and claim new queues; return whether the consumer claimed any."""
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version
@@ -359,7 +361,7 @@ class Consumer:
         return slot
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """Continue at another queue offset, and commit this offset in memory.
+        """Continue at another queue offset, and commit that offset in memory.
 
         Raises:
             UsageError: if the queue is not assigned to the consumer, or ``offset`` is invalid.
@@ -380,8 +382,8 @@ class Consumer:
         """Mark all returned messages as handled; write and sync the offsets.
 
         Raises:
-            StoreUnavailable: if the offsets cannot be written. The offsets stay committed in memory
-                and are written as soon as possible.
+            StoreUnavailable: if the offsets cannot be written. The offsets stay committed in
+                memory, and the next save writes them.
         """
         with self._lock:
             for slot in self._slots.values():

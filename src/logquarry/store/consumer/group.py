@@ -1,5 +1,5 @@
-"""A consumer group: its subscription (tags or SQL92), its retry and dead-letter topics, its queues,
-and its offsets: where the group starts in a queue, and estimates of lost offsets.
+"""Consumer groups: subscription, retry and dead-letter topics, assignment of queues, and offsets.
+If a group's offsets are lost, logquarry estimates new offsets.
 
 The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 """
@@ -53,7 +53,7 @@ def dead_topic(group: str) -> str:
 
 @dataclass(frozen=True)
 class Subscription:
-    """A group, its topics and filter; a message needs one of the tags. Made by :meth:`of`."""
+    """A group, its topics, and its filter (tags or SQL92); :meth:`of` makes a subscription."""
 
     group: str
     topics: tuple[str, ...]
@@ -94,11 +94,11 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match; None for the retry topic: its messages have matched."""
+        """Return the tags to match; None for the retry topic, whose messages matched already."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
-        """Return the filter for messages of a topic; None for the retry topic."""
+        """Return the SQL92 filter for messages of a topic; None for the retry topic."""
         return None if self._is_retry(topic) else self.sql
 
     def _is_retry(self, topic: str) -> bool:
@@ -130,7 +130,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # The order of Java's map depends on the insertions; Java inserts the properties as parsed.
+    # Keep the properties in the order of the message: the order of Java's map depends on the order
+    # of insertion.
     order = java.hash_map_order(properties)
     return Message(
         topic,
@@ -218,7 +219,7 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Release queues; the caller has committed the handled messages."""
+        """Release queues. The caller has already committed the handled messages."""
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:
@@ -227,7 +228,7 @@ class ConsumerGroup:
         self._wake()
 
     def claim(self, member: Member, keys: set[QueueKey]) -> set[QueueKey]:
-        """Claim the queues that are free or that the member already owns; return these queues."""
+        """Claim queues that are free or that the member already owns; return these queues."""
         with self._lock:
             if member not in self._members:
                 return set()
@@ -270,12 +271,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """Where a group starts in the queues of a topic if the group has no offset there.
+    """Where a group starts in the queues of a topic in which the group has no offsets.
 
     Attributes:
         queue_ids: the queues that existed at the first call of ``begin``. In a queue that is
             created later, the group starts at the first message.
-        start: None to start at the first messages.
+        start: None to start at the first message of each queue.
         saved_at: time (milliseconds) of the last write of the lost offsets, and the file with this
             time; None if no offsets were lost.
     """
@@ -348,7 +349,7 @@ class Progress:
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the queue offset at which a group continues; commit a new offset."""
+        """Return the queue offset at which a group continues; if it is new, commit it."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -385,14 +386,14 @@ class Progress:
 # If the file is torn, the group continues at the offsets of its complete entries.
 
 BEFORE_MS: Final = 10_000
-"""An estimate starts this many ms before the last write, because brokers write every 5 s."""
+"""An estimate starts this many ms before the last write: brokers write offsets every 5 s."""
 
 _ENTRY: Final = re.compile(r'"([^"\\@]+)@([^"\\]+)"\s*:\s*\{([0-9:,\s]*)\}')
 _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
 
 
 class OffsetEstimate(NamedTuple):
-    """A queue offset at which a group continues because its committed offset was lost."""
+    """The queue offset at which a group continues if its committed offset was lost."""
 
     topic: str
     queue_id: int
@@ -401,7 +402,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """The remains of one store's lost offsets. Changes no file."""
+    """The remains of one store's lost offsets. The methods only read files."""
 
     def __init__(
         self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
@@ -436,7 +437,7 @@ class LostOffsets:
                         yield topic, group, int(match[1]), int(match[2]), path
 
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
-        """Whether a group had offsets in a topic that are lost now.
+        """Whether a group's offsets in a topic are lost.
 
         If the offset file is missing, three places can show that the group existed: its retry
         topic, its dead-letter topic and the broker's list of groups.
@@ -459,8 +460,8 @@ class LostOffsets:
     def _find_saved_at(self) -> tuple[int, Path] | None:
         """Return the last write time (ms) of the lost offsets, and the file with this time.
 
-        If the offset file is missing, use the newest file of ``config/``. Ignore the list of
-        topics, because puts change that list.
+        If the offset file is missing, use the newest file of ``config/``. Ignore ``topics.json``,
+        because puts change this file.
         """
         paths = self.files
         if not paths and self._config.is_dir():

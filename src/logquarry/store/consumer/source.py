@@ -1,4 +1,4 @@
-"""How consumers read queues, and how they wait for new messages.
+"""Reads queues for consumers, and waits for new messages.
 
 If this process writes the store, the dispatcher signals new messages. If another process writes the
 store, a waiting consumer polls the store at growing intervals.
@@ -27,9 +27,7 @@ from logquarry.stored_message import StoredMessage
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""Minimum pause after a poll, in multiples of the poll's duration: polls take at most 0.3 % of a
-processor.
-"""
+"""Minimum pause after a poll, in multiples of the poll's duration (0.3 % of a processor)."""
 
 
 class Arrivals:
@@ -53,7 +51,7 @@ class Arrivals:
         """Wait until the version differs from ``seen``; return False after the timeout.
 
         Args:
-            seen: the version that the caller read before it searched for messages in vain.
+            seen: the version that the caller read before its search, which found no message.
             timeout: in seconds (default: no limit).
         """
         # A lock rejects a timeout above 292 years.
@@ -87,7 +85,7 @@ class Arrivals:
 
 
 class PolledArrivals(Arrivals):
-    """Arrivals of a store that another process writes; a waiting consumer polls with ``look``."""
+    """Arrivals in a store that another process writes; a waiting consumer polls with ``look``."""
 
     def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
@@ -138,7 +136,7 @@ AT_ONCE: Final = TransferLimits(
     disk_count=MOST_AT_ONCE,
     disk_size=1 << 18,
 )
-"""Limits of one read: larger than the limits of ``get``, which suit responses over a network."""
+"""Limits of one read. The smaller limits of ``get`` suit responses over a network."""
 
 _MOVED: Final = (GetMessageStatus.OFFSET_TOO_SMALL, GetMessageStatus.OFFSET_OVERFLOW_BADLY)
 
@@ -150,8 +148,8 @@ class QueueBatch(NamedTuple):
         positions: the queue offset of each message. If a message is in several queues, the position
             can differ from the message's ``queue_offset``.
         is_moved: whether the queue has no entry at the requested offset, because the entry has
-            expired or was never written. Then there are no messages, and the next read must start
-            at ``next_offset``.
+            expired or was never written. If ``is_moved``, the batch is empty, and the next read
+            must start at ``next_offset``.
     """
 
     messages: Sequence[StoredMessage]
@@ -247,7 +245,7 @@ class QueueReader:
         return self._store.queue(topic, queue_id)
 
     def first_since(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the queue offset of the first message stored at a time or later."""
+        """Return the queue offset of the first message that was stored at a time or later."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -257,8 +255,8 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # Treat a lost message as late: the start may then be too early, but skips no
-                # message.
+                # Give a lost message the latest time: the result may then be too early, but skips
+                # no message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
@@ -275,7 +273,7 @@ class PolledQueueReader(QueueReader):
         self._refreshed_for = -1
 
     def look(self, topics: Iterable[str]) -> Hashable:
-        """Return the ends of some topics' queues; the result changes with each new message."""
+        """Return the ends of the queues of some topics; each new message changes the result."""
         with self._lock:
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -298,8 +296,8 @@ class PolledQueueReader(QueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # If a message is after the listed log files, list the files again, because its file is
-            # new.
+            # If an entry points after the listed log files, list the files again: the log has a new
+            # file.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()

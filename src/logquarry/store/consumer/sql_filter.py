@@ -1,9 +1,9 @@
 """SQL92 filters over message properties: the tree of a filter, and its evaluation for a message.
 
 The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None);
-a missing property is unknown. Properties are text. In a comparison with a number, text is parsed as
-the number's Java type. If the parsing fails, the message does not match, even if the rest of the
-filter is true.
+a missing property is unknown. Properties are text. To compare text with a number, the filter parses
+the text as the number's Java type. If text cannot be parsed, the message does not match, even if
+the rest of the filter is true.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def compare(left: Value, right: Value) -> int:
     """
     if isinstance(left, bool):
         if isinstance(right, str):
-            # QUIRK: Java casts the wrong side and throws.
+            # QUIRK: Java casts the wrong side of the comparison, and throws.
             raise CannotCompare
         return int(left) - int(right) if isinstance(right, bool) else -1
     if isinstance(right, bool):
@@ -51,7 +51,8 @@ def compare(left: Value, right: Value) -> int:
         return -1
     if isinstance(left, str):
         if isinstance(right, str):
-            # Filters test two texts only for equality, so any order is correct.
+            # Filters compare two texts only for equality, so the sign of the result does not
+            # matter.
             return (left > right) - (left < right)
         left = _number_like(left, right)
     elif isinstance(right, str):
@@ -85,7 +86,7 @@ def _number_like(text: str, number: Value) -> int | float:
     assert isinstance(number, int)
     is_int = java.INT_MIN <= number <= java.INT_MAX
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java checks single chars, so no digits beyond the BMP are accepted.
+    # Java checks single 16-bit chars, so it accepts no digits outside the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         raise CannotCompare
     digits = digits.lstrip("0") or "0"
@@ -163,7 +164,7 @@ def is_true(inner: Node) -> Node:
 
 
 def negative(inner: Node) -> Node:
-    """Make a minus before a number; unknown before any other value."""
+    """Make a minus. The result is unknown if the value after the minus is not a number."""
 
     def evaluate(properties: Properties) -> Value:
         value = inner.evaluate(properties)
@@ -175,7 +176,7 @@ def negative(inner: Node) -> Node:
 
 
 def negation(inner: Node) -> Node:
-    """Make a NOT; unknown stays unknown."""
+    """Make a NOT; NOT of unknown is unknown."""
 
     def evaluate(properties: Properties) -> Value:
         value = inner.evaluate(properties)
@@ -185,7 +186,7 @@ def negation(inner: Node) -> Node:
 
 
 def joined(stop: bool, parts: Sequence[Node]) -> Node:
-    """Join conditions; ``stop`` is the deciding value: False for AND, True for OR."""
+    """Join conditions by AND (``stop`` is False) or by OR (``stop`` is True)."""
 
     def evaluate(properties: Properties) -> Value:
         result: Value = not stop
@@ -238,7 +239,7 @@ def ordered(sign: str, left: Node, right: Node) -> Node:
 
 
 def is_in(name: str, texts: frozenset[str]) -> Node:
-    """Make an IN: whether a property equals one of some texts."""
+    """Make an IN, which tests whether a property equals one of several texts."""
 
     def evaluate(properties: Properties) -> Value:
         value = properties.get(name)
@@ -255,7 +256,7 @@ def _above(
 
 @dataclass(frozen=True, slots=True)
 class SqlFilter:
-    """A parsed filter. Made by :func:`logquarry.store.consumer.sql_parser.parse`."""
+    """A parsed filter. :func:`logquarry.store.consumer.sql_parser.parse` makes it from text."""
 
     expression: str
     condition: Node

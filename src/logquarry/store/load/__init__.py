@@ -1,1 +1,1 @@
-"""Appends frames that were staged beside a store to its log, exactly once."""
+"""Appends frames that Spark tasks have staged to a store's log, exactly once."""

@@ -10,13 +10,13 @@
 
 Each file is written under a temporary name, synced, and renamed. Versions of an application
 increase, like Delta Lake's ``txnAppId`` and ``txnVersion``; the log has all loads up to the
-recorded version. After a crash the intent stays. When the next writer opens the store
+recorded version. A crash leaves the intent. When the next writer opens the store
 (:func:`pending_load`):
 
 - If the segments are intact, the writer appends the missing frames.
 - If the log has all frames, the writer writes only the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. The load can then be repeated.
+  start. Afterwards the application can repeat the load.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
     """Delete the segments of a load, and of earlier versions of the same application.
 
-    The load must be in the log, or must never be appended.
+    Call this function only if the load is in the log, or will never be appended.
 
     Args:
         folder: the ``loads`` folder.
@@ -372,7 +372,7 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A load to finish. If ``is_whole``, the log has the load, and only the ledger lacks it."""
+    """An interrupted load; if ``is_whole``, the log has all its frames, but the ledger lacks it."""
 
     intent: Intent
     is_whole: bool
@@ -381,8 +381,8 @@ class Pending:
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
     """Return the interrupted load to finish once the store is open; None if there is none.
 
-    The caller holds the lock, and has not read the store yet. After a rollback of the load, the
-    store needs a recovery.
+    The caller holds the lock, and has not read the store yet. If this function rolls a load back,
+    the store needs a recovery afterwards.
 
     Raises:
         CorruptFile: if the intent is unreadable.

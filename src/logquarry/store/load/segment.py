@@ -156,7 +156,7 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
-    """Open a segment for reading. Raises CorruptFile if it is missing or has another size."""
+    """Open a segment for reading. Raises CorruptFile if the file is missing or has another size."""
     path = folder / segment.name
     try:
         file = whole_file(path)

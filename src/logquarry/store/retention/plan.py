@@ -48,7 +48,7 @@ class ExpiredFile:
     Attributes:
         path: path below the store's root.
         base: offset of the first byte (the file's name); 0 for an index file.
-        last_timestamp: for a log file, the store time (ms) of its last message, or if it has no
+        last_timestamp: for a log file, the store time (ms) of its last message; if the file has no
             message, of the next message in the log. None for other files.
     """
 
@@ -64,7 +64,7 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the oldest files of state table and redo log with only messages before ``cut``.
+    """Return the oldest files of state table and redo log whose messages are all before ``cut``.
 
     RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). An open transaction in such
     a file can no longer be ended, because its message is deleted.
@@ -98,9 +98,10 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules decide which log files are deleted, and so the log's new start. Then the oldest files of
-# a queue or the index are deleted if all their messages are deleted; the last file always stays.
-# RocketMQ does the same (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
+# The rules decide which log files are deleted, and so the log's new start. A retention also deletes
+# the oldest files of a queue or of the index if all messages of the file are deleted; the last file
+# always stays. RocketMQ deletes the same files (``ConsumeQueue.deleteExpiredFile``,
+# ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -347,7 +348,7 @@ class _Planner:
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
         """Return a queue's oldest files whose messages are all deleted.
 
-        Only a broker deletes expired entries from RocksDB; until then, the broker skips them.
+        For a queue in RocksDB, return no files: only a broker deletes expired entries from RocksDB.
         """
         if isinstance(queue, RocksQueue):
             return ()
@@ -364,7 +365,7 @@ class _Planner:
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # Check the last entry first. RocketMQ checks only this entry, which is enough in a
+            # Check the last entry first. RocketMQ checks only the last entry, which is enough in a
             # sound queue.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break

@@ -84,7 +84,8 @@ class LiveRetention:
         if intent is not None:
             # To finish an interrupted load, a writer reads the log from the load's start on.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the list of files, because a file that has left `held` never returns.
+        # Read `held` before the list of files, because a file that has left `held` never enters
+        # `held` again.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             self.layout(),
@@ -121,7 +122,7 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self.root / file.path, file.reason)
                     self.log.remove_first()
             finally:
-                # Even if a deletion failed, earlier files were deleted.
+                # Release the views even if a deletion failed, because earlier files were deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -141,7 +142,7 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # Dialect 4.9 has no open state table; these files then stay.
+            # In dialect 4.9 no state table is open, so these files stay.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
@@ -309,8 +310,8 @@ def apply_retention(
 ) -> None:
     """Delete the files of a plan, and sync their folders.
 
-    The caller holds the store's lock, made the plan under the lock, and removed second names
-    (:class:`NameGuard`) before.
+    The caller took the store's lock before it made the plan, and has removed second names
+    (:class:`NameGuard`).
 
     Raises:
         StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.

@@ -224,7 +224,7 @@ class DiskUse:
 
 
 def disk_use(path: Path) -> DiskUse | None:
-    """Return the use of the disk that has a path; None if unknown."""
+    """Return the use of the disk on which a path lies; None if unknown."""
     try:
         found = os.statvfs(path)
     except (OSError, AttributeError):  # Windows has no statvfs
@@ -234,7 +234,7 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
-    """Return the use of the least used disk that has one of the paths; None if unknown.
+    """Return the use of the least used disk on which one of the paths lies; None if unknown.
 
     RocketMQ deletes files to free space only if all disks of the log are full
     (``CleanCommitLogService.isSpaceToDelete``).
@@ -272,13 +272,15 @@ _PERCENT: Final = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionRules:
-    """The rules for deleting log files. At least one of the first three must be given.
+    """The rules for deleting log files. At least one of the first three rules must be given.
 
     Attributes:
-        older_than_ms: allows files whose last message was stored at least this long ago.
-        max_disk_ratio: allows the oldest files while the used part of the disk (0 to 1) is above
-            this value.
-        keep_bytes: allows the files before the newest ``keep_bytes`` bytes of the log.
+        older_than_ms: allows the deletion of files whose last message was stored at least this long
+            ago.
+        max_disk_ratio: allows the deletion of the oldest files while the used part of the disk (0
+            to 1) is above this value.
+        keep_bytes: allows the deletion of the files before the newest ``keep_bytes`` bytes of the
+            log.
         most_files: maximum number of log files per run.
 
     Raises:

@@ -53,12 +53,12 @@ BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
 """Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds of the classes of delays in seconds, as in RocketMQ 5; one more class has none."""
+"""Upper bounds of the classes of delays in seconds, as in RocketMQ 5; a last class has no bound."""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The number of messages that a put appended, and why the put failed for the next message."""
+    """The number of messages that a put appended, and the error of the next message, if any."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -92,15 +92,15 @@ class Delivery(ABC):
     @property
     @abstractmethod
     def is_waiting(self) -> bool:
-        """Whether the last call of :meth:`deliver` may have left messages in the queues."""
+        """Whether messages may wait in the queues after the last call of :meth:`deliver`."""
 
     @abstractmethod
     def deliver(self, now: int, *, limit: int | None = None) -> int:
         """Deliver at most ``limit`` messages that are due at a time (ms); return their number.
 
         Raises:
-            StoreUnavailable: if a put failed. Earlier messages stay delivered, and the next call
-                continues after them.
+            StoreUnavailable: if a put failed. The messages before the failed message stay
+                delivered, and the next call continues after them.
         """
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Delivery(ABC):
         """
 
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages; yield each one's number, and the reason if the store rejects the message.
+        """Put messages; for each message, yield its number, and the reason if the store rejects it.
 
         The delivery continues after a rejected message, which would otherwise block all later
         messages.
@@ -186,8 +186,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the progress file
-            # belongs to another store, Java skips messages.
+            # QUIRK: Java (correctDelayOffset) continues at the queue's end, and so skips messages
+            # if the progress file belongs to another store.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -201,8 +201,8 @@ class DelayedDelivery(Delivery):
         """Skip messages whose deliveries are in the log, from physical offset ``first`` on."""
         start, unique = first, True
         if saved is None:
-            # There was no delivery, or the progress file is lost. If the file is lost, only a log
-            # that starts at 0 shows all deliveries.
+            # Nothing was delivered yet, or the progress file is lost. If the file is lost, only a
+            # log that starts at 0 shows all deliveries.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
             # If a saved offset is wrong, the saved position cannot be trusted either.
@@ -287,7 +287,7 @@ class DelayedDelivery(Delivery):
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # All these entries are unwritten or fillers: skip them.
+            # All entries that were read are unwritten or fillers: skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
@@ -295,7 +295,7 @@ class DelayedDelivery(Delivery):
         """Return the due time of each entry (``correctDeliverTimestamp``).
 
         Like RocketMQ, treat a message as due now if its due time is later than now plus the level's
-        delay. So after the clock was set back, a message still waits at most for the level's delay.
+        delay. So even if the clock was set back, a message waits at most for the level's delay.
         """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
@@ -311,7 +311,8 @@ class DelayedDelivery(Delivery):
         """Put due messages, as many as one call of ``put`` accepts.
 
         Returns:
-            The number of delivered messages, and the number of delivered or skipped messages.
+            The number of delivered messages, and the number of messages that were delivered or
+            skipped.
         """
         passed: list[_Due] = []
         taken: list[_Due] = []
@@ -375,8 +376,8 @@ class DelayedDelivery(Delivery):
 # The thread that delivers while a store is open (``ScheduleMessageService``)
 
 _INTERVAL_MS: Final = 100
-"""Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). A fixed interval, because the clock
-may be set while the thread sleeps.
+"""Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). The interval is fixed, because the
+clock may be set while the thread sleeps.
 """
 _IDLE_INTERVAL_MS: Final = 250
 """The interval while no message waits; RocketMQ's shortest delay is 1 s."""

@@ -30,7 +30,9 @@ class Undeliverable(ValueError):
 
 
 def due_message(frame: Frame) -> Message:
-    """Return the message to deliver. Raises Undeliverable if its destination is not allowed."""
+    """Return the message to deliver. Raises Undeliverable if the message's destination is not
+    allowed.
+    """
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
     if topic is None:
@@ -48,7 +50,8 @@ def due_message(frame: Frame) -> Message:
 #
 # ``delayOffset.json`` has the next queue offset of each level. ``delay.json`` also has the log's
 # end at the time of writing; deliveries after that write are in the log after this position. If
-# another program has written ``delayOffset.json`` since that write, the position is unknown.
+# another program has written ``delayOffset.json`` since the last write of ``delay.json``, the
+# position is unknown.
 #
 # A save syncs the log, writes ``delay.json``, then writes ``delayOffset.json``. So ``delay.json``
 # also keeps the previous position, which is valid until ``delayOffset.json`` is written.
@@ -65,7 +68,7 @@ INVALID_JSON: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""Errors of a document that is not JSON, is nested too deeply, or has other types or numbers."""
+"""Errors for a document that is not JSON, is nested too deeply, or has wrong types or numbers."""
 _FAR: Final = 64 << 20
 """After this many new bytes of the log, the position is saved again even without deliveries."""
 
@@ -101,7 +104,7 @@ class DelayProgress:
         self._saved: Progress | None = None
 
     def load(self) -> Progress | None:
-        """Return the saved progress, or None; if RocketMQ's file is lost, from logquarry's file."""
+        """Return the saved progress, or None. If RocketMQ's file is lost, read logquarry's file."""
         loaded = self._file.load()
         marks = self._read_marks()
         if loaded.value is None:
@@ -184,8 +187,9 @@ def advance(
     Args:
         offsets: for each level, the next queue offset; changed in place.
         runs: the log from the saved position on.
-        unique: whether to recognise only messages with a UNIQ_KEY. Needed if ``runs`` starts before
-            the saved position, because older deliveries may look like later deliveries.
+        unique: whether to recognise only messages with a UNIQ_KEY. Set ``unique`` if ``runs``
+            starts before the saved position, because an older delivery may look like a later
+            delivery.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}

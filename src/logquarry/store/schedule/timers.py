@@ -10,11 +10,11 @@
     .logquarry/timers.json          progress, written periodically and at the end
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
-Each message is delivered once, and never before its time. A message that cannot be delivered is
-skipped with an error in the log. After a crash, the log shows the deliveries since the last save.
-But a broker that starts after the crash repeats these deliveries, because its timer wheel is older.
-To prevent this, open the store with logquarry for writing and close the store, before the broker
-starts.
+Each message is delivered once, and never before its time. The delivery skips a message that cannot
+be delivered, and logs an error. After a crash, the log shows the deliveries since the last save.
+But a broker that starts after a crash repeats the latest deliveries, because the broker's timer
+wheel is older. To prevent these repetitions, open the store with logquarry for writing and close
+the store, before the broker starts.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # In the heap, the other messages of this slot follow this message, so they still
-                # wait.
+                # In the heap, a deleting message is before the other messages of its slot, so these
+                # still wait.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -146,7 +146,7 @@ class TimerDelivery(Delivery):
         try:
             return self._put_due(due, now)
         finally:
-            # After an error, the next call tries again.
+            # Put messages back after an error, so that the next call tries again.
             for one in due:
                 if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
@@ -188,8 +188,8 @@ class TimerDelivery(Delivery):
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The progress file has the values of a check (see Known), further delivered messages, and the
-    # log's end. The log is synced first, so that the file counts no delivery that the log may lose.
+    # The progress file has the values of a `TimerCheck`, further delivered messages, and the log's
+    # end. The log is synced first, so that the file lists no delivery that a power cut removes.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
@@ -203,8 +203,8 @@ class TimerDelivery(Delivery):
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # The file need not list messages before read_time or before the first waiting message: they
-        # count as delivered.
+        # The file need not list messages before read_time or before the first waiting message: a
+        # reader of the file knows that they are delivered.
         if read_time <= self._last_left_out:
             # The clock was set back: read_time no longer covers messages that it covered before.
             for offset in range(first, timers.stop):
@@ -269,5 +269,5 @@ class TimerDelivery(Delivery):
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """Return the sort key in the heap: by slot; in a slot, deleting messages are first."""
+    """Return the sort key in the heap: the slot; in a slot, deleting messages are first."""
     return one.slot_time, one.deletes is None, one.queue_offset

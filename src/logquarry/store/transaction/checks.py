@@ -6,9 +6,9 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-To put an open half message back, a check puts a copy at the queue's end. The progress then passes
-the old half message. Then the check calls the listener. The rules follow RocketMQ, unless RocketMQ
-would lose messages:
+To put an open half message back, a check puts a copy at the queue's end. The saved progress moves
+past the old half message, and the check calls the listener. The rules follow RocketMQ, unless
+RocketMQ would lose messages:
 
 - A half message is checked if it is older than the timeout. The property
   CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout. A check puts a younger half message with this
@@ -18,7 +18,7 @@ would lose messages:
   without a check. So RocketMQ can move a half message that was never checked.
 
 Even after a crash, no half message is committed twice, and only the last copy of a half message is
-checked. To ensure this, the first check after the store was opened searches the log for commits and
+checked. Therefore the first check after the store was opened searches the log for commits and
 copies. The log is synced before the progress is saved, so a power cut loses no copy that was
 counted.
 """
@@ -63,7 +63,7 @@ class CheckRules(NamedTuple):
     Attributes:
         timeout_ms: minimum age in milliseconds (``transactionTimeOut``).
         most_checks: maximum number of checks (``transactionCheckMax``).
-        kept_hours: age in hours; an older half message is given up (``fileReservedTime``).
+        kept_hours: age in hours at which a check gives a half message up (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -155,7 +155,7 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # The outcome of older half messages by queue; the first check finds this outcome.
+        # By queue, what the first check has found in the log about half messages of earlier runs.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
@@ -222,7 +222,7 @@ class TransactionChecks:
         return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
-        """Sync the log, then commit the progress, which relies on the log."""
+        """Sync the log, then commit the progress, which must not be ahead of the log."""
         op_end = round_.op_start
         while op_end in round_.done:
             op_end += 1
@@ -249,7 +249,7 @@ class TransactionChecks:
             round_.next = offset + 1
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
-        """Handle one half message; return whether the progress can pass it."""
+        """Check a half message if it is due; return whether the progress can move past it."""
         now, report = round_.now, round_.report
         half = self._half(round_.queue, offset)
         if half is None:
@@ -313,7 +313,7 @@ class TransactionChecks:
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it, for example by new limits."""
+        """Put a copy of a half message; None if the store rejects it, for example by size."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -394,11 +394,11 @@ class TransactionChecks:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
         A copy of a committed message (sent back, delayed, imported) has type COMMIT too, and its
-        PREPAREDTRANSACTIONOFFSET may belong to another log. So topic and UNIQ_KEY must also match.
-        A power cut can lose the copy of a half message and keep the commit. Then the commit ends
-        the original half message, because ``sound`` lacks the copy.
+        PREPAREDTRANSACTIONOFFSET may belong to another log. So topic and UNIQ_KEY of half message
+        and commit must also match. If a power cut has lost the copy of a half message but not the
+        commit, ``sound`` lacks the copy, and the commit ends the original half message.
         """
-        # This module imports pyarrow, which a store without transactions does not need.
+        # Import late: the module imports pyarrow, which a store without transactions does not need.
         from logquarry.log import columns
 
         found: set[int] = set()

@@ -77,7 +77,7 @@ class ServedLog(Protocol):
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message for a message; raise UsageError if the message cannot have one."""
+    """Return the half message of a message; UsageError if it cannot be in a transaction."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
@@ -223,9 +223,9 @@ class _Known:
     Attributes:
         halves: queue offset in the half topic up to which half messages were read.
         ops: queue offset in the op topic up to which op messages were read.
-        last_half, last_op: the entries before these queue offsets; None if there is none.
+        last_half, last_op: the entries before ``halves`` and ``ops``; None if there is none.
         open: for the queue offset of each open half message, the topic of its message.
-        ended: queue offsets that op messages list, of half messages that were not read yet.
+        ended: queue offsets that op messages list, and whose half messages were not read yet.
     """
 
     halves: int = 0
@@ -269,7 +269,7 @@ class HalfCounter:
 
 
 def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
-    """Whether the topic of a queue that was read up to ``end`` was deleted and recreated."""
+    """Whether a queue's topic was deleted and recreated after the queue was read up to ``end``."""
     if queue is None:
         return False
     low, high = queue.bounds()
@@ -277,7 +277,7 @@ def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read the new messages. Read half messages before op messages, which follow them."""
+    """Read new messages: half messages first, because op messages follow their half messages."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

@@ -48,11 +48,11 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """A message that is put when the transaction is committed. Made by ``store.transaction``.
+    """A transaction of one message, made by ``store.transaction``. The commit puts the message.
 
-    A context manager. The start of the block puts the half message. The end of the block rolls an
-    open transaction back, unless :meth:`leave_open` was called. If the process dies in the block, a
-    check ends the transaction.
+    A transaction is a context manager. The start of the ``with`` block puts the half message. The
+    end of the block rolls an open transaction back, unless :meth:`leave_open` was called. If the
+    process dies in the block, a check ends the transaction.
 
     Attributes:
         state: UNKNOWN until the transaction has ended.
@@ -228,8 +228,8 @@ _LOOK_MS: Final = 500
 class TransactionCheckService(Service):
     """Runs checks at an interval; the first check runs after the first interval.
 
-    The interval ends as soon as either the store's clock or the machine's clock shows its end,
-    because the store's clock can be set back.
+    An interval ends when the store's clock or the machine's clock shows its end, because the
+    store's clock can be set back.
     """
 
     def __init__(
@@ -245,7 +245,7 @@ class TransactionCheckService(Service):
         return [clock() + self._pause_ms for clock in self._clocks]
 
     def run_once(self) -> None:
-        """Run a check if the pause is over."""
+        """Run a check if the interval is over."""
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
             return
         self._due = self._next()

@@ -39,7 +39,7 @@ def value(samples: dict[Any, float], name: str, **labels: str) -> float:
 
 def test_a_store_that_is_written(tmp_path: Path) -> None:
     client = pytest.importorskip("prometheus_client")
-    from logquarry.metrics.collector import StoreCollector
+    from logquarry.metrics import StoreCollector
 
     topic = 'evil"\\topic'
     registry = client.CollectorRegistry()
@@ -81,7 +81,7 @@ def test_a_store_that_is_written(tmp_path: Path) -> None:
 
 def test_a_store_at_rest(golden: Path) -> None:
     pytest.importorskip("prometheus_client")
-    from logquarry.metrics.collector import prometheus_text
+    from logquarry.metrics import prometheus_text
 
     with lq.MessageStore.open(golden / "real-broker" / "store") as store:
         samples = parsed(prometheus_text(store, "node"))
@@ -111,13 +111,13 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(UsageError, match=r"logquarry\[metrics\]"):
-        import logquarry.metrics.collector  # noqa: F401
+        import logquarry.metrics  # noqa: F401
 
 
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("prometheus_client")
     monkeypatch.chdir(tmp_path)
-    page = Path(__file__).parents[3] / "docs" / "metrics.md"
+    page = Path(__file__).parents[2] / "docs" / "metrics.md"
     names: dict[str, object] = {}
     examples = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
     assert len(examples) == 2
@@ -127,7 +127,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    from logquarry.metrics.collector import prometheus_text
+    from logquarry.metrics import prometheus_text
 
     clock = FakeClock(NOW)
     with StoreWriter.start(tmp_path / "store", config=config(), clock=clock) as store:
@@ -159,7 +159,7 @@ def test_delayed_messages_and_transactions(tmp_path: Path) -> None:
 
 def test_a_broker(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
-    from logquarry.metrics.collector import serve_metrics
+    from logquarry.metrics import serve_metrics
 
     async def scenario() -> str:
         async with serving(tmp_path / "s", most_waiting_bytes=100) as (broker, client):

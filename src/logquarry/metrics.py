@@ -3,7 +3,7 @@
 ::
 
     from prometheus_client import REGISTRY
-    from logquarry.metrics.collector import StoreCollector
+    from logquarry.metrics import StoreCollector
 
     REGISTRY.register(StoreCollector(store))
 
@@ -50,8 +50,7 @@ class StoreCollector(Collector):
     open for reading, so open a separate store for the collector.
 
     Args:
-        node_id: value of the label ``node_id``; None for the store's broker name, which RocketMQ
-            uses.
+        node_id: value of the label ``node_id``; None for the store's broker name, as in RocketMQ.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -241,7 +240,7 @@ _LABELS: Final = ("cluster", "node_id")
 
 
 class BrokerCollector(Collector):
-    """Collects the metrics of a broker's clients and answers. Any thread may scrape it."""
+    """Collects the metrics of a broker's clients and answers. Any thread may call the methods."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
