@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
     from logquarry.repair.verify import VerifyReport
+    from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.overview import Overview, TopicOverview, Transactions
+    from logquarry.store.overview import Overview, TopicOverview
 
 _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "bytes")
 
@@ -76,7 +77,7 @@ def info(
             found = overview(opened, exact=exact, progress=progress)
         halves = None
         if transactions:
-            from logquarry.store.overview import transactions as read_transactions
+            from logquarry.store.half_messages import transactions as read_transactions
 
             halves = read_transactions(opened)
         document = _document(opened, found, halves)
