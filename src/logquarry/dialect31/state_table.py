@@ -43,8 +43,6 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
-from logquarry.log.walk import LogReader, Run
-from logquarry.write.append import ScratchBuffer
 
 _FILLERS_AT_ONCE: Final = 1 << 14
 
@@ -237,24 +235,6 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 
 # --------------------------------------------------------------------------------------------------
 # Opening a store of dialect 3.1 for writing
-
-_READ_FILES: Final = 3
-"""Number of log files that RocketMQ reads through the buffer when it opens a store."""
-
-
-def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """Return the buffer for encoding frames, filled with the bytes that RocketMQ's recovery leaves
-    in it.
-    """
-    scratch = ScratchBuffer(config.max_message_size)
-    layout = StoreLayout.open(root, config)
-    files = [file for file in layout.commit_log.files if file.base < log_end]
-    if files:
-        start = files[-_READ_FILES:][0].base
-        for event in LogReader(layout, bound=log_end, check_crc=False).events(start, log_end):
-            if isinstance(event, Run):
-                scratch.take_run(event)
-    return scratch
 
 
 @dataclass(frozen=True, slots=True)

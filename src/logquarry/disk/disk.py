@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from logquarry.disk.service import Health, abandon_in_children
 from logquarry.errors import StoreUnavailable
-from logquarry.log.readable import WatchedMap
+from logquarry.log.readable import WatchedMap, c_library
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,31 @@ _ZEROS: Final = bytes(1 << 20)
 _COPY_BYTES: Final = 1 << 20
 _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+class OpenFile:
+    """A file that is open until its owner closes it, and that each forked child closes."""
+
+    _disk: Disk
+    _descriptor: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is still open in this process."""
+        return self._descriptor >= 0
+
+    def close(self) -> None:
+        """Close the file without a sync. Further calls do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._disk.let_go(descriptor)
+
+    def abandon_in_child(self) -> None:
+        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
 
 class Disk:
@@ -155,7 +180,7 @@ class Disk:
         change.
         """
         if sys.platform == "linux":
-            call = ctypes.CDLL(None, use_errno=True).fallocate
+            call = c_library().fallocate
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
             if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
                 code = ctypes.get_errno()

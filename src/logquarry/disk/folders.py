@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, OpenFile
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.log.store_files import (
@@ -114,7 +114,7 @@ def is_lockable(root: Path) -> bool:
         return False
 
 
-class StoreLock:
+class StoreLock(OpenFile):
     """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -152,23 +152,9 @@ class StoreLock:
             raise
         abandon_in_children(self)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process still holds the lock."""
-        return self._descriptor >= 0
-
     def release(self) -> None:
-        """Release the lock. Further calls do nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        """Release the lock. A forked child leaves the lock to its parent."""
+        self.close()
 
 
 class AbortFile:

@@ -22,10 +22,9 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Done, Health, Service, monotonic_ms
-from logquarry.disk.write_buffers import TransientStorePool
+from logquarry.disk.write_buffers import TransientStorePool, populate
 from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
-from logquarry.log.open_files import populate
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.disk import write_buffers
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
@@ -30,7 +31,6 @@ from logquarry.disk.write_buffers import FileCopy, TransientStorePool
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format.arrays import Bytes
 from logquarry.format.fields import PAGE_SIZE
-from logquarry.log import open_files
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
@@ -88,7 +88,7 @@ class MappedFile(FilePlace):
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
-        self._map_address = open_files.address_of(self._map)
+        self._map_address = write_buffers.address_of(self._map)
         self._copy: FileCopy | None = None
         self._probed: ReadableMap | None = None
         if not self._map.is_watched:
@@ -387,14 +387,14 @@ class MappedFile(FilePlace):
 
     def warm(self) -> None:
         """Load all pages and lock them in memory, if possible (``warmMappedFile``)."""
-        open_files.populate(self._map_address, self.size)
-        self.is_locked_in_memory = open_files.lock(self._map_address, self.size)
+        write_buffers.populate(self._map_address, self.size)
+        self.is_locked_in_memory = write_buffers.lock(self._map_address, self.size)
 
     def unlock(self) -> None:
         """Unlock the pages of a full file."""
         if self.is_locked_in_memory:
             self.is_locked_in_memory = False
-            open_files.unlock(self._map_address, self.size)
+            write_buffers.unlock(self._map_address, self.size)
 
     def close(self) -> None:
         """Close the file. Results of :meth:`select` stay readable; later calls return None.
@@ -438,7 +438,7 @@ class MappedFile(FilePlace):
 
     def abandon_in_child(self) -> None:
         """Drop the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
-        open_files.leave_mapped(self._map)
+        write_buffers.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0
         self.is_locked_in_memory = False

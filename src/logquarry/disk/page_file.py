@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, OpenFile
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
@@ -19,7 +17,7 @@ from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
 
 
-class PageFile:
+class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
     If the disk does not deliver the page, the old file is moved to quarantine, and a new file
@@ -64,11 +62,6 @@ class PageFile:
             self.close()
             raise
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is still open in this process."""
-        return self._descriptor >= 0
-
     def read(self, count: int) -> bytes:
         """Read the first bytes of the file, at most ``count``. Raises OSError."""
         return self._disk.read(self._descriptor, count, 0)
@@ -88,19 +81,6 @@ class PageFile:
         except OSError as error:
             raise self._disk.failed(self.path, "cannot be written", error) from error
         self.sync()
-
-    def close(self) -> None:
-        """Close the file without a sync. Further calls do nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 # --------------------------------------------------------------------------------------------------

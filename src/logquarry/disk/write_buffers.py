@@ -1,8 +1,9 @@
-"""Memory for bytes that are not yet written to a file: a pool of buffers, and copies of files."""
+"""Memory of the writer: pages of maps, a pool of buffers, and copies of files."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import threading
 from collections import deque
@@ -11,9 +12,40 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.log.readable import memory_call
 
+_POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
-"""Bytes of a file that are read or released in one call."""
+"""Bytes that are read, loaded or released in one call."""
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Return the memory address of a writable map. Keeps no reference to the map."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def populate(address: int, size: int) -> bool:
+    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
+    return all(
+        memory_call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE) == 0
+        for at in range(0, size, _STEP)
+    )
+
+
+def lock(address: int, size: int) -> bool:
+    """Lock pages in memory. Return False if the limit of locked memory is reached."""
+    return memory_call("mlock", address, size) == 0
+
+
+def unlock(address: int, size: int) -> bool:
+    """Unlock pages in memory."""
+    return memory_call("munlock", address, size) == 0
+
+
+def leave_mapped(mapped: mmap.mmap) -> None:
+    """Never unmap a map: in a forked child, other code may use the map's address range."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
 class TransientStorePool:

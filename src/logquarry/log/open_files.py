@@ -6,11 +6,8 @@ finds the end of the data, and searches for frames.
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections import OrderedDict
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from logquarry.errors import StoreNotFound
 from logquarry.format import dledger
@@ -23,57 +20,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
 from logquarry.log.store_files import StoreFile
 
-_POPULATE_WRITE: Final = 23
-_STEP: Final = 8 << 20
 _MOST_AHEAD: Final = 4 << 20
-
-
-def address_of(mapped: mmap.mmap) -> int:
-    """Return the memory address of a writable map. Keeps no reference to the map."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-
-
-def populate(address: int, size: int) -> bool:
-    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
-    return all(
-        _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
-        for at in range(0, size, _STEP)
-    )
-
-
-def lock(address: int, size: int) -> bool:
-    """Lock pages in memory. Return False if the limit of locked memory is reached."""
-    return _call("mlock", address, size)
-
-
-def unlock(address: int, size: int) -> bool:
-    """Unlock pages in memory."""
-    return _call("munlock", address, size)
-
-
-def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map: in a forked child, other code may use the map's address range."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
-
-
-def _call(name: str, address: int, size: int, *more: int) -> bool:
-    function = getattr(_libc(), name, None)
-    if function is None:
-        return False
-    return bool(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more) == 0)
-
-
-@cache
-def _libc() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True)
-    except OSError:
-        return None
-
-
-# --------------------------------------------------------------------------------------------------
-# Open files of a store
 
 MOST_OPEN: Final = 128
 """Maximum number of open files. Each map holds a descriptor, and a broker has many queue files."""

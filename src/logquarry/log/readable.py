@@ -99,12 +99,13 @@ class Probe:
         """Load mapped pages. Return whether all pages were loaded; None if the system has no such
         call.
         """
-        libc = _libc()
-        if libc is None:
+        if sys.platform != "linux":
+            # This number of madvise does not exist there, or means something else.
             return None
         for _ in range(3):
-            if libc.madvise(address, length, _POPULATE_READ) == 0:
-                return True
+            result = memory_call("madvise", address, length, _POPULATE_READ)
+            if not result:
+                return None if result is None else True
             failed = ctypes.get_errno()
             if failed == errno.EINVAL:
                 return None
@@ -117,17 +118,21 @@ class Probe:
         return read_at(descriptor, length, position)
 
 
+def memory_call(name: str, address: int, size: int, *more: int) -> int | None:
+    """Call a function of the C library for a range of memory; None if the system lacks it."""
+    function = getattr(c_library(), name, None)
+    if function is None:
+        return None
+    return int(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more))
+
+
 @cache
-def _libc() -> Any:
-    if sys.platform != "linux":
-        # On other systems, this number of madvise does not exist or means something else.
-        return None
+def c_library() -> Any:
+    """Load the C library; None on Windows."""
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    except (OSError, AttributeError):
+        return ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):
         return None
-    return libc
 
 
 _probe = Probe()
