@@ -1,8 +1,8 @@
 """A C function that makes a :class:`~logquarry.message.Message` without a call of Python code.
 
-Used only if this module is compiled. The C function makes a message from arguments of usual types.
-All other calls go to ``Message.__new__``, the reference
-(tests/property/test_put_path_twins.py compares the two).
+Without compilation, this module has no effect. The C function makes a message from arguments of
+usual types. All other calls go to ``Message.__new__``, the reference
+(tests/property/test_put_path_twins.py compares the messages of both).
 """
 
 from __future__ import annotations

@@ -19,7 +19,9 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """A message read from a store. Immutable; equal if the frames are equal."""
+    """A message read from a store. A stored message is immutable. Two stored messages are equal if
+    their frames are equal.
+    """
 
     def __init__(
         self,
@@ -151,7 +153,7 @@ class StoredMessage:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether the message gets a queue entry: PREPARED and ROLLBACK messages get none."""
+        """Whether the message gets a queue entry. PREPARED and ROLLBACK messages get no entry."""
         return sys_flag.advances_queue(self.frame.sys_flag)
 
     def unwrap(self) -> tuple[StoredMessage, ...]:

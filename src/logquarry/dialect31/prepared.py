@@ -1,4 +1,4 @@
-"""Transactions in dialect 3.1: begin, commit, roll back, and check.
+"""Transactions in dialect 3.1: begin, commit, roll back and check; and the rules for their frames.
 
 Like a broker of RocketMQ 3.x, this module puts a COMMIT or a ROLLBACK message to end a transaction.
 Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains the
@@ -115,7 +115,7 @@ class PreparedTransactions:
         self._has_failed = False
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message. Consumers do not get the message until it is committed.
+        """Put a PREPARED message. Consumers get the message after its commit.
 
         Args:
             group: the producer group; by default the message's property PGROUP.
@@ -170,11 +170,13 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.COMMIT)
 
     def rollback(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Roll a transaction back. Arguments and errors are those of :meth:`commit`."""
+        """Roll a transaction back. Arguments and errors are the same as for :meth:`commit`."""
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """Commit a transaction or roll it back. Errors are those of :meth:`commit`."""
+        """Commit a transaction or roll it back. The method raises the same errors as
+        :meth:`commit`.
+        """
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -183,7 +185,8 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # The failed put may be in the log, after the offset for which this call has waited.
+                # The message of the failed put may be in the log, after the offset for which this
+                # call has waited.
                 self._wait_dispatched()
                 self._has_failed = False
             # Drop the offsets of transactions that are no longer open.
@@ -198,9 +201,9 @@ class PreparedTransactions:
         try:
             return self._put(_end_of(frame, known.number, end))
         except BaseException:
-            # After a KeyboardInterrupt too, the user may end the transaction again. If the put has
-            # reached the log, the table shows the end after the next dispatch, for which the next
-            # call waits.
+            # After any exception, also KeyboardInterrupt, the user may end the transaction again.
+            # If the put has appended its message, the dispatcher ends the transaction in the table,
+            # and the next call waits for the dispatcher.
             with self._lock:
                 self._ending.discard(offset)
                 self._has_failed = True
@@ -307,7 +310,7 @@ _BLANK: Final = frame.BLANK.size
 class ScratchBuffer:
     """The buffer for frames and blanks (``msgStoreItemMemory``).
 
-    As in RocketMQ, a blank contains bytes of earlier frames.
+    As in RocketMQ, the buffer keeps the bytes of earlier frames, and a blank contains these bytes.
     """
 
     def __init__(self, max_message_size: int) -> None:
@@ -327,8 +330,9 @@ class ScratchBuffer:
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # Each part is copied to the start of the buffer, so a later, longer part overwrites the
-        # part. Copy only parts that are longer than all later parts.
+        # RocketMQ copies each part to the start of the buffer. A later part that is longer
+        # overwrites all bytes of an earlier part, so copy only parts that are longer than all later
+        # parts.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -336,7 +340,9 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """Return the bytes of a blank; fewer than ``size`` if the buffer is smaller."""
+        """Return the bytes of a blank. If the buffer is smaller than ``size``, return the whole
+        buffer.
+        """
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 
@@ -345,8 +351,8 @@ class AppendRules31(AppendRules):
     """The rules of dialect 3.1. The appender calls the rules under the log's lock.
 
     A PREPARED message gets the next number of the state table as QUEUEOFFSET; a ROLLBACK keeps the
-    number of its transaction. ``next_in_table`` is called only if the table has all messages of the
-    log.
+    number of its transaction. ``next_in_table`` returns the table's next number; it is called only
+    while the table has all messages of the log.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
@@ -389,9 +395,7 @@ _READ_FILES: Final = 3
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """Return the buffer for encoding frames, filled with the bytes that RocketMQ's recovery leaves
-    in it.
-    """
+    """Return the frame buffer with the bytes that RocketMQ's recovery leaves in the buffer."""
     scratch = ScratchBuffer(config.max_message_size)
     layout = StoreLayout.open(root, config)
     files = [file for file in layout.commit_log.files if file.base < log_end]

@@ -70,8 +70,7 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # The lock is necessary: users read and other threads flush while the dispatcher's thread
-        # writes.
+        # Users read and other threads flush while the dispatcher's thread writes.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
         # A flush holds this lock while it syncs changed files, so that retention does not delete
@@ -113,8 +112,8 @@ class StateTableKeeper:
             if frame.physical_offset >= self._table_until:
                 change = self._book.change_of(frame)
                 if change is not None:
-                    # If this raises, the book is unchanged, so the frame gets the same number
-                    # again.
+                    # If the write raises an exception, the book does not change, so the frame gets
+                    # the same number again.
                     self._write(change)
                     self._book.apply(frame, change)
                 self._table_until = end
@@ -186,7 +185,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # A transaction without an entry cannot be ended any more.
+                # A transaction whose entry is deleted cannot be ended.
                 first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -244,7 +243,7 @@ class UnitsPlan:
     Attributes:
         folder: folder of the files, relative to the store's folder.
         reason: why a rebuild is necessary; None without a rebuild.
-        had: whether the store already has files in the folder.
+        had: whether the folder already has files.
         start: byte offset of the first entry.
         before: the encoded fillers before the first entry in the first file.
     """
@@ -294,8 +293,8 @@ class TransactionCheck:
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
         """Yield each difference between table and log, and whether RocketMQ itself causes it.
 
-        RocketMQ omits ended transactions from a new table, so the method does not report their
-        absence.
+        RocketMQ omits ended transactions from a new table, so the absence of ended transactions is
+        not reported.
         """
         table = read_table(layout)
         if table.fault is not None:

@@ -31,7 +31,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class OpenFile:
-    """A file that is open until its owner closes it, and that each forked child closes."""
+    """An open file with its descriptor, which each forked child closes."""
 
     _disk: Disk
     _descriptor: int
@@ -56,10 +56,9 @@ class OpenFile:
 
 
 class Disk:
-    """The disk of one store.
-
-    Methods of the first part are single system calls, and raise OSError. Methods of the second part
-    raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
+    """The disk of one store. Methods that make a single system call raise OSError. Methods that
+    make several calls raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never
+    repeated.
     """
 
     def __init__(self) -> None:
@@ -129,7 +128,7 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; this replaces an existing file at the new path."""
+        """Rename a file, and replace an existing file at the new path."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
@@ -168,7 +167,7 @@ class Disk:
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
         """Return the next unwritten range (start, stop); (``size``, ``size``) if there is none."""
-        # An allocated range without data counts as a hole.
+        # SEEK_HOLE also finds ranges that have blocks but were never written.
         if not hasattr(os, "SEEK_HOLE"):
             return size, size
         start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
@@ -188,7 +187,7 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros with all its blocks, durably. After a failure no file is left."""
+        """Create a file of zeros with all its blocks, durably. A failure deletes the file."""
         self.health.require_writable()
         self.make_folders(path.parent)
         with self.refusing(path):
@@ -232,8 +231,8 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. When the block ends, sync and close the
-        file.
+        """Open a file, or create a file of ``new_size`` bytes. When the block ends, sync and close
+        the file.
         """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
@@ -293,7 +292,7 @@ class Disk:
 
     def sync_parent(self, folder: Path) -> None:
         """Sync a folder's name, because the process that created the folder may have crashed before
-        its sync.
+        the sync.
         """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
@@ -360,7 +359,7 @@ class Disk:
 
     @contextlib.contextmanager
     def refusing(self, path: Path) -> Iterator[None]:
-        """Raise StoreUnavailable if the block raises OSError."""
+        """Convert an OSError of the block to StoreUnavailable."""
         try:
             yield
         except OSError as error:
@@ -373,7 +372,9 @@ class Disk:
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
-        """Poison the store after a call that left files in an unknown state. Return the error."""
+        """Poison the store after a call that left files in an unknown state. Return the exception
+        to raise.
+        """
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:

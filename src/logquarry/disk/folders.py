@@ -1,9 +1,9 @@
 """The folders of a store: locks, second names of files, and the folders of a queue.
 
-A folder lock leaves no file, and ends with its process. A store lock also excludes a RocketMQ
-broker, but such a broker notices the lock only after its recovery. The recovery deletes files after
-the log's end. So each file that is written has a hard link (:class:`NameGuard`), from which the
-writer restores a deleted name.
+A lock of a folder leaves no file, and ends with its process. A lock of a store also excludes a
+RocketMQ broker, but the broker tries to take the lock only after its recovery, which deletes files
+after the log's end. So each log file and index file that a writer changes has a hard link
+(:class:`NameGuard`), from which the writer restores a deleted name.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ class NameGuard:
                     self._folders.add(link.parent)
                 self._disk.link(path, link)
             except FileNotFoundError:
-                # Another program deleted the file at this moment. The caller checks that.
+                # Another program deleted the file at this moment. The caller detects a deleted
+                # file.
                 return
             except OSError as error:
                 logger.info("%s: no second name: %s", path, error.strerror)
@@ -249,7 +250,9 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably: otherwise, after a crash, the file would be restored."""
+        """Remove a second name durably. A second name that reappears after a crash would restore
+        the file.
+        """
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -258,7 +261,9 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore lost first names of files. Return their paths. A failure poisons the store."""
+        """Restore the first names that files have lost. Return the restored paths. A failure
+        poisons the store.
+        """
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -285,11 +290,11 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, then remove all second names durably.
+        """Restore lost names, then remove all second names durably.
 
-        A second name that stays, or that a power cut restores, would bring back its file after a
-        retention. So if a name cannot be removed, the shutdown is not clean. In a poisoned store
-        all second names stay: the next opening restores lost names from them.
+        A second name that stays, or that reappears after a power cut, would restore its file after
+        a retention. So if a second name cannot be removed, the shutdown is not clean. In a poisoned
+        store all second names stay, and the next opening restores lost files from them.
 
         Raises:
             StoreUnavailable: if a name cannot be restored or removed.
@@ -314,11 +319,10 @@ class NameGuard:
             self._disk.sync_names(folder)
 
     def restore(self, folders: Sequence[Path]) -> list[Path]:
-        """After a crash, restore the files that lost their first name. Return their paths.
+        """After a crash, restore the first names that files have lost. Return the restored paths.
 
-        A file that was renamed in its folder is not restored, because a recovery renames this file
-        back. Expired files are not restored. Afterwards no second name exists, and none reappears
-        after a crash.
+        If a file was renamed in its folder, no name is restored, because a recovery renames the
+        file back. Expired files are not restored. The method removes all second names durably.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
@@ -338,7 +342,7 @@ class NameGuard:
         return back
 
     def discard(self, folders: Iterable[Path]) -> None:
-        """Remove all second names durably, and restore no file."""
+        """Remove all second names durably, without restoring files."""
         for folder in folders:
             second = _links_of(folder)
             names = self._disk.names_in(second)
@@ -350,8 +354,8 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that a broker's retention deleted after the crash.
 
-        These files are before the log's first file, and would leave a gap before it. A file that
-        lost its name in the crash leaves no gap.
+        If such files were restored, the log would have a gap before its first file. A file that
+        lost its name in the crash has no gap after it.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -376,7 +380,7 @@ class NameGuard:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    # Device and inode, None if the file is missing or cannot be read.
+    # Return device and inode; None if the file is missing or cannot be read.
     try:
         found = path.stat()
     except OSError:
@@ -405,7 +409,7 @@ def _links_of(folder: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files. ``full_folders`` returns the folders without room."""
+    """The folders of one queue of files. ``full_folders`` returns folders that get no new file."""
 
     def __init__(
         self,

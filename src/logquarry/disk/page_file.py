@@ -21,7 +21,7 @@ class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
     If the disk does not deliver the page, the old file is moved to quarantine, and a new file
-    replaces the old file. (A write to a part of the old page would fail too.) A failed :meth:`sync`
+    replaces the old file. A write to a part of the old page would fail too. A failed :meth:`sync`
     or :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
@@ -52,7 +52,9 @@ class PageFile(OpenFile):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a part of the opening. After a failure, close the file and raise StoreUnavailable."""
+        """Run a block that opens the file. If the block fails, close the file and raise
+        StoreUnavailable.
+        """
         try:
             yield
         except OSError as error:
@@ -86,8 +88,8 @@ class PageFile(OpenFile):
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times. Log, queues and index are on the disk up to these times. So
-# a time is set only after a sync, and the file is written last:
+# The checkpoint has three store times, up to which log, queues and index are on the disk. So a
+# writer sets a time only after a sync, and writes the checkpoint last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
@@ -99,9 +101,9 @@ class CheckpointFile:
     """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
-        physic_timestamp: store time up to which the log is on the disk, in milliseconds.
-        logics_timestamp: store time up to which all queues are on the disk, in milliseconds.
-        index_timestamp: store time up to which the index is on the disk, in milliseconds. RocketMQ
+        physic_timestamp: store time in milliseconds up to which the log is on the disk.
+        logics_timestamp: store time in milliseconds up to which all queues are on the disk.
+        index_timestamp: store time in milliseconds up to which the index is on the disk. RocketMQ
             sets this time only when an index file is full.
         offsets: the offsets of RocketMQ 5. Only a recovery changes these offsets.
         before_write: called before each write, with the times on the disk and the new times.
@@ -145,8 +147,9 @@ class CheckpointFile:
 # The durable offset (:class:`logquarry.format.checkpoint.DurableMark`)
 #
 # Each sync of the log raises the durable offset, but the durable file is synced only before the
-# checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
-# The file also has the log's start, which is raised before the log's first files are deleted.
+# checkpoint is written. So after a power cut the durable offset in the file may be too low, but
+# never too high. The file also has the log's start, which is raised before the log's first files
+# are deleted.
 
 logger = logging.getLogger(__name__)
 
@@ -156,12 +159,12 @@ class DurableFile:
 
     Args:
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if the log has no files; None to keep
-            the start in the file.
+        log_start: physical offset at which the log starts, -1 if the log has no files; None to
+            write no start.
 
     Attributes:
         find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint
-            records a later start.
+            also writes this start, if it is higher.
     """
 
     def __init__(
@@ -207,20 +210,22 @@ class DurableFile:
                 )
 
     def sync(self) -> None:
-        """Sync the file, for callers that rely on the durable offset after a power cut."""
+        """Sync the file. Without a sync, a power cut may leave an older durable offset."""
         with self._writing:
             if self._file.is_open:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Make the durable offset valid for the old and for the next content of the checkpoint."""
+        """Write that the durable offset belongs to the checkpoint's old times and to its next
+        times.
+        """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())
             self._file.write_durably(self._content())
 
     def begin_at(self, log_start: int) -> None:
-        """Record the log's new start, before the first files of the log are deleted."""
+        """Write the log's new start; the caller then deletes the files before the new start."""
         with self._writing:
             self._raise_start(log_start)
             self._file.write_durably(self._content())

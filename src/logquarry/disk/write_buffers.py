@@ -44,7 +44,9 @@ def unlock(address: int, size: int) -> bool:
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map: in a forked child, other code may use the map's address range."""
+    """Keep a map from being unmapped: in a forked child, other code may use the map's address
+    range.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
@@ -69,7 +71,9 @@ class TransientStorePool:
         return len(self._free)
 
     def borrow(self, size: int) -> memoryview | None:
-        """Borrow a buffer for a file of ``size`` bytes; None if no buffer is free."""
+        """Borrow a buffer for a file of ``size`` bytes; None if no buffer is free or buffers have
+        another size.
+        """
         with self._lock:
             return self._free.popleft() if self._free and size == self.size else None
 
@@ -88,8 +92,8 @@ class FileCopy:
     """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
     If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
-    process. The memory of appended pages is released after their write, and then reads as zeros.
-    Loaded pages stay.
+    process. After a write, the memory of appended pages is released, and then reads as zeros.
+    Loaded pages stay in memory.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
@@ -103,8 +107,8 @@ class FileCopy:
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # The pages before this position were released, or remain in memory because they were
-        # loaded.
+        # The pages before this position need no release: they were released already, or they are
+        # loaded pages.
         self._done = 0
 
     def load(self, length: int) -> None:
@@ -151,7 +155,7 @@ class FileCopy:
             )
 
     def close(self) -> None:
-        """Release the memory as soon as no view of the memory exists."""
+        """Release the memory. If views of the memory exist, the last view releases it."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()
