@@ -1,7 +1,6 @@
-"""Reads the bytes of a store's files: :class:`OpenFiles` any files, :class:`LogBytes` the log.
-
-:class:`OpenFiles` keeps the most recently read files open. :class:`LogBytes` maps the log's files,
-finds the end of the data, and searches for frames.
+"""Reads the bytes of a store's files. :class:`OpenFiles` reads any files, and keeps the most
+recently read files open. :class:`LogBytes` maps the log's files, finds the end of the data, and
+searches for frames.
 """
 
 from __future__ import annotations
@@ -23,7 +22,9 @@ from logquarry.log.store_files import StoreFile
 _MOST_AHEAD: Final = 4 << 20
 
 MOST_OPEN: Final = 128
-"""Maximum number of open files. Each map holds a descriptor, and a broker has many queue files."""
+"""Maximum number of open files. Each open file needs a descriptor, and a broker has many queue
+files.
+"""
 
 
 class OpenFiles:
@@ -91,7 +92,9 @@ class OpenFiles:
         return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound if it is unreadable."""
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if the file cannot be
+        opened.
+        """
         file = self._opened(path)
         return None if file is None else file.view
 
@@ -198,7 +201,8 @@ class LogBytes:
     def view(self, file: StoreFile) -> FileView:
         """Open a whole file for reading. The view is empty if the file was deleted."""
         if self._open is None or self._open[0] is not file:
-            # Only one file stays open. Earlier maps exist until their windows are released.
+            # Only one file stays open. The map of an earlier file exists until its windows are
+            # released.
             try:
                 view = self._layout.open_file(file.path)
             except FileNotFoundError:
@@ -208,7 +212,9 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a mapped file, because its pages can be lost; None for other files."""
+        """Return the view of a mapped file, whose pages can be lost; None for a file that is not
+        mapped.
+        """
         view = self.view(file)
         return view if view.is_mapped else None
 
@@ -290,7 +296,7 @@ class LogBytes:
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             window = self.window(file, at, length)
-            # Search in small pieces, so that later holes are skipped too.
+            # Search in small pieces, to skip also the holes inside the window.
             piece = min(stop - at, _SEARCH_BYTES)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
             if code == REACHED_STOP:
