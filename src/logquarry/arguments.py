@@ -226,8 +226,9 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 
 
 def check_fields(record: Any) -> None:
-    """Check the fields of a dataclass by their annotations, and convert NumPy's numbers. Fields of
-    other types than numbers, bool, text and tuples of text are not checked.
+    """Check the fields of a dataclass by their annotations, and convert NumPy's numbers.
+
+    Fields of other types than numbers, bool, text and tuples of text are not checked.
 
     Raises:
         WrongType: if a field has a wrong type; the error names the field.

@@ -90,9 +90,7 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""If the similarity of an unknown and a known name reaches this value (0 to 1), the unknown name is
-reported as a typing error.
-"""
+"""Minimum similarity (0 to 1) at which an unknown name is a typing error of a known name."""
 _NEAR: Final = 0.8
 
 

@@ -19,9 +19,7 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """A message read from a store. A stored message is immutable. Two stored messages are equal if
-    their frames are equal.
-    """
+    """An immutable message read from a store; equal to another if their frames are equal."""
 
     def __init__(
         self,

@@ -174,9 +174,7 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """Commit a transaction or roll it back. The method raises the same errors as
-        :meth:`commit`.
-        """
+        """Commit a transaction or roll it back. Errors are the same as for :meth:`commit`."""
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -340,9 +338,7 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """Return the bytes of a blank. If the buffer is smaller than ``size``, return the whole
-        buffer.
-        """
+        """Return the bytes of a blank; the whole buffer if it is smaller than ``size``."""
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 

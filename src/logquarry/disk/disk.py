@@ -56,9 +56,10 @@ class OpenFile:
 
 
 class Disk:
-    """The disk of one store. Methods that make a single system call raise OSError. Methods that
-    make several calls raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never
-    repeated.
+    """The disk of one store.
+
+    Methods that make a single system call raise OSError. Methods that make several calls raise
+    StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -372,9 +373,7 @@ class Disk:
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
-        """Poison the store after a call that left files in an unknown state. Return the exception
-        to raise.
-        """
+        """Poison the store after a failure that may have changed files. Return the exception."""
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:

@@ -250,9 +250,7 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably. A second name that reappears after a crash would restore
-        the file.
-        """
+        """Remove a second name durably, so that no crash restores the name and then the file."""
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -261,9 +259,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore the first names that files have lost. Return the restored paths. A failure
-        poisons the store.
-        """
+        """Restore lost first names of files, and return their paths. A failure poisons the store."""
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:

@@ -439,9 +439,7 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """End the use of the file in a forked child, which has no map; see
-        :mod:`logquarry.disk.service`.
-        """
+        """Release the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
         write_buffers.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

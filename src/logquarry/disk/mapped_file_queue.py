@@ -38,8 +38,9 @@ class Allocator(Protocol):
     """Creates the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Return the file at ``path``, or a file of the same name that was created ahead in another
-        folder; None if the file was not created in time. Then create ``following``.
+        """Return the file at ``path``, then create ``following``; None if not created in time.
+
+        The file may have been created ahead under the same name in another folder.
         """
 
     def discard(self) -> None:
@@ -47,8 +48,7 @@ class Allocator(Protocol):
 
 
 class MappedFileQueue(LastFile):
-    """The files of a commit log or of a consume queue. An offset counts the bytes of all files of
-    the queue.
+    """The files of a commit log or of a consume queue. Offsets count the bytes of all files.
 
     The constructor touches no file; :meth:`load` finds the existing files. Each file is opened at
     first use, because a broker has thousands of queues.
@@ -112,9 +112,11 @@ class MappedFileQueue(LastFile):
 
     # ------------------------------------------------------------------------------------ files
     def load(self) -> None:
-        """Find the files. Names that are not offsets are skipped. Until :meth:`truncate_to` sets
-        the end, all files are assumed to be full. A short last file is extended. With
-        ``guard_names``, a file gets back a name that it lost in a crash.
+        """Find the files.
+
+        Names that are not offsets are skipped. Until :meth:`truncate_to` sets the end, all files
+        are assumed to be full. A short last file is extended. With ``guard_names``, a file gets
+        back a name that it lost in a crash.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
         Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash

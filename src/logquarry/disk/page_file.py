@@ -52,9 +52,7 @@ class PageFile(OpenFile):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a block that opens the file. If the block fails, close the file and raise
-        StoreUnavailable.
-        """
+        """Run a block that opens the file. After a failure, close the file."""
         try:
             yield
         except OSError as error:
@@ -216,9 +214,7 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Write that the durable offset belongs to the checkpoint's old times and to its next
-        times.
-        """
+        """Write that the durable offset fits the old and the next times of the checkpoint."""
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())

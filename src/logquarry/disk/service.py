@@ -31,8 +31,10 @@ class Refusal(Enum):
 
 
 class RunningFlags(Refusals):
-    """The reasons why a store takes no messages now. Reads continue. Any thread may use the object.
-    A change replaces the set ``refusals``, so a put reads the set without a lock.
+    """The reasons why a store takes no messages now.
+
+    Reads continue. Any thread may use the object. A change replaces the set ``refusals``, so a put
+    reads the set without a lock.
     """
 
     def __init__(self, *refusals: Refusal) -> None:

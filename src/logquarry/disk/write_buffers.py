@@ -44,9 +44,7 @@ def unlock(address: int, size: int) -> bool:
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Keep a map from being unmapped: in a forked child, other code may use the map's address
-    range.
-    """
+    """Never unmap a map, because in a forked child other code may use the map's addresses."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
@@ -71,9 +69,7 @@ class TransientStorePool:
         return len(self._free)
 
     def borrow(self, size: int) -> memoryview | None:
-        """Borrow a buffer for a file of ``size`` bytes; None if no buffer is free or buffers have
-        another size.
-        """
+        """Borrow a buffer for a file of ``size`` bytes; None if no buffer is free."""
         with self._lock:
             return self._free.popleft() if self._free and size == self.size else None
 

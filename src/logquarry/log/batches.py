@@ -94,9 +94,7 @@ class MessageFilter:
 
     @property
     def names_queues(self) -> bool:
-        """Whether the filter names topics or queues. Then a read uses consume queues to read less
-        of the log.
-        """
+        """Whether the filter names topics or queues, so that a read can use consume queues."""
         conditions = self.topics, self.topic_pattern, self.queue_ids, self.queues, self.queue_ranges
         return any(condition is not None for condition in conditions)
 
@@ -118,9 +116,7 @@ class MessageFilter:
         return re.compile(self.grep.encode("utf-8", "surrogateescape"))
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        """Return the rows of the frames that meet all conditions. The cheap conditions are checked
-        first.
-        """
+        """Return the rows of the frames that meet all conditions; check cheap conditions first."""
         for condition in (
             self._by_topic,
             self._by_numbers,
@@ -227,8 +223,10 @@ class MessageFilter:
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
-    """Parse ``a,b``, or several such texts, to a set of names. The result None means any name.
-    Raises UsageError for a text without a name, because an empty filter must not select everything.
+    """Parse ``a,b``, or several such texts, to a set of names.
+
+    The result None means any name. Raises UsageError for a text without a name, because an empty
+    filter must not select everything.
     """
     if text is None:
         return None
@@ -240,9 +238,7 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
 
 
 def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
-    """Parse a tag expression ``paid || sent`` to a set of tags; None for any tag (``*`` or
-    None).
-    """
+    """Parse a tag expression ``paid || sent``. The result is None for any tag (``*`` or None)."""
     found = props.parse_tags(text)
     if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")
@@ -255,9 +251,7 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order. A thread makes the next item while the caller works on the current
-    item.
-    """
+    """Yield the items in order. While the caller works, a thread makes the next item."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)

@@ -250,9 +250,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Check frames at positions, with their expected sizes; size 0 matches any size. Return sound
-    rows and all codes.
-    """
+    """Check frames at positions; an expected size of 0 matches any. Return sound rows and codes."""
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
     fast = kernels()
@@ -367,8 +365,9 @@ _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
-    """Return the physical offset in a file's first frame; -1 if no frame is at the start. Return
-    None if the file is too short, or begins with zeros or a blank.
+    """Return the physical offset in a file's first frame; -1 if no frame is at the start.
+
+    Return None if the file is too short, or begins with zeros or a blank.
     """
     size = frame.HEAD.size
     if view.size < size:
@@ -383,9 +382,7 @@ def head_offset(view: FileView) -> int | None:
 
 
 def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
-    """Yield the first frames of a file with their positions. The file's place in the log may be
-    unknown.
-    """
+    """Yield the first frames of a file, which may have a wrong name, with their positions."""
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0

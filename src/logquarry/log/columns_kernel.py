@@ -226,9 +226,7 @@ class KernelColumns:
         self._pairs = pairs, pair_offsets
 
     def all_property_spans(self) -> tuple[Int32, Int32]:
-        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 for a missing
-        property.
-        """
+        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 if missing."""
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None

@@ -61,9 +61,7 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add ``count`` rows of another file. ``listed`` is the result of :func:`read` for the
-        other file.
-        """
+        """Add the ``count`` rows of another file, of which :func:`read` returned ``listed``."""
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)
@@ -103,9 +101,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 
 
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """Return the listed strings of rows; null for a row that is not in the list. ``first`` is the
-    number of the first row.
-    """
+    """Return the strings of rows from row ``first`` on; null for a row that is not listed."""
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
     values: list[bytes | None] = [None] * len(maps)

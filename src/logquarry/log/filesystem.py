@@ -75,9 +75,7 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read a range. Return the first unreadable range that overlaps the range; None if all
-        bytes are readable.
-        """
+        """Read a range. Return the first overlapping unreadable range; None if there is none."""
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
@@ -121,9 +119,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """List a folder below the root, sorted by name. The result is empty if the folder is
-        missing.
-        """
+        """List a folder below the root, sorted by name; empty if the folder is missing."""
 
     @abstractmethod
     def open(self, path: str) -> FileView:
@@ -146,9 +142,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe the object at a path that is neither file nor folder, for example a pipe; None
-        for a file, a folder or a missing path.
-        """
+        """Describe a path that is neither file nor folder, for example a pipe; None otherwise."""
         return None
 
     def real_path(self, path: str) -> str:
@@ -419,9 +413,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder. ``wrong`` is the reason why the name can be read neither as a file
-    nor as a folder.
-    """
+    """A name below a folder. ``wrong`` is the reason why it is neither file nor folder."""
 
     path: str
     is_dir: bool

@@ -299,9 +299,10 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
 
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
-    """Decode runs of frames. If frames were lost after the walk, report the loss, and decode the
-    other frames from a copy. ``decode`` yields parts of a run's rows, in order, each with the
-    decoded messages.
+    """Decode runs of frames.
+
+    If frames were lost after the walk, report the loss, and decode the other frames from a copy.
+    ``decode`` yields parts of a run's rows, in order, each with the decoded messages.
     """
     for run in runs:
         left: Run | None = run
@@ -368,9 +369,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """Return the number of queue offsets that each frame uses (INNER_NUM); None if each frame uses
-    one offset.
-    """
+    """Return how many queue offsets each frame uses (INNER_NUM); None if each uses one offset."""
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

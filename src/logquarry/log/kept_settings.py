@@ -1,5 +1,6 @@
-"""Reads the settings and offsets in a store's folder ``.logquarry/``, and infers delay levels. A
-recorded setting is used only if the store's other files do not show the setting, for example in a
+"""Reads the settings and offsets in a store's folder ``.logquarry/``, and infers delay levels.
+
+A recorded setting is used only if the store's other files do not show the setting, for example in a
 new index without keys (:mod:`logquarry.read.store_sizes`).
 """
 
@@ -70,9 +71,7 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """A log without its first files: the former start of the log, and the start of the first
-    existing file.
-    """
+    """A log without its first files: its former start, and the start of the first existing file."""
 
     start: int
     stop: int
@@ -84,9 +83,7 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """Return an object for the first missing file. Its size is 0, so readers report the file as
-        missing.
-        """
+        """Return the first missing file with the size 0, which readers report as missing."""
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 
@@ -187,9 +184,7 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, rounded to seconds, because 3.x adds milliseconds to
-    the delay.
-    """
+    """Format levels as ``messageDelayLevel``, rounded to seconds (3.x adds milliseconds)."""
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 

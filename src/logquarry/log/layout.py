@@ -57,9 +57,7 @@ _BY_SETTINGS: Final = frozenset({"lost_head", "log_names", "state_table", "redo_
 
 
 class _listed(Generic[_T]):  # noqa: N801
-    """Decorate a property of a layout, so that its value is cached until
-    :meth:`StoreLayout.refresh`.
-    """
+    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`."""
 
     def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
         self._find = find
@@ -130,9 +128,7 @@ class StoreLayout:
         config: StoreConfig | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> StoreLayout:
-        """Open the layout of the store at a path or URL. Raises StoreNotFound if the location has
-        no store.
-        """
+        """Open the layout of the store at a path or URL. Raises StoreNotFound without a store."""
         config = settings_of(config)
         try:
             return cls(open_filesystem(location, storage_options), config)
@@ -271,8 +267,10 @@ class StoreLayout:
 
     def present_start(self) -> int:
         """Return the log's current start, which a retention may have moved since the log was
-        listed. A retention deletes a log file before the queue files of its messages. So queue
-        files that were listed before this call have all messages from this start on.
+        listed.
+
+        A retention deletes a log file before the queue files of its messages. So queue files that
+        were listed before this call have all messages from this start on.
         """
         log = self.commit_log
         exists = self.filesystem.exists
@@ -441,8 +439,7 @@ class StoreLayout:
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether a broken frame before ``bound`` is always damage inside the log, never the log's
-        end.
+        """Whether a broken frame before ``bound`` is always damage, never the log's end.
 
         After a clean shutdown, RocketMQ's last recovery may have truncated the log at a broken
         frame in the last file. After a crash, no recovery has truncated the log.

@@ -134,9 +134,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find a store near a local path: in parent folders, in the folder, or in the home; None if the
-    folder has several stores.
-    """
+    """Find a store near a local path: a parent folder, in the home, or the only store inside."""
     if "://" in location:
         return None
     home = _from_home(location)

@@ -39,9 +39,7 @@ from logquarry.log.store_files import (
 RENAMING: Final = ".renaming"
 """Suffix of a log file during a recovery's rename. The part before the suffix is the right name."""
 _LEAST_FRAMES: Final = 2
-"""If at least this number of frames contradict a possible name, no queue needs to confirm the
-frames.
-"""
+"""Minimum number of frames that contradict a possible name if no queue confirms the frames."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -64,9 +62,11 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class LogNames:
-    """The files of a log with the offsets that their frames show. ``strangers`` and ``doubts`` are
-    pairs of path and reason. A stranger has the name of a log file, but does not belong to the log.
-    A doubt is a file whose frames do not determine its offset.
+    """The files of a log with the offsets that their frames show.
+
+    ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
+    file, but does not belong to the log. A doubt is a file whose frames do not determine its
+    offset.
     """
 
     files: tuple[StoreFile, ...]
@@ -80,9 +80,7 @@ class LogNames:
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
-        """Make the error for a reader that relies on file names. ``first`` is the file that the
-        reader found.
-        """
+        """Make the error for a reader that found the misnamed file ``first``."""
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
         path, offset, reason = next((one for one in found if one[0] == first), found[0])
@@ -102,9 +100,7 @@ def right_path(base: int) -> str:
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether a file's first frame has another physical offset than the file's name. Reads only the
-    head of one frame.
-    """
+    """Whether the head of a file's first frame has another physical offset than the file's name."""
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
@@ -368,9 +364,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether a file's messages have the same physical offsets in the queues as in the frames;
-        None if unknown.
-        """
+        """Whether queues and frames have the same physical offsets of messages; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)

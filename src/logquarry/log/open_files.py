@@ -1,6 +1,7 @@
-"""Reads the bytes of a store's files. :class:`OpenFiles` reads any files, and keeps the most
-recently read files open. :class:`LogBytes` maps the log's files, finds the end of the data, and
-searches for frames.
+"""Reads the bytes of a store's files.
+
+:class:`OpenFiles` reads any files, and keeps the most recently read files open. :class:`LogBytes`
+maps the log's files, finds the end of the data, and searches for frames.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from logquarry.log.store_files import StoreFile
 _MOST_AHEAD: Final = 4 << 20
 
 MOST_OPEN: Final = 128
-"""Maximum number of open files. Each open file needs a descriptor, and a broker has many queue
-files.
-"""
+"""Maximum number of open files. A broker has many queue files."""
 
 
 class OpenFiles:
@@ -92,9 +91,7 @@ class OpenFiles:
         return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound if the file cannot be
-        opened.
-        """
+        """Open the whole file; None if it was deleted. Raises StoreNotFound after a failure."""
         file = self._opened(path)
         return None if file is None else file.view
 
@@ -212,9 +209,7 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a mapped file, whose pages can be lost; None for a file that is not
-        mapped.
-        """
+        """Return the view of a mapped file, whose pages can be lost; None without a map."""
         view = self.view(file)
         return view if view.is_mapped else None
 

@@ -44,9 +44,7 @@ UNREADABLE: Final = DamageKind.UNREADABLE.label
 FILL: Final = b"\xff"
 """The byte in a window for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""Bytes of a block. If one byte of a block is unreadable, all bytes of the block count as
-unreadable.
-"""
+"""Bytes of a block. One unreadable byte makes the whole block unreadable."""
 CHUNK: Final = 128 << 10
 """Bytes of one probe. The system reads this many bytes ahead at a page fault."""
 _STEP: Final = 8 << 20
@@ -71,9 +69,7 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """Return the first range that overlaps some bytes of a file. The ranges are ordered and
-    separate.
-    """
+    """Return the first of ordered ranges that overlaps some bytes of a file."""
     if not ranges:
         return None
     at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)

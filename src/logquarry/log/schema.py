@@ -125,9 +125,7 @@ def markdown() -> str:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source, made from the message's column ``source``; None for a
-    constant.
-    """
+    """A column of Spark's Kafka source, made from the column ``source``, or a constant (None)."""
 
     name: str
     spark: str

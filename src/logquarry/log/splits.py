@@ -63,9 +63,10 @@ class LogExtent:
 
 
 def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
-    """Find the extent of the log. For ``bound``, see :class:`~logquarry.log.walk.LogReader`.
-    ``known_end`` is the largest end of a queued message, so a frame starts there or the log ends
-    there.
+    """Find the extent of the log.
+
+    For ``bound``, see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
+    queued message, so a frame starts there or the log ends there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
@@ -202,8 +203,9 @@ class StretchReader:
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
         """Decode the frames that start in a range of one file, up to the first position without a
-        frame. With ``resync``, ``start`` may lie inside a frame. Returns None if there are no
-        frames.
+        frame.
+
+        With ``resync``, ``start`` may lie inside a frame. Returns None if there are no frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:

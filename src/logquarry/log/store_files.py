@@ -124,9 +124,7 @@ class FileSequence:
     has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
-        """Return the index of the file whose range contains ``offset``, None if no range contains
-        it.
-        """
+        """Return the index of the file whose range contains ``offset``; None without a file."""
         index = bisect_right(self.files, offset, key=attrgetter("base")) - 1
         return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
@@ -161,9 +159,7 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether a broker with this file size can have made the files, even if some files were damaged
-    later.
-    """
+    """Whether a broker with this file size can have made the files, some of them now damaged."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
     # If the names show no size, the size of each file is possible, and also any larger size.
@@ -186,9 +182,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 class StoreFolders:
-    """A store's folders. With ``by_names``, log files whose names are not offsets count as stray
-    files.
-    """
+    """A store's folders. With ``by_names``, a log file is stray if its name is not an offset."""
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
         self.filesystem = filesystem

@@ -145,8 +145,7 @@ class LogReader:
     Args:
         bound: offset up to which the log is known to reach; None if unknown. In a store that was
             shut down cleanly, the bound is the largest end of a queued message.
-        live: whether a writer has the store open. If a writer has the store open, the walk reads a
-            torn tail again.
+        live: whether a writer has the store open, so that the walk reads a torn tail again.
     """
 
     def __init__(
@@ -363,9 +362,7 @@ class LogReader:
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
-        """Determine whether the log ends at the break of the chain at ``position``, or has damage
-        there.
-        """
+        """Determine whether the break of the chain at ``position`` is the log's end or damage."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
         path = self._log.path_at(position)
@@ -417,9 +414,7 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that another program truncated; 0 if they were written
-        after the listing.
-        """
+        """Return the number of synced bytes that another program truncated, 0 for new bytes."""
 
         durable = self.layout.durable_end
         if durable is None or durable <= position:

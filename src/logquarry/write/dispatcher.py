@@ -107,9 +107,7 @@ RUN_SPAN: Final = 2 * _MOST_BYTES
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs. Without a pause, a run has few frames, and its
-fixed costs are as high as for many frames.
-"""
+"""Minimum and maximum seconds between two runs, so that each run has more frames."""
 _PAUSE_SHARE: Final = 4
 """Length of a pause in lengths of the last run. In the pause, puts get processor time."""
 

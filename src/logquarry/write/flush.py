@@ -126,9 +126,7 @@ class GroupCommitService(Service):
             request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
-        """End waits whose deadline has passed. Return the milliseconds until the next deadline;
-        None without waits.
-        """
+        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
         now = self._clock()
         with self._change:
             # The lists are in the order of their deadlines.
@@ -166,9 +164,7 @@ class Timing(NamedTuple):
 
 
 class _TimedFlush(Service):
-    """Flushes at an interval. As in Java, the first run is thorough; the last run is also
-    thorough.
-    """
+    """Flushes at an interval. The first run (as in Java) and the last run are thorough."""
 
     def __init__(
         self,

@@ -112,9 +112,7 @@ def put_result(
 
 
 class Key:
-    """Compiled: a queue's key, and the key's hash. A tuple would compute its hash at each
-    lookup.
-    """
+    """Compiled: a queue's key with its hash, which a tuple would compute at each lookup."""
 
     def __init__(self, key: QueueKey) -> None:
         self.key = key

@@ -215,9 +215,10 @@ class IndexWriter:
             self.last = IndexFileWriter(file, self.shape, counts_keys=self.counts_keys)
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Put the keys of a run of messages. ``offsets`` and ``times`` (milliseconds) have one
-        element per message, also for messages without a key. ``numbers`` has one element per key:
-        the index of its message.
+        """Put the keys of a run of messages.
+
+        ``offsets`` and ``times`` (milliseconds) have one element per message, also for messages
+        without a key. ``numbers`` has one element per key: the index of its message.
         """
         if not len(offsets):
             return
@@ -256,9 +257,10 @@ class IndexWriter:
         return made
 
     def _make(self) -> MappedFile:
-        """Create a file with an unused name. A RocketMQ broker that is started on this store
-        creates index files, whose names may have the same millisecond, before it fails to take the
-        lock.
+        """Create a file with an unused name.
+
+        A RocketMQ broker that is started on this store creates index files, whose names may have
+        the same millisecond, before it fails to take the lock.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
@@ -353,9 +355,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of files that can change or are not synced. A name that has left the list does not
-        return.
-        """
+        """Names of files that can change or are not synced. A removed name is never added again."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:

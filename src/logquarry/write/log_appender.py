@@ -55,17 +55,14 @@ class AppendRules:
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
-        """Note that a frame is in the log. After Ctrl-C, the appender may call this method twice
-        for a frame.
-        """
+        """Note that a frame is in the log; called twice for the frame if Ctrl-C arrives."""
 
     def adopted(self) -> None:
         """Prepare for puts after bytes of another store's log were appended and dispatched."""
 
 
 class LogAppender(FrameAppend):
-    """Appends any message to the log. This class is the reference for faster paths. Any thread may
-    append.
+    """Appends any message to the log, as the reference for faster paths. Any thread may append.
 
     ``rules`` has the rules of another dialect; with such rules, no kernel writes frames. The other
     arguments are those of :class:`~logquarry.write.frame_append.FrameAppend`; ``queue_offsets`` is
@@ -207,9 +204,7 @@ class LogAppender(FrameAppend):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """Make a frame that contains queue offsets. Return the frame's offset in each further
-        queue.
-        """
+        """Make a frame that contains queue offsets. Return its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]

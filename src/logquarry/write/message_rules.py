@@ -29,9 +29,7 @@ counts UTF-16 characters.
 # refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the broker's rule.
 
 LONGEST_TOPIC: Final = 127
-"""Maximum bytes, because the length in a frame is one signed byte. RocketMQ counts UTF-16
-characters.
-"""
+"""Maximum bytes: the length in a frame is one signed byte. RocketMQ counts UTF-16 units."""
 LONGEST_NAME: Final = 255
 """Maximum bytes of a folder's name, which limits the names of further queues."""
 BROKER_CHECK: Final = "rocketmq-broker"
@@ -177,9 +175,10 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 
 
 def delay_level(text: str | None) -> int:
-    """Return the level in the property DELAY; 0 without the property (``getDelayTimeLevel``). Raise
-    MessageRejected for a text that is no number, for which RocketMQ's ``putMessage`` raises an
-    exception.
+    """Return the level in the property DELAY; 0 without the property (``getDelayTimeLevel``).
+
+    Raise MessageRejected for a text that is no number, for which RocketMQ's ``putMessage`` raises
+    an exception.
     """
     if text is None:
         return 0

@@ -123,9 +123,7 @@ def advance(
 
 @cache
 def load_kernel() -> None:
-    """Load or compile the kernel. Call this function before taking the lock, because it takes a
-    moment.
-    """
+    """Load or compile the kernel, which takes a moment. Call this before taking the lock."""
     kernels = codec.require_kernels()
     none, numbers = FrameTable(), np.zeros(0, np.int64)
     kernels.encode_frames(
@@ -244,8 +242,9 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; ``frames`` makes all other frames. Raises the errors of
-    :func:`outgoing_reference`.
+    """Make the frames of the odd messages; ``frames`` makes all other frames.
+
+    Raises the errors of :func:`outgoing_reference`.
     """
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
@@ -401,9 +400,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """Return the distinct values in the order of their first appearance, and the index of each
-    value among the distinct values.
-    """
+    """Return the distinct values in the order of appearance, and each value's index among them."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)

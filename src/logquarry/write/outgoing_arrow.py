@@ -46,9 +46,7 @@ _KINDS: Final = {
     "born_host": None,
     "store_host": None,
 }
-"""Field of a message -> Arrow's type; None for text or bytes. A field that is not listed has
-int64.
-"""
+"""Field of a message -> Arrow's type; None for text or bytes. All other fields have int64."""
 _DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE

@@ -1,6 +1,4 @@
-"""The future of a put, for which a thread, a callback or a coroutine can wait. Compiled if
-possible.
-"""
+"""The future of a put: threads, callbacks and coroutines can wait for it. Compiled if possible."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES: Final = 1 << 20
 """Approximate number of bytes to append under one lock."""
 _FEW: Final = 64
-"""Maximum number of messages to encode one by one. Making columns of so few messages takes
-longer.
-"""
+"""Maximum number of messages to encode one by one. Columns of few messages take longer."""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -352,9 +350,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file. Return the number of the first frame that does not
-        fit.
-        """
+        """Append frames to the last file. Return the number of the first that does not fit."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()

@@ -107,9 +107,7 @@ class PutPath(LogAppender):
         return self.put_typed(message)
 
     def put_typed(self, message: Message) -> PutResult:
-        """Put one message like :meth:`put`. Compiled callers call this C method without a
-        lookup.
-        """
+        """Put one message like :meth:`put`, as a C method that compiled callers can call."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self.put_common(message), True

@@ -100,9 +100,7 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues, which the next flush adds to the file. The call is fast for known
-        queues.
-        """
+        """Remember queues, which the next flush adds to the file; fast for known queues."""
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)

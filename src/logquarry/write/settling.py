@@ -1,5 +1,6 @@
-"""Returns the result of a put after its flush wait and replica wait. Compiled if possible.
-:mod:`logquarry.write.waits` lists the waits of a put.
+"""Returns the result of a put after its flush wait and replica wait.
+
+Compiled if possible. :mod:`logquarry.write.waits` lists the waits of a put.
 """
 
 from __future__ import annotations
@@ -122,9 +123,7 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Complete the future with the error of a failed sync, even if the slave has the
-        message.
-        """
+        """Complete the future with a failed sync's error, even if the slave has the message."""
         if self._open is None or self._open.take():
             self._failed()
             self.set_exception(error)

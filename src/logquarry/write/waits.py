@@ -208,9 +208,7 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Add a range to the acknowledged range. If the two ranges do not touch, keep the later
-        range.
-        """
+        """Extend the acknowledged range. If the two ranges do not touch, keep the later range."""
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
@@ -246,9 +244,7 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """End waits whose deadline has passed. Return the milliseconds until the next deadline;
-        None without waits.
-        """
+        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
         now = self._clock()
         late: list[Waiter] = []
         with self._change:
@@ -278,9 +274,7 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """Return the index at which to insert a wait by its offset. The index is usually close to the
-    end.
-    """
+    """Return the index at which to insert a wait by its offset, usually close to the end."""
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1
