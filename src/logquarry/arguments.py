@@ -1,8 +1,8 @@
 """Checks of the arguments of public calls.
 
-Each function checks one argument and returns the converted argument: an integer of any type, even
-of NumPy, becomes an int, a path becomes text, and names become a list. A wrong type raises
-WrongType (a TypeError); a wrong value raises UsageError (a ValueError).
+Each function checks one argument and returns the converted argument: an integer, also of NumPy,
+becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType (a
+TypeError); a wrong value raises UsageError (a ValueError).
 """
 
 from __future__ import annotations

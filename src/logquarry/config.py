@@ -108,7 +108,7 @@ class StoreConfig(LayoutConfig):
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
-            message counts as on disk if its distance from the log's end exceeds
+            message is assumed to be on disk if its distance from the log's end exceeds
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed

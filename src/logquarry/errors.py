@@ -38,7 +38,7 @@ class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions of its workers. By default, an exception whose arguments are more
+        # Spark pickles exceptions of its workers. By default, an exception with other arguments
         # than its text cannot be unpickled.
         return _unpickled, (type(self), self.args), self.__dict__
 
@@ -56,7 +56,7 @@ class WrongType(UsageError, TypeError):
 
 
 class BadFilter(UsageError):
-    """An invalid SQL92 filter. ``column`` is the position of the error, from 1."""
+    """An invalid SQL92 filter. ``column`` is the error's position in the filter, from 1."""
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
         super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
@@ -72,7 +72,7 @@ class SourceNotReadable(LogquarryError):
 class BadRow(LogquarryError):
     """A row of an import is not a message, or the store rejects the row.
 
-    ``number`` counts from 1, in lines or rows (``unit``).
+    ``number`` is the number of the line or row (``unit``), from 1.
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:

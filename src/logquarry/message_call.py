@@ -21,8 +21,8 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order, its default and the type whose values need no check. If the
-            type is None, only the default needs no check. The first field has no default.
+        usual: for each field, in order, its default and the type whose values need no check. A type
+            of None means that only the default needs no check. The first field has no default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

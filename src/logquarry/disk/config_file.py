@@ -68,7 +68,7 @@ class ConfigFile(Generic[T]):
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """The bytes of the file if they are a valid document."""
+        """The bytes of the file if the document is valid."""
         self._unreadable: list[Path] = []
 
     @property
@@ -257,7 +257,7 @@ class ConfigTables:
         Raises ValueError, without a change, if the document is invalid.
         """
         came = table.decode(document)
-        # Encoding can fail, so encode all tables before a file changes.
+        # Encode all tables before a file changes, because encoding can fail.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()

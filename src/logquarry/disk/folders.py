@@ -36,7 +36,7 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
-    """Lock a folder until the returned descriptor is closed; None if locks are not supported.
+    """Lock a folder, and return a descriptor that holds the lock; None without support of locks.
 
     Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
     ``at_work`` if another process holds the lock.
@@ -99,7 +99,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # the open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf``
 # would release the lock if this process closes any descriptor of the file.
 #
-# A writer takes the lock before reading the store. Java takes the lock after its recovery.
+# A writer takes the lock before reading the store. Java takes the lock only after its recovery.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -160,8 +160,9 @@ class StoreLock(OpenFile):
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If the file exists at an opening, the store was not shut down cleanly. So a writer durably
-    creates the file before any change, and durably deletes the file after the last flush.
+    If ``abort`` exists when a store is opened, the store was not shut down cleanly. So a writer
+    creates ``abort`` durably before any change of the store, and deletes ``abort`` durably after
+    the last flush.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -259,7 +260,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore lost first names of files, and return their paths. A failure poisons the store."""
+        """Restore lost first names of files; return their paths. A failure poisons the store."""
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -350,8 +351,8 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that a broker's retention deleted after the crash.
 
-        If such files were restored, the log would have a gap before its first file. A file that
-        lost its name in the crash has no gap after it.
+        If such files were restored, the log would have a gap before its first file. The log has no
+        gap after a file that lost its name in the crash.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -415,9 +416,9 @@ class QueueFolders:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
-        # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
-        # paths. So if the configuration adds a path, later files get other folders. Existing files
-        # are always found.
+        # QUIRK: Java sorts the paths as text. The index of a file's path is the file's number
+        # modulo the number of paths. So if the configuration adds a path, later files get other
+        # folders. Existing files are always found.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

@@ -320,8 +320,7 @@ class MappedFile(FilePlace):
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # This is the value of ``committed``, without a call: every read of a message runs this
-        # line.
+        # Compute ``committed`` without a call, because each read of a message runs this line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -439,7 +438,7 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """Release the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
+        """Release the file in a forked child, because the child has no map."""
         write_buffers.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0

@@ -6,7 +6,7 @@
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
 One thread writes at a time: the holder of the put lock, or the dispatcher for a queue. Any number
-of threads read: the list of files is replaced, never changed, and a removed file stays usable.
+of threads read, because a change makes a new list of files, and a removed file stays usable.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class MappedFileQueue(LastFile):
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # If Ctrl-C arrives here, the next put repeats these lines with the same file.
+            # After Ctrl-C at these lines, the next put repeats them with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -280,8 +280,8 @@ class MappedFileQueue(LastFile):
         ``most`` bytes.
 
         Return None if the bytes are not readable. All bytes must be in one file, because a message
-        never continues in the next file. Raises StoreUnavailable if the store was closed, or in a
-        forked child.
+        never continues in the next file. Raises StoreUnavailable in a forked child, and if the
+        store was closed.
         """
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size, most)
@@ -352,7 +352,7 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # If an element is a path, its file was flushed before load() found it.
+        # A file that is still a path was flushed before load() found the file.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end

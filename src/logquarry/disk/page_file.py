@@ -91,8 +91,8 @@ class PageFile(OpenFile):
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. The bytes lie in one
-# sector, so a power cut leaves either the old or the new times.
+# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. These bytes are in
+# one sector, so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:

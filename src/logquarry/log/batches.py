@@ -276,7 +276,7 @@ BAD_COMPRESSION = "bad_compression"
 """Kind of damage: the flags mark a body as compressed, but decompression fails."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body gets a batch for itself."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body is a batch of its own."""
 
 
 @dataclass(slots=True)

@@ -194,7 +194,7 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Check one position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
+    """Check a position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)

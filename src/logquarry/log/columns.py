@@ -29,7 +29,7 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Maximum bytes of decompressed bodies in one piece. A larger body gets a piece for itself."""
+"""Maximum bytes of decompressed bodies in one piece. A larger body is a piece of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,7 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
     """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes.
 
-    A larger body gets an array for itself. If no body is compressed, there is only one array.
+    A larger body is an array of its own. If no body is compressed, there is only one array.
     """
     flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
     if not any(map(is_compressed, flags)):

@@ -142,7 +142,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe a path that is neither file nor folder, for example a pipe; None otherwise."""
+        """Describe a special file such as a pipe; None for a file, a folder or a missing path."""
         return None
 
     def real_path(self, path: str) -> str:

@@ -170,7 +170,7 @@ class Followed:
 
 
 class Follower:
-    """Follows the log run by run. One thread may use a follower at a time.
+    """Reads and decodes the frames of a log, run by run. One thread may use a follower at a time.
 
     With ``as_java``, a follower stops (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames
     of 5.x, and frames of the schedule topic whose DELAY is not one to nine digits.

@@ -123,7 +123,8 @@ def find_log_folders(
 ) -> LogFolders:
     """Find the folders of the log. Reads only folder names.
 
-    - A DLedger log is accepted if the store has only one, and ``commitlog/`` has no files.
+    - A DLedger log is accepted if the store has only one DLedger log, and ``commitlog/`` has no
+      files.
     - Configured folders are accepted if each has a log file, in the store or at its path.
     - If no folders are configured, other folders in the store are accepted if their files continue
       the log.

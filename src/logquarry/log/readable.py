@@ -190,7 +190,7 @@ class WatchedMap(mmap.mmap):
     """A map that a handler of SIGBUS may watch. ``number`` is -1 if no handler watches the map."""
 
     number = -1
-    # This is a class attribute, because close() may run at the interpreter's exit, when the
+    # ``_end`` is a class attribute, because close() may run at the interpreter's exit, when the
     # module's names no longer exist.
     _end = staticmethod(lost_pages.forget)
 

@@ -100,7 +100,8 @@ class DamagedSpan:
     Attributes:
         length: bytes up to the next sound frame, the file's end or the log's end.
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
-        ends_log: whether the log ends here, although queue entries point to later messages.
+        ends_log: whether the log ends at this damage, although queue entries point to later
+            messages.
     """
 
     offset: int
@@ -112,12 +113,12 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether another program may have truncated the log here. False for unreadable bytes."""
+        """Whether a program may have truncated the log at this damage; False if unreadable."""
         return self.kind != UNREADABLE
 
     @property
     def is_tail(self) -> bool:
-        """Whether this is a torn tail, without a sound frame after it."""
+        """Whether the damage is a torn tail, without a sound frame after it."""
         return self.kind == TORN_TAIL
 
 

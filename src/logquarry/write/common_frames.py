@@ -148,7 +148,7 @@ class CommonFrames:
                         now = path.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The reference encoder raises the right error, or replaces half a surrogate pair.
+                # The reference encoder raises an error, or replaces a lone surrogate.
                 self.odd[number] = given
                 continue
             if found is not head:

@@ -294,7 +294,7 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: when the clock of a time zone goes back, an hour occurs twice.
+        # Parse without a time zone, because an hour occurs twice when a zone's clock is set back.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)

@@ -24,9 +24,10 @@ counts UTF-16 characters.
 """
 
 # --------------------------------------------------------------------------------------------------
-# Topics. RocketMQ's store accepts any name. For ``../../../x`` it created folders outside of the
-# store (CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME. logquarry
-# refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the broker's rule.
+# Topics. RocketMQ's store accepts any name. RocketMQ's store created folders outside of the store
+# for ``../../../x`` (CVE-2019-17572). RocketMQ's broker accepts only the characters of
+# _BROKER_NAME. logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry
+# follows the broker's rule.
 
 LONGEST_TOPIC: Final = 127
 """Maximum bytes: the length in a frame is one signed byte. RocketMQ counts UTF-16 units."""

@@ -69,8 +69,8 @@ class FrameTable:
         Args:
             start, stop: a range of message numbers without an odd message.
             now: the store time in milliseconds; a row may have a later time.
-            columns: four rows: physical offset, queue offset, store time and size. This method
-                fills in the column of each message.
+            columns: four rows: physical offset, queue offset, store time and size. The method fills
+                in the columns of these messages.
 
         Returns:
             The number of the first message that did not fit.

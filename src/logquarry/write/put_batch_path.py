@@ -126,7 +126,7 @@ class PutBatchPath(PutPath):
                 log_held(batch_size(messages, wire), result)
             return result
         except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The reference raises the right error, or replaces half a surrogate pair.
+            # The reference raises an error, or replaces a lone surrogate.
             return None
         finally:
             free(items)

@@ -84,7 +84,7 @@ def properties_text(message: Message) -> str | None:
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result of a put that waits for nothing."""
+    """Return the result of a put at once, without a wait."""
     return result
 
 
@@ -265,7 +265,7 @@ class PutPath(LogAppender):
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
-            # The reference raises the right error, or replaces half a surrogate pair.
+            # The reference raises an error, or replaces a lone surrogate.
             return None
         if result is not None:
             held = cython.cast(tuple, result)[_HELD]

@@ -44,7 +44,7 @@ class AppendStatus(Enum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
-# In Python 3.11 looking up a member of an enum takes 0.15 us.
+# Looking up a member of an enum takes 0.15 us in Python 3.11.
 _APPENDED: Final = AppendStatus.PUT_OK
 
 OUTCOMES: Final[Mapping[PutStatus, type[StoreError] | None]] = MappingProxyType(

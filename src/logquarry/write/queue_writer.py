@@ -57,7 +57,7 @@ class QueuePart:
 
 
 def is_batch(units: Units) -> bool:
-    """Whether these are entries of a batch queue."""
+    """Whether entries are of a batch queue."""
     return units.dtype == BATCH_DTYPE
 
 
@@ -272,7 +272,7 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """Facts that a recovery has found out about a queue before it writes the queue.
+    """The facts about a queue that a recovery finds before it writes the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.

@@ -182,8 +182,8 @@ class FlushWait:
     def asked(self, result: PutResult, wait: bool) -> Asked:
         """Return the replica wait of a put. Call this before the message is sent to slaves.
 
-        RocketMQ counts the slaves at the time of the put (``submitReplicaRequest``), because a
-        slave may disconnect while it receives the message.
+        A slave may disconnect while it receives the message, so RocketMQ counts the slaves at the
+        time of the put (``submitReplicaRequest``).
         """
         replicas = self._replicas
         if replicas is None or not wait:
