@@ -158,7 +158,7 @@ class DurableFile:
     Args:
         checkpoint: the times of the checkpoint.
         log_start: physical offset at which the log starts, -1 if the log has no files; None to
-            write no start.
+            leave the start in the file unchanged.
 
     Attributes:
         find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint

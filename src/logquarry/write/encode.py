@@ -110,7 +110,7 @@ class Encoded:
     ) -> None:
         """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        The method calls ``placed`` after :meth:`place`, to complete a frame that no kernel writes.
+        After :meth:`place`, the method calls ``placed`` to complete the frames.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)

@@ -187,8 +187,8 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        ends: end of each existing queue, as a number of entries from the queue's start. In a queue
-            of 20-byte entries, the end is the queue offset after the last entry.
+        ends: the number of entries before the end of each existing queue. In a queue of 20-byte
+            entries, the number equals the queue offset after the last entry.
         keeps_tails: whether to keep bytes after the ends, and to accept missing files between other
             files, like RocketMQ.
 

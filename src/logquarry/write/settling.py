@@ -74,7 +74,7 @@ class Once:
 class WaitingPut(PutFuture):
     """The future of a put that waits for the disk, for a slave, or for both (``parts``).
 
-    Before the future's callbacks, the put calls ``done``, or ``failed`` after a failed sync.
+    Before the callbacks, the future calls ``done``, or after a failed sync ``failed``.
     """
 
     def __init__(
