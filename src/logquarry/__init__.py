@@ -26,7 +26,8 @@ each name at its first use.
 import os
 
 # Type checkers treat this name as true. An import of typing would take longer than the rest of this
-# module. The command line cannot handle Ctrl-C before the import of this module ends.
+# module. This module imports little at its head, because the command line cannot handle Ctrl-C
+# before the import ends.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:

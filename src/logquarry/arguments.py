@@ -1,8 +1,8 @@
 """Checks of the arguments of public calls.
 
-Each function checks one argument and returns it in the package's form: an integer of any kind (even
-NumPy's) becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType
-(a TypeError); a wrong value raises UsageError (a ValueError).
+Each function checks one argument and returns the converted argument: an integer, also of NumPy,
+becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType (a
+TypeError); a wrong value raises UsageError (a ValueError).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def integer(
             refuse_type(value, field, takes)
     if not least <= value <= most:
         limits = f"at least {least}" if value < least else f"at most {most}"
-        # Python refuses to format very long numbers.
+        # ``str`` raises ValueError for an int with more than 4,300 digits.
         shown = _shown(value) or "a longer number"
         raise UsageError(f"{field} is {shown}, and must be {limits}")
     return value
@@ -94,7 +94,7 @@ def offset(value: object, field: str = "offset") -> int:
 
 
 def count(value: object, field: str = "max_count", *, least: int = 1) -> int:
-    """Check a count of at least ``least``."""
+    """Check an integer that must be at least ``least``."""
     return integer(value, field, least=least)
 
 
@@ -187,7 +187,7 @@ def keys(value: object, field: str = "keys") -> str | None:
 
 
 def choice(value: object, field: str, known: Collection[str]) -> str:
-    """Check that an argument is one of the known words."""
+    """Check that a text is one of the allowed values."""
     takes = f"one of {', '.join(known)}"
     found = text(value, field, takes=takes)
     if found not in known:
@@ -228,7 +228,7 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 def check_fields(record: Any) -> None:
     """Check the fields of a dataclass by their annotations, and convert NumPy's numbers.
 
-    The function checks only fields of numbers, bool, text and tuples of text.
+    Fields of other types than numbers, bool, text and tuples of text are not checked.
 
     Raises:
         WrongType: if a field has a wrong type; the error names the field.

@@ -1,4 +1,4 @@
-"""The list of the compiled modules, and the switch that runs them interpreted.
+"""The list of the compiled modules, and the environment variable that runs all of them interpreted.
 
 ``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
 beside each module. Without a C compiler and Python's headers, or with ``LOGQUARRY_COMPILED=off``,
@@ -43,7 +43,7 @@ _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
 
 class _Sources:
-    """Finds the Python source of each module that may be compiled."""
+    """Finds the Python source of a module even if a compiled file of the module exists."""
 
     @staticmethod
     def find_spec(

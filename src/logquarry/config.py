@@ -1,6 +1,7 @@
 """Settings of a store (``MessageStoreConfig``, ``broker.conf``): file sizes, formats, tuning.
 
-The names are RocketMQ's names in snake_case; this module parses RocketMQ's own spellings.
+The fields have RocketMQ's names in snake_case. Functions of this module also accept RocketMQ's own
+spelling.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""Which keys an index has, named by the RocketMQ version that introduced them: ``"3.1"`` the words
-of KEYS with signed hashes, ``"4.9"`` also UNIQ_KEY, ``"5.4"`` also the tag."""
+"""The keys that an index has, by the RocketMQ version that introduced the keys: ``"3.1"`` has the
+words of KEYS with signed hashes, ``"4.9"`` also UNIQ_KEY, ``"5.4"`` also the tag.
+"""
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
@@ -88,7 +90,7 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""An unknown name counts as a typing error of a known name from this similarity on (0 to 1)."""
+"""Minimum similarity (0 to 1) at which an unknown name is a typing error of a known name."""
 _NEAR: Final = 0.8
 
 
@@ -106,14 +108,15 @@ class StoreConfig(LayoutConfig):
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
         max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
-            message counts as on disk if its distance from the log's end exceeds
+            message is assumed to be on disk if its distance from the log's end exceeds
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
         max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
             to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
-        recovery: how to recover a store that was not shut down cleanly. ``"safe"`` loses no sound
-            frame of the log. ``"rocketmq"`` recovers as RocketMQ does, even after a clean shutdown.
+        recovery: how to recover a store that was not shut down cleanly. The recovery ``"safe"``
+            loses no sound frame of the log. The recovery ``"rocketmq"`` does the same as RocketMQ's
+            recovery, also after a clean shutdown.
         check_crc_on_recover: whether a recovery compares bodies with their CRCs. If the store was
             shut down cleanly, only the last three log files are checked. The recovery
             ``"rocketmq"`` checks all files that it reads.
@@ -125,7 +128,7 @@ class StoreConfig(LayoutConfig):
         topic_check: which topics a put accepts. ``"store"`` accepts any name that is safe as a
             folder name. ``"rocketmq-broker"`` accepts only the characters that RocketMQ's broker
             accepts.
-        broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``, which accepts no messages.
+        broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``. A slave accepts no messages.
         os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
             time, the store refuses other puts.
         flush_disk_type: ``ASYNC_FLUSH`` or ``SYNC_FLUSH``; with ``SYNC_FLUSH``, each put waits for
@@ -153,12 +156,11 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
             ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves whose log is fewer than this many bytes
-            behind the master's log.
+        ha_slave_fallbehind_max: a put waits only for slaves whose lag in bytes is below this value.
         ha_send_heartbeat_interval: after this time without traffic, master and slave send a
             heartbeat.
-        ha_housekeeping_interval: after this time without traffic, master and slave treat their
-            connection as lost.
+        ha_housekeeping_interval: after this time without traffic, master and slave close their
+            connection.
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             expired files (docs/retention.md).
@@ -168,12 +170,12 @@ class StoreConfig(LayoutConfig):
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
         clean_file_forcibly_enable: whether the writer also deletes files that have not expired, if
-            the disk is more than 85 % full. (RocketMQ: true.)
+            the disk is more than 85 % full. RocketMQ's default is true.
         clean_resource_interval: pause between two searches for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
-        deliver_delayed: whether a writer delivers delayed messages as soon as it is open. If False,
+        deliver_delayed: whether a writer delivers delayed messages from its opening on. If False,
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
         timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
@@ -322,7 +324,8 @@ class StoreConfig(LayoutConfig):
     def from_mapping(cls, values: Mapping[str, Any]) -> StoreConfig:
         """Make settings from a mapping with RocketMQ's or logquarry's names.
 
-        Skips settings of RocketMQ that logquarry does not use. Logs a warning for an unknown name.
+        Settings of RocketMQ that logquarry does not use are skipped. For an unknown name, the
+        method logs a warning.
 
         Raises:
             UsageError: if a value has the wrong type, or if an unknown name is probably a
@@ -395,7 +398,7 @@ def settings_of(config: object) -> StoreConfig:
 
 
 def _snake_case(name: str) -> str:
-    # RocketMQ misspelled "mapped" as "maped" for years; both spellings are in use.
+    # Older versions of RocketMQ spell "mapped" as "maped" in the names of settings.
     name = re.sub(r"(^m|M)aped", r"\1apped", name)
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
@@ -440,8 +443,8 @@ def broker_names() -> frozenset[str]:
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
     """Return a warning for each name that is no setting of RocketMQ or logquarry.
 
-    RocketMQ ignores an unknown name. Here a mistyped name could cause a read with wrong file sizes.
-    ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
+    RocketMQ ignores an unknown name. In logquarry, a mistyped name could cause a read with wrong
+    file sizes. ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a misspelling of a setting in ``used``.

@@ -38,7 +38,7 @@ class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions of its workers. By default, an exception whose arguments are more
+        # Spark pickles exceptions of its workers. By default, an exception with other arguments
         # than its text cannot be unpickled.
         return _unpickled, (type(self), self.args), self.__dict__
 
@@ -56,7 +56,7 @@ class WrongType(UsageError, TypeError):
 
 
 class BadFilter(UsageError):
-    """An invalid SQL92 filter. ``column`` is the position of the error, from 1."""
+    """An invalid SQL92 filter. ``column`` is the error's position in the filter, from 1."""
 
     def __init__(self, expression: str, column: int, reason: str) -> None:
         super().__init__(f"column {column} of the filter {expression[:200]!r}: {reason}")
@@ -72,7 +72,7 @@ class SourceNotReadable(LogquarryError):
 class BadRow(LogquarryError):
     """A row of an import is not a message, or the store rejects the row.
 
-    ``number`` counts from 1, in lines or rows (``unit``).
+    ``number`` is the number of the line or row (``unit``), from 1.
     """
 
     def __init__(self, path: str, unit: str, number: int, reason: str) -> None:
@@ -90,8 +90,7 @@ class ReplicationError(LogquarryError):
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    ``events`` holds the valid events that were decoded from the received bytes before the
-    violation.
+    ``events`` has the events that were decoded before the invalid bytes.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -100,7 +99,7 @@ class ProtocolViolation(ReplicationError):
 
 
 class LogsDiverged(ReplicationError):
-    """A slave's log is not the beginning of its master's log: it is longer, or has other bytes.
+    """A slave's log is longer than its master's log, or has other bytes.
 
     ``offset`` is the physical offset of the first difference.
     """
@@ -117,7 +116,8 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store is at the path, or its files cannot be read.
 
-    Not an ``OSError``, so that callers never mistake a missing store for a failing disk.
+    This class is not an ``OSError``, so that callers do not take a missing store for a failing
+    disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;
@@ -133,8 +133,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: the result for the messages of a failed ``put_many`` that are in the log already;
-            None if there are none, and for other calls.
+        appended: the result for the messages that a failed ``put_many`` has already appended; None
+            if no message was appended, and for other calls.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -144,7 +144,8 @@ class StoreUnavailable(StoreError):
 
 
 class UnsupportedStore(StoreUnavailable):
-    """The store has a feature of RocketMQ that the call cannot handle. Nothing was changed.
+    """The store has a feature of RocketMQ that the call cannot handle. The call has changed
+    nothing.
 
     Attributes:
         feature: the feature's name, as in ``store.features`` and ``info --json``.
@@ -165,8 +166,9 @@ class MessageRejected(StoreError):
             if multi-dispatch makes the message too large.
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: number of the message in a ``put_many``, else None.
-        appended: as in :class:`StoreUnavailable`. A ``put_many`` appends messages before it rejects
-            one only if multi-dispatch makes a message too large.
+        appended: as in :class:`StoreUnavailable`. Usually a ``put_many`` rejects a message before
+            it appends any message. Only if multi-dispatch makes a message too large, earlier
+            messages are in the log.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
@@ -183,7 +185,7 @@ class MessageRejected(StoreError):
 
 
 class MessageNotFound(StoreError, LookupError):
-    """There is no message at the given place: outside the log, or not at a frame's start."""
+    """The given place is outside the log, or is not the start of a frame."""
 
 
 class DecompressionError(StoreError, ValueError):
@@ -221,5 +223,6 @@ class MisnamedFile(CorruptFile):
 class UnreadableFile(CorruptFile, ValueError):
     """The disk does not deliver bytes of a queue file, an index file or a small file.
 
-    A ``ValueError``, because callers expect a ValueError for invalid bytes of a small file.
+    The class is a ``ValueError``, because callers of decoders expect a ValueError for invalid
+    bytes.
     """

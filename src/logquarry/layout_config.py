@@ -29,8 +29,8 @@ class LayoutConfig:
         index_tags: whether the index has an entry for each message's tag (RocketMQ 5.4 and later).
             A new store has no tag entries.
         enable_multi_dispatch: whether the property INNER_MULTI_DISPATCH adds a message to further
-            queues (in a new store: no). If the setting is unknown, a message is in further queues
-            only if it has the property INNER_MULTI_QUEUE_OFFSET.
+            queues (in a new store: no). If the setting is unknown, only messages with the property
+            INNER_MULTI_QUEUE_OFFSET are in further queues.
         enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).

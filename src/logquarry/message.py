@@ -1,8 +1,9 @@
 """``Message``: a message to put, the checks of its fields, and copies of stored messages.
 
-:func:`put_again` makes a new message from a frame of the log, to deliver, commit or send back the
-old message. RocketMQ parses the property string into a ``HashMap``, and builds a new string in the
-map's order. The new string lacks parts that the parser skips.
+:func:`put_again` makes a new message from a frame of the log, to deliver a delayed message, to
+commit a half message, or to send a message back. RocketMQ parses the property string into a
+``HashMap``, and builds a new string in the map's order. The new string lacks the parts of the old
+string that the parser skips.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ class Message(_Fields):
     Attributes:
         topic: the topic.
         body: the body, stored as given. The put reads the bytes of a bytearray or memoryview.
-        queue_id: queue of the topic. RocketMQ accepts negative ids too.
+        queue_id: queue of the topic. As in RocketMQ, the id may be negative.
         tags: the TAGS property.
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
             contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, stored as given. A delay or multi-dispatch changes
-            the properties, so the store encodes the string again: from ``properties``, or if that
-            is None, from the properties in the string.
+        properties_string: the property string, stored as given. For a message with a delay or
+            multi-dispatch, the store changes the properties and encodes a new string, from
+            ``properties``, or if ``properties`` is None, from the given string.
         delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
@@ -72,7 +73,8 @@ class Message(_Fields):
             The store sets the bits for IPv4 and IPv6 hosts.
         queue_offset: for a ROLLBACK of 3.1, the number of its transaction in the state table. For
             all other messages the store sets the queue offset.
-        born_timestamp: in milliseconds; ``None`` for the store's clock.
+        born_timestamp: born time in milliseconds; ``None`` for the time of the store's clock at the
+            put.
         born_host: the producer: text ``ip:port`` or ``[ip]:port``, or the 8 or 20 bytes of a frame.
         store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
@@ -80,8 +82,8 @@ class Message(_Fields):
             message.
     """
 
-    # A tuple is immutable, is created in a third of the time of a frozen dataclass, and is quickly
-    # transposed to columns.
+    # A frozen dataclass would take three times as long to create as this tuple, and columns can be
+    # made from tuples quickly.
     __slots__ = ()
 
     def __new__(
@@ -166,7 +168,7 @@ class Message(_Fields):
         return _new(cls, _checked(iterable))
 
     def _replace(self, **changes: Any) -> Self:
-        """Return a copy with other values; check them like the constructor."""
+        """Return a copy with other values, which are checked as in the constructor."""
         given = dict(zip(self._fields, self, strict=True))
         unknown = changes.keys() - given.keys()
         if unknown:
@@ -264,7 +266,7 @@ _CHECKS: Final[Mapping[str, Any]] = {
     "reconsume_times": arguments.integer,
     "prepared_transaction_offset": arguments.integer,
 }
-"""The check of each field. None is accepted if None is the field's default."""
+"""The check of each field. A field whose default is None also accepts None."""
 
 
 def _checked(fields: Iterable[Any]) -> Iterable[Any]:
@@ -318,7 +320,7 @@ _CACHED: Final = 4_096
 
 
 def remade(values: Mapping[str, str]) -> str:
-    """Return the property string in the order of the ``HashMap`` that a parser made."""
+    """Return a property string as Java encodes it from a ``HashMap`` of the parsed properties."""
     return props.encode({name: values[name] for name in _order(tuple(values))})
 
 

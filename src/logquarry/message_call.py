@@ -1,8 +1,8 @@
 """A C function that makes a :class:`~logquarry.message.Message` without a call of Python code.
 
-Used only if this module is compiled. The C function makes a message from arguments of usual types.
-All other calls go to ``Message.__new__``, the reference
-(tests/property/test_put_path_twins.py compares the two).
+Without compilation, this module has no effect. The C function makes a message from arguments of
+usual types. All other calls go to ``Message.__new__``, the reference
+(tests/property/test_put_path_twins.py compares the messages of both).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order, its default and the type whose values need no check. If the
-            type is None, only the default needs no check. The first field has no default.
+        usual: for each field, in order, its default and the type whose values need no check. A type
+            of None means that only the default needs no check. The first field has no default.
     """
     if cython.compiled:
         names = tuple(map(sys.intern, usual))

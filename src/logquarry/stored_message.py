@@ -19,7 +19,7 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """A message read from a store. Immutable; equal if the frames are equal."""
+    """An immutable message read from a store; equal to another if their frames are equal."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class StoredMessage:
 
     @property
     def is_dispatched(self) -> bool:
-        """Whether the message gets a queue entry: PREPARED and ROLLBACK messages get none."""
+        """Whether the message gets a queue entry. PREPARED and ROLLBACK messages get no entry."""
         return sys_flag.advances_queue(self.frame.sys_flag)
 
     def unwrap(self) -> tuple[StoredMessage, ...]:

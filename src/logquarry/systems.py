@@ -117,7 +117,7 @@ def lock_request(kind: int) -> bytes:
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds RocketMQ's lock on a file; False if there is no file.
 
-    On macOS, only locks of other processes count.
+    On macOS, the result does not show a lock of this process.
     """
     try:
         descriptor = os.open(path, READ_ONLY)
@@ -153,8 +153,9 @@ def require_writing(place: str | os.PathLike[str]) -> None:
 def cache_folders(environ: Mapping[str, str] | None = None) -> Iterator[Path]:
     """Yield candidate folders for caches (the Java shim, compiled kernels), best first.
 
-    First LOGQUARRY_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache, which may be missing, read-only or
-    mounted noexec. Then a temporary folder that only this user can write.
+    The first folder is LOGQUARRY_CACHE_DIR, else XDG_CACHE_HOME or ~/.cache, which may be missing,
+    read-only or mounted noexec. The last folder is a temporary folder that only this user can
+    write.
     """
     environ = os.environ if environ is None else environ
     own, xdg = environ.get("LOGQUARRY_CACHE_DIR"), environ.get("XDG_CACHE_HOME")
@@ -230,7 +231,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Held:
-    """Holds interrupts (Ctrl-C, SIGTERM) back until a point at which an interrupt is safe.
+    """Holds interrupts (Ctrl-C, SIGTERM) back until the program calls :meth:`check` or the block
+    ends.
 
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the

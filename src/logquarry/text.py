@@ -1,4 +1,4 @@
-"""Formats sizes, times, tables and JSON for users, and parses sizes and times.
+"""Formats sizes, times, tables and JSON for output, and parses sizes and times.
 
 The content of a store is untrusted: escape sequences can move the cursor or hide text. All content
 passes :func:`printable` before it reaches a terminal.

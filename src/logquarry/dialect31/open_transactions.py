@@ -2,10 +2,10 @@
 
 - If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
   the state table. Producers send this number when they end the transaction.
-- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. It ends that message's
-  transaction if both messages have the same producer group.
-- RocketMQ finds an entry only by its number. If RocketMQ has renumbered the entry, it ignores the
-  COMMIT or ROLLBACK.
+- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. A COMMIT or ROLLBACK ends the
+  transaction of the PREPARED message if both messages have the same producer group.
+- RocketMQ finds an entry only by its number. After RocketMQ has renumbered the entries, it ignores
+  a COMMIT or ROLLBACK with an old number.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class TransactionFrame(NamedTuple):
 
     def unit(self) -> StateUnit:
         """Return the entry of a PREPARED message in the state table."""
-        # Java stores the seconds as an int, which overflows in 2038. (No CRC covers the time.)
+        # Java stores the seconds as an int, which overflows in 2038. No CRC covers the time.
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, self.kind)
 
@@ -164,7 +164,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
     """Return the transaction frames among the rows of a window, in the order of the log."""
     if not len(rows):
         return []
-    # Import late: the module imports pyarrow, which a store of dialect 4.9 does not need.
+    # Import ``codec`` here, because it imports pyarrow, which a store of dialect 4.9 does not need.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -283,9 +283,10 @@ class TransactionBook:
         )
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        # Return the number in the frame if this number is plausible, else the next number.
+        # Return the number in the frame if the number is plausible, else the next number of the
+        # table.
         expected = self.next_number
-        # Each missing number belongs to a lost message, which took at least FIXED_SIZE_V1 bytes.
+        # A missing number belongs to a lost message, whose frame had at least FIXED_SIZE_V1 bytes.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -307,8 +308,8 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# The code compares state table, redo log and the last files of the log. If the three differ, the
-# store needs a recovery, which reads the whole log.
+# The code compares state table, redo log and the last files of the log. If state table, redo log
+# and log differ, the store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +426,8 @@ def _differs_from_log(
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # Transactions that began before this part of the log. Frames of this part may end them.
+    # Transactions that began before ``start``. Frames between ``start`` and ``stop`` may end these
+    # transactions.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

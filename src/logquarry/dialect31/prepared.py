@@ -1,4 +1,4 @@
-"""Transactions in dialect 3.1: begin, commit, roll back, and check.
+"""Transactions in dialect 3.1: begin, commit, roll back and check; and the rules for their frames.
 
 Like a broker of RocketMQ 3.x, this module puts a COMMIT or a ROLLBACK message to end a transaction.
 Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains the
@@ -11,18 +11,36 @@ import logging
 import threading
 from collections.abc import Callable
 from enum import Enum
+from pathlib import Path
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import OpenTransaction
 from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.service import Health, Service
 from logquarry.errors import LogquarryError, UsageError
-from logquarry.format import java, sys_flag
+from logquarry.format import frame, java, sys_flag
 from logquarry.format import properties as props
+from logquarry.format.arrays import (
+    BODY_AT,
+    BODY_LENGTH,
+    POSITION,
+    PROPS_AT,
+    PROPS_LENGTH,
+    TOPIC_AT,
+    TOPIC_LENGTH,
+)
 from logquarry.format.frame import Frame
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import LogReader, Run
 from logquarry.message import Message, require_message
 from logquarry.stored_message import StoredMessage
+from logquarry.write.encode import Encoded
+from logquarry.write.log_appender import AppendRules, end_file
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
@@ -97,7 +115,7 @@ class PreparedTransactions:
         self._has_failed = False
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message. Consumers do not get the message until it is committed.
+        """Put a PREPARED message. Consumers get the message after its commit.
 
         Args:
             group: the producer group; by default the message's property PGROUP.
@@ -152,11 +170,11 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.COMMIT)
 
     def rollback(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Roll a transaction back. Arguments and errors are those of :meth:`commit`."""
+        """Roll a transaction back. Arguments and errors are the same as for :meth:`commit`."""
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """Commit a transaction or roll it back. Errors are those of :meth:`commit`."""
+        """Commit a transaction or roll it back. Errors are the same as for :meth:`commit`."""
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -165,7 +183,8 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # The failed put may be in the log, after the offset for which this call has waited.
+                # The message of the failed put may be in the log, after the offset for which this
+                # call has waited.
                 self._wait_dispatched()
                 self._has_failed = False
             # Drop the offsets of transactions that are no longer open.
@@ -180,9 +199,9 @@ class PreparedTransactions:
         try:
             return self._put(_end_of(frame, known.number, end))
         except BaseException:
-            # After a KeyboardInterrupt too, the user may end the transaction again. If the put has
-            # reached the log, the table shows the end after the next dispatch, for which the next
-            # call waits.
+            # After any exception, also KeyboardInterrupt, the user may end the transaction again.
+            # If the put has appended its message, the dispatcher ends the transaction in the table,
+            # and the next call waits for the dispatcher.
             with self._lock:
                 self._ending.discard(offset)
                 self._has_failed = True
@@ -275,3 +294,110 @@ class CheckService(Service):
         """Run a check."""
         self.interval_ms = self._pause_ms
         self._check()
+
+
+# --------------------------------------------------------------------------------------------------
+# The rules of ``doAppend`` in RocketMQ 3.1.3
+
+_SYS_FLAG: Final = frame.HEAD.offsets["sys_flag"]
+_QUEUE_OFFSET: Final = frame.HEAD.offsets["queue_offset"]
+_PARTS: Final = ((BODY_AT, BODY_LENGTH), (TOPIC_AT, TOPIC_LENGTH), (PROPS_AT, PROPS_LENGTH))
+_BLANK: Final = frame.BLANK.size
+
+
+class ScratchBuffer:
+    """The buffer for frames and blanks (``msgStoreItemMemory``).
+
+    As in RocketMQ, the buffer keeps the bytes of earlier frames, and a blank contains these bytes.
+    """
+
+    def __init__(self, max_message_size: int) -> None:
+        self._data = bytearray(max_message_size + _BLANK)
+
+    def take(self, data: bytes | bytearray | memoryview) -> None:
+        """Copy bytes to the start of the buffer; the rest of the buffer does not change."""
+        size = min(len(data), len(self._data))
+        self._data[:size] = data[:size]
+
+    def take_run(self, run: Run) -> None:
+        """Copy the parts of each frame that a recovery reads: body, topic and properties.
+
+        QUIRK: RocketMQ's recovery reads these parts into this buffer (test_dialect31.py:
+        v3-blank/reopened).
+        """
+        rows = run.rows
+        lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
+        starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
+        # RocketMQ copies each part to the start of the buffer. A later part that is longer
+        # overwrites all bytes of an earlier part, so copy only parts that are longer than all later
+        # parts.
+        longest = np.maximum.accumulate(lengths[::-1])[::-1]
+        behind = np.append(longest[1:], 0)
+        for part in np.flatnonzero(lengths > behind).tolist():
+            start = int(starts[part])
+            self.take(run.window.data[start : start + int(lengths[part])].tobytes())
+
+    def blank(self, size: int) -> bytes:
+        """Return the bytes of a blank; the whole buffer if it is smaller than ``size``."""
+        self.take(frame.encode_blank(size))
+        return bytes(self._data[:size])
+
+
+class AppendRules31(AppendRules):
+    """The rules of dialect 3.1. The appender calls the rules under the log's lock.
+
+    A PREPARED message gets the next number of the state table as QUEUEOFFSET; a ROLLBACK keeps the
+    number of its transaction. ``next_in_table`` returns the table's next number; it is called only
+    while the table has all messages of the log.
+    """
+
+    def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
+        self.next_number = next_in_table()
+        self._next_in_table = next_in_table
+        self._scratch = scratch
+
+    def own_offset(self, encoded: Encoded) -> int:
+        """See :meth:`AppendRules.own_offset`."""
+        return self.next_number if _is_prepared(encoded.data) else encoded.own_offset
+
+    def end_file(self, file: MappedFile) -> int:
+        """See :meth:`AppendRules.end_file`."""
+        left = file.room
+        if left < _BLANK:
+            return end_file(file)
+        file.buffer[file.wrote : file.wrote + left] = self._scratch.blank(left).ljust(left, b"\0")
+        file.advance(left)
+        return left
+
+    def appended(self, encoded: Encoded) -> None:
+        """See :meth:`AppendRules.appended`."""
+        data = encoded.data
+        self._scratch.take(data)
+        if _is_prepared(data):
+            self.next_number = int.from_bytes(data[_QUEUE_OFFSET : _QUEUE_OFFSET + 8]) + 1
+
+    def adopted(self) -> None:
+        """See :meth:`AppendRules.adopted`."""
+        self.next_number = self._next_in_table()
+
+
+def _is_prepared(data: bytearray) -> bool:
+    flags = int.from_bytes(data[_SYS_FLAG : _SYS_FLAG + 4])
+    return sys_flag.transaction_type(flags) == sys_flag.TRANSACTION_PREPARED
+
+
+_READ_FILES: Final = 3
+"""Number of log files that RocketMQ reads through the buffer when it opens a store."""
+
+
+def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
+    """Return the frame buffer with the bytes that RocketMQ's recovery leaves in the buffer."""
+    scratch = ScratchBuffer(config.max_message_size)
+    layout = StoreLayout.open(root, config)
+    files = [file for file in layout.commit_log.files if file.base < log_end]
+    if files:
+        start = files[-_READ_FILES:][0].base
+        for event in LogReader(layout, bound=log_end, check_crc=False).events(start, log_end):
+            if isinstance(event, Run):
+                scratch.take_run(event)
+    return scratch

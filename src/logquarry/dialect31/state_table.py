@@ -43,8 +43,6 @@ from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import REDO_LOG, STATE_TABLE, quarantine
-from logquarry.log.walk import LogReader, Run
-from logquarry.write.append import ScratchBuffer
 
 _FILLERS_AT_ONCE: Final = 1 << 14
 
@@ -72,8 +70,7 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # The lock is necessary: users read and other threads flush while the dispatcher's thread
-        # writes.
+        # Users read and other threads flush while the dispatcher's thread writes.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
         # A flush holds this lock while it syncs changed files, so that retention does not delete
@@ -115,8 +112,8 @@ class StateTableKeeper:
             if frame.physical_offset >= self._table_until:
                 change = self._book.change_of(frame)
                 if change is not None:
-                    # If this raises, the book is unchanged, so the frame gets the same number
-                    # again.
+                    # If the write raises an exception, the book does not change, so the frame gets
+                    # the same number again.
                     self._write(change)
                     self._book.apply(frame, change)
                 self._table_until = end
@@ -188,7 +185,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # A transaction without an entry cannot be ended any more.
+                # A transaction whose entry is deleted cannot be ended.
                 first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -238,24 +235,6 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 # --------------------------------------------------------------------------------------------------
 # Opening a store of dialect 3.1 for writing
 
-_READ_FILES: Final = 3
-"""Number of log files that RocketMQ reads through the buffer when it opens a store."""
-
-
-def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """Return the buffer for encoding frames, filled with the bytes that RocketMQ's recovery leaves
-    in it.
-    """
-    scratch = ScratchBuffer(config.max_message_size)
-    layout = StoreLayout.open(root, config)
-    files = [file for file in layout.commit_log.files if file.base < log_end]
-    if files:
-        start = files[-_READ_FILES:][0].base
-        for event in LogReader(layout, bound=log_end, check_crc=False).events(start, log_end):
-            if isinstance(event, Run):
-                scratch.take_run(event)
-    return scratch
-
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
@@ -264,7 +243,7 @@ class UnitsPlan:
     Attributes:
         folder: folder of the files, relative to the store's folder.
         reason: why a rebuild is necessary; None without a rebuild.
-        had: whether the store already has files in the folder.
+        had: whether the folder already has files.
         start: byte offset of the first entry.
         before: the encoded fillers before the first entry in the first file.
     """
@@ -314,8 +293,8 @@ class TransactionCheck:
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
         """Yield each difference between table and log, and whether RocketMQ itself causes it.
 
-        RocketMQ omits ended transactions from a new table, so the method does not report their
-        absence.
+        RocketMQ omits ended transactions from a new table, so the absence of ended transactions is
+        not reported.
         """
         table = read_table(layout)
         if table.fault is not None:

@@ -45,8 +45,8 @@ class ConfigFile(Generic[T]):
     Args:
         decode: raises ValueError if the document is invalid.
         aside: quarantine folder for unreadable files. The first save moves these files.
-        member: the only member of the document that a save replaces, because RocketMQ 5 keeps more
-            tables in the file. With None, a save replaces the whole document.
+        member: the only member of the document that a save replaces, because RocketMQ 5 keeps
+            several tables in one file. If None, a save replaces the whole document.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ConfigFile(Generic[T]):
         self._aside = aside
         self._saving = threading.Lock()
         self._last: bytes | None = None
-        """The bytes of the file if they are a valid document."""
+        """The bytes of the file if the document is valid."""
         self._unreadable: list[Path] = []
 
     @property
@@ -86,7 +86,7 @@ class ConfigFile(Generic[T]):
                 value = self._decode(data)
             except FileNotFoundError:
                 continue
-            # An invalid document must not keep the store from opening.
+            # The store must open even if a document is invalid.
             except (OSError, ValueError, TypeError, RecursionError) as error:
                 problems.append(f"{path}: {error}")
                 self._unreadable.append(path)
@@ -107,8 +107,8 @@ class ConfigFile(Generic[T]):
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = broker_json.replace_member(self._document, self._member, text)
-            # A lone surrogate comes from a JSON escape. UTF-8 cannot encode it, so write the escape
-            # again.
+            # UTF-8 cannot encode a lone surrogate, so write a JSON escape, from which the surrogate
+            # was read.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -131,8 +131,8 @@ class ConfigFile(Generic[T]):
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If no file is readable and ``problems`` is not empty, offsets were lost: do not let consumers
-    start from the beginning, as new groups do.
+    If no file is readable and ``problems`` is not empty, offsets were lost. A caller must then not
+    start the groups at the first message, as for new groups.
     """
 
     def __init__(
@@ -177,7 +177,8 @@ class ConsumerOffsets:
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.
 
-        The log is synced first, because a power cut could remove messages before a saved offset.
+        The method syncs the log first. Otherwise a power cut could remove messages before a saved
+        offset.
         """
         with self._saving:
             offsets = self.groups()
@@ -253,10 +254,10 @@ class ConfigTables:
     def take(self, table: ConfigTable, document: bytes) -> bool:
         """Store a master's table durably. Return whether a file changed.
 
-        Raises ValueError if the document is invalid. Nothing changes then.
+        Raises ValueError, without a change, if the document is invalid.
         """
         came = table.decode(document)
-        # Encoding may fail, so encode before any file changes.
+        # Encode all tables before a file changes, because encoding can fail.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -270,7 +271,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # Groups without offsets would look like new groups.
+            # The broker would take groups without offsets for new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -285,7 +286,7 @@ def _is_same_version(file: ConfigFile[Any], loaded: LoadedConfig[Any], came: Any
 
 
 # --------------------------------------------------------------------------------------------------
-# Reading the offsets of any store, even if no writer has the store open
+# Functions that read the offsets of a store without a writer
 
 
 def consumer_offsets(
@@ -293,8 +294,8 @@ def consumer_offsets(
 ) -> dict[tuple[str, str], dict[int, int]]:
     """Read (topic, group) -> queue id -> next queue offset; empty if no file is readable.
 
-    Raises UsageError if RocksDB has the offsets and ``rocksdict`` is missing, and CorruptFile if
-    RocksDB cannot read the offsets. ``level`` is the log level for an invalid file.
+    If the offsets are in RocksDB, raises UsageError if ``rocksdict`` is missing, and CorruptFile if
+    the offsets cannot be read. ``level`` is the log level for an invalid file.
     """
     found = offsets_in_rocksdb(layout)
     if found is not None:
@@ -329,8 +330,8 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Record the settings of a store, unless the record is up to date. No size in ``config`` is
-    None.
+    """Write the settings of a store to a file, unless the file already has these settings. All
+    sizes in ``config`` must be known.
     """
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
@@ -341,6 +342,6 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # Without a record, readers infer most settings from the store's files.
+        # Without the file of settings, readers infer most settings from the store's other files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from logquarry.disk.service import Health, abandon_in_children
 from logquarry.errors import StoreUnavailable
-from logquarry.log.readable import WatchedMap
+from logquarry.log.readable import WatchedMap, c_library
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +30,36 @@ _PUNCH_HOLE_KEEP_SIZE: Final = 3
 _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
+class OpenFile:
+    """An open file with its descriptor, which each forked child closes."""
+
+    _disk: Disk
+    _descriptor: int
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is still open in this process."""
+        return self._descriptor >= 0
+
+    def close(self) -> None:
+        """Close the file without a sync. Further calls do nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            self._disk.let_go(descriptor)
+
+    def abandon_in_child(self) -> None:
+        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
 class Disk:
     """The disk of one store.
 
-    Methods of the first part are single system calls, and raise OSError. Methods of the second part
-    raise StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
+    Methods that make a single system call raise OSError. Methods that make several calls raise
+    StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -104,7 +129,7 @@ class Disk:
         folder.mkdir()
 
     def rename(self, path: Path, to: Path) -> None:
-        """Rename a file; this replaces an existing file at the new path."""
+        """Rename a file, and replace an existing file at the new path."""
         path.rename(to)
 
     def link(self, path: Path, to: Path) -> None:
@@ -143,7 +168,7 @@ class Disk:
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
         """Return the next unwritten range (start, stop); (``size``, ``size``) if there is none."""
-        # An allocated range without data counts as a hole.
+        # SEEK_HOLE also finds ranges that have blocks but were never written.
         if not hasattr(os, "SEEK_HOLE"):
             return size, size
         start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
@@ -155,7 +180,7 @@ class Disk:
         change.
         """
         if sys.platform == "linux":
-            call = ctypes.CDLL(None, use_errno=True).fallocate
+            call = c_library().fallocate
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
             if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
                 code = ctypes.get_errno()
@@ -163,7 +188,7 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros with all its blocks, durably. After a failure no file is left."""
+        """Create a file of zeros with all its blocks, durably. A failure deletes the file."""
         self.health.require_writable()
         self.make_folders(path.parent)
         with self.refusing(path):
@@ -207,8 +232,8 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create one of ``new_size`` bytes. When the block ends, sync and close the
-        file.
+        """Open a file, or create a file of ``new_size`` bytes. When the block ends, sync and close
+        the file.
         """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
@@ -268,7 +293,7 @@ class Disk:
 
     def sync_parent(self, folder: Path) -> None:
         """Sync a folder's name, because the process that created the folder may have crashed before
-        its sync.
+        the sync.
         """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
@@ -335,7 +360,7 @@ class Disk:
 
     @contextlib.contextmanager
     def refusing(self, path: Path) -> Iterator[None]:
-        """Raise StoreUnavailable if the block raises OSError."""
+        """Convert an OSError of the block to StoreUnavailable."""
         try:
             yield
         except OSError as error:
@@ -348,7 +373,7 @@ class Disk:
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:
-        """Poison the store after a call that left files in an unknown state. Return the error."""
+        """Poison the store after a failure that may have changed files. Return the exception."""
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:

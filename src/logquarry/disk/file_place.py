@@ -14,7 +14,8 @@ class FilePlace:
     Attributes:
         base: offset of the file's first byte in its queue of files.
         wrote: number of written bytes.
-        store_timestamp: store time of the last message. The writer sets this after its append.
+        store_timestamp: store time of the last message. The writer sets this attribute after its
+            append.
         address: memory address of the map's first byte. 0 for a closed file, and while writes go to
             a pool's buffer.
     """

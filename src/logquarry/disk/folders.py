@@ -1,9 +1,9 @@
 """The folders of a store: locks, second names of files, and the folders of a queue.
 
-A folder lock leaves no file, and ends with its process. A store lock also excludes a RocketMQ
-broker, but such a broker notices the lock only after its recovery. The recovery deletes files after
-the log's end. So each file that is written has a hard link (:class:`NameGuard`), from which the
-writer restores a deleted name.
+A lock of a folder leaves no file, and ends with its process. A lock of a store also excludes a
+RocketMQ broker, but the broker tries to take the lock only after its recovery, which deletes files
+after the log's end. So each log file and index file that a writer changes has a hard link
+(:class:`NameGuard`), from which the writer restores a deleted name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, OpenFile
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import CorruptFile, StoreUnavailable, UsageError
 from logquarry.log.store_files import (
@@ -36,7 +36,7 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
-    """Lock a folder until the returned descriptor is closed; None if locks are not supported.
+    """Lock a folder, and return a descriptor that holds the lock; None without support of locks.
 
     Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
     ``at_work`` if another process holds the lock.
@@ -99,7 +99,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # the open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf``
 # would release the lock if this process closes any descriptor of the file.
 #
-# A writer takes the lock before reading the store. Java takes the lock after its recovery.
+# A writer takes the lock before reading the store. Java takes the lock only after its recovery.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -114,7 +114,7 @@ def is_lockable(root: Path) -> bool:
         return False
 
 
-class StoreLock:
+class StoreLock(OpenFile):
     """The lock of a store. The constructor takes the lock, or raises StoreUnavailable."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -152,30 +152,17 @@ class StoreLock:
             raise
         abandon_in_children(self)
 
-    @property
-    def is_held(self) -> bool:
-        """Whether this process still holds the lock."""
-        return self._descriptor >= 0
-
     def release(self) -> None:
-        """Release the lock. Further calls do nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """Close the lock's descriptor in a forked child. The parent keeps the lock."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
+        """Release the lock. A forked child leaves the lock to its parent."""
+        self.close()
 
 
 class AbortFile:
     """The file ``abort``, which exists while a store is open.
 
-    If the file exists at an opening, the store was not shut down cleanly. So a writer durably
-    creates the file before any change, and durably deletes the file after the last flush.
+    If ``abort`` exists when a store is opened, the store was not shut down cleanly. So a writer
+    creates ``abort`` durably before any change of the store, and deletes ``abort`` durably after
+    the last flush.
     """
 
     def __init__(self, disk: Disk, root: Path) -> None:
@@ -255,7 +242,8 @@ class NameGuard:
                     self._folders.add(link.parent)
                 self._disk.link(path, link)
             except FileNotFoundError:
-                # Another program deleted the file at this moment. The caller checks that.
+                # Another program deleted the file at this moment. The caller detects a deleted
+                # file.
                 return
             except OSError as error:
                 logger.info("%s: no second name: %s", path, error.strerror)
@@ -263,7 +251,7 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably: otherwise, after a crash, the file would be restored."""
+        """Remove a second name durably, so that no crash restores the name and then the file."""
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -272,7 +260,7 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore lost first names of files. Return their paths. A failure poisons the store."""
+        """Restore lost first names of files; return their paths. A failure poisons the store."""
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -299,11 +287,11 @@ class NameGuard:
         return True
 
     def close(self) -> None:
-        """Check the names, then remove all second names durably.
+        """Restore lost names, then remove all second names durably.
 
-        A second name that stays, or that a power cut restores, would bring back its file after a
-        retention. So if a name cannot be removed, the shutdown is not clean. In a poisoned store
-        all second names stay: the next opening restores lost names from them.
+        A second name that stays, or that reappears after a power cut, would restore its file after
+        a retention. So if a second name cannot be removed, the shutdown is not clean. In a poisoned
+        store all second names stay, and the next opening restores lost files from them.
 
         Raises:
             StoreUnavailable: if a name cannot be restored or removed.
@@ -328,11 +316,10 @@ class NameGuard:
             self._disk.sync_names(folder)
 
     def restore(self, folders: Sequence[Path]) -> list[Path]:
-        """After a crash, restore the files that lost their first name. Return their paths.
+        """After a crash, restore the first names that files have lost. Return the restored paths.
 
-        A file that was renamed in its folder is not restored, because a recovery renames this file
-        back. Expired files are not restored. Afterwards no second name exists, and none reappears
-        after a crash.
+        If a file was renamed in its folder, no name is restored, because a recovery renames the
+        file back. Expired files are not restored. The method removes all second names durably.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
@@ -352,7 +339,7 @@ class NameGuard:
         return back
 
     def discard(self, folders: Iterable[Path]) -> None:
-        """Remove all second names durably, and restore no file."""
+        """Remove all second names durably, without restoring files."""
         for folder in folders:
             second = _links_of(folder)
             names = self._disk.names_in(second)
@@ -364,8 +351,8 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that a broker's retention deleted after the crash.
 
-        These files are before the log's first file, and would leave a gap before it. A file that
-        lost its name in the crash leaves no gap.
+        If such files were restored, the log would have a gap before its first file. The log has no
+        gap after a file that lost its name in the crash.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -390,7 +377,7 @@ class NameGuard:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    # Device and inode, None if the file is missing or cannot be read.
+    # Return device and inode; None if the file is missing or cannot be read.
     try:
         found = path.stat()
     except OSError:
@@ -419,7 +406,7 @@ def _links_of(folder: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files. ``full_folders`` returns the folders without room."""
+    """The folders of one queue of files. ``full_folders`` returns folders that get no new file."""
 
     def __init__(
         self,
@@ -429,9 +416,9 @@ class QueueFolders:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
-        # QUIRK: Java sorts the paths as text, and takes the file's number modulo the number of
-        # paths. So if the configuration adds a path, later files get other folders. Existing files
-        # are always found.
+        # QUIRK: Java sorts the paths as text. The index of a file's path is the file's number
+        # modulo the number of paths. So if the configuration adds a path, later files get other
+        # folders. Existing files are always found.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)

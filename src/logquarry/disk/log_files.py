@@ -22,10 +22,9 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Done, Health, Service, monotonic_ms
-from logquarry.disk.write_buffers import TransientStorePool
+from logquarry.disk.write_buffers import TransientStorePool, populate
 from logquarry.errors import StoreUnavailable
 from logquarry.log.log_place import LogFolders
-from logquarry.log.open_files import populate
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +112,7 @@ class AllocateMappedFileService(Service):
         # Keys are file names, not paths: if a folder becomes full after the request, the file is
         # created in another folder.
         self._requests: dict[str, _Request] = {}
-        # The request whose file the last call of take returned.
+        # The request of the file that the last call of take returned.
         self._handed: _Request | None = None
         self._logged: str | None = None
 
@@ -122,7 +121,8 @@ class AllocateMappedFileService(Service):
 
         If a file of this name was already created in another folder, the call returns that file.
         Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
-        Raises StoreUnavailable if the file cannot be created. A later call may get the file.
+        Raises StoreUnavailable if the file cannot be created. In both cases, a later call may
+        return the file.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -160,7 +160,7 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # Use a single statement, so that Ctrl-C cannot leave half a request.
+        # With a single statement, Ctrl-C cannot leave an incomplete request.
         request = self._requests[path.name] = _Request(path, size)
         return request
 
@@ -254,7 +254,7 @@ class PagesAhead(Service):
         self._is_possible = True
 
     def grown(self) -> None:
-        """Load pages if few loaded pages are left. Any thread may call this when the log grows."""
+        """Load pages if few loaded pages are left. Any thread may call this method."""
         file = self._log.last
         if file is None or not self._is_possible:
             return
@@ -278,7 +278,8 @@ class PagesAhead(Service):
         # While this view exists, the pages remain mapped, even if another thread closes the file.
         pages = file.buffer[start:stop]
         if pages:
-            # If the disk is full or fails, loading fails. The next put reports the reason.
+            # If the disk is full or fails, pages cannot be loaded, and the next put reports the
+            # reason.
             self._is_possible = populate(address + start, len(pages))
         self._loaded = stop
         if stop == file.size:
@@ -286,14 +287,14 @@ class PagesAhead(Service):
 
 
 _LEAST_HOLE: Final = 64 << 10
-"""Minimum bytes of a range to free. A shorter range is not worth a system call."""
+"""Minimum bytes of a range to free."""
 
 
 def free_room(disk: Disk, folders: Iterable[Path]) -> None:
     """Turn the unwritten parts of the last file in each folder into holes; call this after a load.
 
-    A store rarely gets messages soon after a load. The caller holds the store's lock, and has
-    synced and closed the files. The next writer allocates the blocks again.
+    A store rarely gets messages soon after a load, and the next writer allocates the blocks again.
+    The caller holds the store's lock, and has synced and closed the files.
     """
     for folder in folders:
         path = folder
@@ -303,7 +304,7 @@ def free_room(disk: Disk, folders: Iterable[Path]) -> None:
                 path = folder / names[-1]
                 _free(disk, path)
         except OSError as error:
-            # A failure does no harm, because the file keeps its blocks.
+            # After a failure the file keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

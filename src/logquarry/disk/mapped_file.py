@@ -6,10 +6,11 @@
     |--on disk--|--in the file--|--in the buffer--|--zeros--|
 
 Without a pool, written bytes are in the file at once, so committed equals wrote. With a buffer of
-the transient store pool, a commit writes the buffer to the file. Readers see only committed bytes.
+the transient store pool, a commit copies written bytes from the buffer to the file. Readers see
+only committed bytes.
 
 One thread writes at a time (the holder of the put lock), and one thread syncs. Any number of
-threads read: a position advances only after the bytes before it are written.
+threads read, because a position advances only after the bytes before the position are written.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.disk import write_buffers
 from logquarry.disk.disk import Disk
 from logquarry.disk.file_place import FilePlace
 from logquarry.disk.service import abandon_in_children, stays
@@ -30,7 +32,6 @@ from logquarry.disk.write_buffers import FileCopy, TransientStorePool
 from logquarry.errors import StoreUnavailable, UnreadableFile
 from logquarry.format.arrays import Bytes
 from logquarry.format.fields import PAGE_SIZE
-from logquarry.log import open_files
 from logquarry.log.lost_pages import lost
 from logquarry.log.readable import CHUNK, UNREADABLE, ReadableMap, Unreadable, first_unreadable
 
@@ -42,8 +43,8 @@ class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
     The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
-    for an existing file: only a walk over the bytes finds out how much was written before. If no
-    handler of SIGBUS watches the map, the process touches no page of the map: the writer changes a
+    for an existing file: only a walk over the bytes determines the end of the data. If no handler
+    of SIGBUS watches the map, the process touches no page of the map: the writer changes a
     :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy the bytes.
 
     Args:
@@ -54,7 +55,8 @@ class MappedFile(FilePlace):
         buffer: the memory to write to: the map, the pool's buffer, or a copy. Read this attribute
             before each write, because commit and close replace the memory.
         address: memory address of the map's first byte; 0 if :attr:`buffer` is not the map.
-        store_timestamp: store time of the last message. The writer sets this after its append.
+        store_timestamp: store time of the last message. The writer sets this attribute after its
+            append.
         flushed_timestamp: store time of the last message on the disk.
         guards_name: whether a flush fails if the file has lost its name.
     """
@@ -88,7 +90,7 @@ class MappedFile(FilePlace):
             raise disk.refused(path, error) from error
         self._view = memoryview(self._map)
         self._readable = self._view.toreadonly()
-        self._map_address = open_files.address_of(self._map)
+        self._map_address = write_buffers.address_of(self._map)
         self._copy: FileCopy | None = None
         self._probed: ReadableMap | None = None
         if not self._map.is_watched:
@@ -96,7 +98,7 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # The pages of a file that this process made are in memory, and need no probe.
+            # If this process created the file, all pages are in memory and need no probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -206,7 +208,7 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether any byte of the file is not 0, no matter which process wrote the byte."""
+        """Whether the file has a byte that is not 0, also a byte that another process wrote."""
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
@@ -258,7 +260,7 @@ class MappedFile(FilePlace):
         Syncs only if ``least_pages`` pages are due, or if the file is full. Raises StoreUnavailable
         if this sync or an earlier sync failed.
         """
-        # Check this before the lock: in a forked child, the lock may be held for ever.
+        # Check the health before taking the lock: in a forked child, the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
             # Read the store time before the position, so that this sync covers the message.
@@ -313,13 +315,12 @@ class MappedFile(FilePlace):
     ) -> memoryview | None:
         """Return the ``size`` bytes after a position; None if not all of these bytes are readable.
 
-        Without ``size``, return the readable bytes after the position, at most ``most``; None if
-        there are none. The view stays valid after the file is closed or deleted.
+        Without ``size``, return the readable bytes after the position, at most ``most``; None if no
+        byte is readable. The view stays valid after the file is closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # This is the value of ``committed``, without a call: every read of a message runs this
-        # line.
+        # Compute ``committed`` without a call, because each read of a message runs this line.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -387,20 +388,20 @@ class MappedFile(FilePlace):
 
     def warm(self) -> None:
         """Load all pages and lock them in memory, if possible (``warmMappedFile``)."""
-        open_files.populate(self._map_address, self.size)
-        self.is_locked_in_memory = open_files.lock(self._map_address, self.size)
+        write_buffers.populate(self._map_address, self.size)
+        self.is_locked_in_memory = write_buffers.lock(self._map_address, self.size)
 
     def unlock(self) -> None:
         """Unlock the pages of a full file."""
         if self.is_locked_in_memory:
             self.is_locked_in_memory = False
-            open_files.unlock(self._map_address, self.size)
+            write_buffers.unlock(self._map_address, self.size)
 
     def close(self) -> None:
         """Close the file. Results of :meth:`select` stay readable; later calls return None.
 
-        The operating system writes bytes that are not flushed. Do not call this while a kernel
-        writes at :attr:`address`.
+        The operating system writes bytes that are not flushed. Do not call this method while a
+        kernel writes at :attr:`address`.
         """
         if self._descriptor < 0:
             return
@@ -414,7 +415,7 @@ class MappedFile(FilePlace):
         stays(self)
         self._let_go()
         with contextlib.suppress(BufferError):
-            # A reader still has a view. The last view releases the map.
+            # A reader still has a view of the map. The end of the last view releases the map.
             self._map.close()
         self._disk.let_go(descriptor)
 
@@ -437,8 +438,8 @@ class MappedFile(FilePlace):
         self._disk.remove(self.path)
 
     def abandon_in_child(self) -> None:
-        """Drop the file in a forked child, which has no map; see :mod:`logquarry.disk.service`."""
-        open_files.leave_mapped(self._map)
+        """Release the file in a forked child, because the child has no map."""
+        write_buffers.leave_mapped(self._map)
         self.buffer = self._view = self._readable = _NO_BYTES
         self.address = self._map_address = 0
         self.is_locked_in_memory = False

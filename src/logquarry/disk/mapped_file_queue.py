@@ -6,7 +6,7 @@
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
 One thread writes at a time: the holder of the put lock, or the dispatcher for a queue. Any number
-of threads read: the list of files is replaced, never changed, and a removed file stays usable.
+of threads read, because a change makes a new list of files, and a removed file stays usable.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds until the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Minimum seconds between two runs of the further work of a flush: unlock pages, check names."""
+"""Minimum seconds between two times that a flush unlocks pages and checks file names."""
 
 
 class Allocator(Protocol):
     """Creates the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``; None if not created in time. Then create ``following``.
+        """Return the file at ``path``, then create ``following``; None if not created in time.
 
-        A file of the same name that was created ahead in another folder counts, too.
+        The file may have been created ahead under the same name in another folder.
         """
 
     def discard(self) -> None:
-        """Delete the files that were created ahead and not taken."""
+        """Delete the files that were created ahead and that :meth:`take` has not returned."""
 
 
 class MappedFileQueue(LastFile):
-    """The files of a commit log or of a consume queue. Offsets count over all files of the queue.
+    """The files of a commit log or of a consume queue. Offsets count the bytes of all files.
 
     The constructor touches no file; :meth:`load` finds the existing files. Each file is opened at
     first use, because a broker has thousands of queues.
@@ -58,18 +58,19 @@ class MappedFileQueue(LastFile):
         read_only: folders in which no file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
-            (:mod:`logquarry.disk.folders`). The log sets this, because the log has no other
-            copy.
+            (:mod:`logquarry.disk.folders`). Only the log needs this, because queues can be rebuilt
+            from the log.
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
         bases: offset of each file's first byte, ascending.
         last: the last file, None if there are no files.
-        reach: no file at or after this offset is created ahead; None if there is no limit.
+        reach: no file that begins at or after this offset is created ahead; None if there is no
+            limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
-        on_flushed: called with the flushed offset after each flush; must not raise.
+        on_flushed: called with the flushed offset after each flush; must not raise an exception.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class MappedFileQueue(LastFile):
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether any file is written through a buffer. If so, committed_offset is the end of the
+        # Whether writes of any file go to a buffer first. Then committed_offset is the end of the
         # readable bytes.
         self._is_transient = False
         self._change = threading.Lock()
@@ -111,10 +112,11 @@ class MappedFileQueue(LastFile):
 
     # ------------------------------------------------------------------------------------ files
     def load(self) -> None:
-        """Find the files. All files count as full until :meth:`truncate_to` sets the end.
+        """Find the files.
 
-        Names that are not offsets are skipped. A short last file is extended. With ``guard_names``,
-        a file gets back a name that it lost in a crash.
+        Names that are not offsets are skipped. Until :meth:`truncate_to` sets the end, all files
+        are assumed to be full. A short last file is extended. With ``guard_names``, a file gets
+        back a name that it lost in a crash.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
         Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash
@@ -154,8 +156,8 @@ class MappedFileQueue(LastFile):
     def last_file(self, create: bool = False, start_offset: int = 0) -> MappedFile | None:
         """Return the file to write to, None if there is no file (``getLastMappedFile``).
 
-        With ``create``, the method creates the next file if the last file is full or missing; None
-        then means that the file was not created in time (put status CREATE_MAPEDFILE_FAILED). If
+        With ``create``, the method creates the next file if the last file is full or missing. If
+        the file is not created in time, the result is None (put status CREATE_MAPEDFILE_FAILED). If
         the creation fails (StoreUnavailable), a later call tries again. The first file of an empty
         queue contains ``start_offset``.
         """
@@ -178,7 +180,7 @@ class MappedFileQueue(LastFile):
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # If Ctrl-C arrives here, the next put repeats these lines with the same file.
+            # After Ctrl-C at these lines, the next put repeats them with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -212,8 +214,7 @@ class MappedFileQueue(LastFile):
             file.guards_name = True
             self._guard.guard(file.path)
             if not file.is_named():
-                # check() restores a name that was lost after guard(), but not a name that was lost
-                # earlier.
+                # check() restores only a name that was lost after the call of guard().
                 self._guard.check()
         return file.is_named()
 
@@ -278,9 +279,9 @@ class MappedFileQueue(LastFile):
         """Return ``size`` bytes from an offset; without ``size``, the rest of the file, at most
         ``most`` bytes.
 
-        The bytes must be in one file (a message never continues in the next file). None if the
-        bytes are not readable. Raises StoreUnavailable if the store was closed, or in a forked
-        child.
+        Return None if the bytes are not readable. All bytes must be in one file, because a message
+        never continues in the next file. Raises StoreUnavailable in a forked child, and if the
+        store was closed.
         """
         file = self.find(offset)
         return None if file is None else file.select(offset - file.base, size, most)
@@ -327,8 +328,8 @@ class MappedFileQueue(LastFile):
 
         Syncs each full file, and the last file if ``least_pages`` pages are due. A thorough flush
         (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if this sync or
-        an earlier sync failed. The flushed offset then stays before the bytes that may not be on
-        the disk.
+        an earlier sync failed. After a failed sync, the flushed offset stays before the bytes that
+        may not be on the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -351,29 +352,29 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # If an element is a path, its file was flushed before load() found it.
+        # A file that is still a path was flushed before load() found the file.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
         """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
 
-        Later bytes of the file become zeros, and are synced. (Java keeps the old bytes, which
-        reappear when the log has grown over them.) Later files with data are moved to the
+        Later bytes of the file become zeros, and are synced. Java keeps the old bytes after the
+        end, and they reappear when the log grows up to them. Later files with data are moved to the
         quarantine folder ``aside``, on the same disk; files of zeros are deleted.
 
-        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None. In
-        both cases no file changes.
+        Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
+        After a UsageError no file has changed.
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # A file that was created ahead would leave a gap between the files.
+            # If the queue's end moves back, a file that was created ahead would leave a gap.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases
             if not (bases[0] <= offset <= self.max_room if bases else offset == 0):
                 raise UsageError(f"the files start at {self.min_offset} and do not reach {offset}")
-            # An offset at the end of a file belongs to that file. Keep the first file in any case,
+            # An offset at the end of a file belongs to that file. Always keep the first file,
             # because its name is the queue's first offset.
             count = sum(base < offset or base == bases[0] for base in bases)
             dropped = [self._opened(index) for index in range(count, len(self.bases))]
@@ -433,7 +434,8 @@ class MappedFileQueue(LastFile):
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # Remove the hard link first. NameGuard.check restores a file that has only this link.
+            # Remove the hard link first, because NameGuard.check restores a file that has only its
+            # hard link.
             self._release_name(first)
         first.delete()
 

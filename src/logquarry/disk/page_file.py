@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, OpenFile
 from logquarry.disk.service import abandon_in_children
 from logquarry.errors import StoreUnavailable
 from logquarry.format import checkpoint
@@ -19,11 +17,11 @@ from logquarry.format.fields import PAGE_SIZE
 from logquarry.log.store_files import quarantine
 
 
-class PageFile:
+class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
     If the disk does not deliver the page, the old file is moved to quarantine, and a new file
-    replaces the old file. (A write to a part of the old page would fail too.) A failed :meth:`sync`
+    replaces the old file. A write to a part of the old page would fail too. A failed :meth:`sync`
     or :meth:`write_durably` poisons the store, and raises StoreUnavailable.
     """
 
@@ -54,7 +52,7 @@ class PageFile:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a part of the opening. After a failure, close the file and raise StoreUnavailable."""
+        """Run a block that opens the file. After a failure, close the file."""
         try:
             yield
         except OSError as error:
@@ -63,11 +61,6 @@ class PageFile:
         except StoreUnavailable:
             self.close()
             raise
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the file is still open in this process."""
-        return self._descriptor >= 0
 
     def read(self, count: int) -> bytes:
         """Read the first bytes of the file, at most ``count``. Raises OSError."""
@@ -89,39 +82,26 @@ class PageFile:
             raise self._disk.failed(self.path, "cannot be written", error) from error
         self.sync()
 
-    def close(self) -> None:
-        """Close the file without a sync. Further calls do nothing."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            self._disk.let_go(descriptor)
-
-    def abandon_in_child(self) -> None:
-        """Close the descriptor in a forked child; see :mod:`logquarry.disk.service`."""
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
-
 
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times. Log, queues and index are on the disk up to these times. So
-# a time is set only after a sync, and the file is written last:
+# The checkpoint has three store times, up to which log, queues and index are on the disk. So a
+# writer sets a time only after a sync, and writes the checkpoint last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
-# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. The bytes lie in one
-# sector, so a power cut leaves either the old or the new times.
+# Like RocketMQ, a writer overwrites the 24 bytes (48 in a 5.x store) in place. These bytes are in
+# one sector, so a power cut leaves either the old or the new times.
 
 
 class CheckpointFile:
     """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
-        physic_timestamp: store time up to which the log is on the disk, in milliseconds.
-        logics_timestamp: store time up to which all queues are on the disk, in milliseconds.
-        index_timestamp: store time up to which the index is on the disk, in milliseconds. RocketMQ
+        physic_timestamp: store time in milliseconds up to which the log is on the disk.
+        logics_timestamp: store time in milliseconds up to which all queues are on the disk.
+        index_timestamp: store time in milliseconds up to which the index is on the disk. RocketMQ
             sets this time only when an index file is full.
         offsets: the offsets of RocketMQ 5. Only a recovery changes these offsets.
         before_write: called before each write, with the times on the disk and the new times.
@@ -165,8 +145,9 @@ class CheckpointFile:
 # The durable offset (:class:`logquarry.format.checkpoint.DurableMark`)
 #
 # Each sync of the log raises the durable offset, but the durable file is synced only before the
-# checkpoint is written. So after a power cut the durable offset may be too low, but never too high.
-# The file also has the log's start, which is raised before the log's first files are deleted.
+# checkpoint is written. So after a power cut the durable offset in the file may be too low, but
+# never too high. The file also has the log's start, which is raised before the log's first files
+# are deleted.
 
 logger = logging.getLogger(__name__)
 
@@ -176,12 +157,12 @@ class DurableFile:
 
     Args:
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if the log has no files; None to keep
-            the start in the file.
+        log_start: physical offset at which the log starts, -1 if the log has no files; None to
+            leave the start in the file unchanged.
 
     Attributes:
         find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint
-            records a later start.
+            also writes this start, if it is higher.
     """
 
     def __init__(
@@ -227,20 +208,20 @@ class DurableFile:
                 )
 
     def sync(self) -> None:
-        """Sync the file, for callers that rely on the durable offset after a power cut."""
+        """Sync the file. Without a sync, a power cut may leave an older durable offset."""
         with self._writing:
             if self._file.is_open:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Make the durable offset valid for the old and for the next content of the checkpoint."""
+        """Write that the durable offset fits the old and the next times of the checkpoint."""
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())
             self._file.write_durably(self._content())
 
     def begin_at(self, log_start: int) -> None:
-        """Record the log's new start, before the first files of the log are deleted."""
+        """Write the log's new start; the caller then deletes the files before the new start."""
         with self._writing:
             self._raise_start(log_start)
             self._file.write_durably(self._content())

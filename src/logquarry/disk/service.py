@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class Refusal(Enum):
-    """Why a store takes no messages. The value is the error's text."""
+    """The reasons why a store takes no messages. The value of a reason is the text of the error."""
 
     NOT_WRITEABLE = "the application has switched off messages"
     LOGICS_QUEUE_ERROR = "a consume queue could not be written"
@@ -31,9 +31,10 @@ class Refusal(Enum):
 
 
 class RunningFlags(Refusals):
-    """The reasons why a store takes no messages now. Reads continue. Any thread may use the object.
+    """The reasons why a store takes no messages now.
 
-    The set ``refusals`` is replaced, never changed, so that a put reads the set without a lock.
+    Reads continue. Any thread may use the object. A change replaces the set ``refusals``, so a put
+    reads the set without a lock.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -46,7 +47,7 @@ class RunningFlags(Refusals):
             self.refusals |= {refusal}
 
     def clear(self, refusal: Refusal) -> None:
-        """Remove a reason to refuse messages."""
+        """Remove a reason. Without any reason, the store takes messages again."""
         with self._change:
             self.refusals -= {refusal}
 
@@ -66,7 +67,8 @@ class Health(HealthReason):
 
     After a failed sync, the contents of the disk are unknown: the kernel marks the pages clean, and
     the next sync reports success. So the first failed sync ends all writes until the store is
-    opened again. Nothing is synced again, and waiting puts fail, but reads continue.
+    opened again. After the failed sync no file is synced again, and waiting puts fail, but reads
+    continue.
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
@@ -118,9 +120,9 @@ class Health(HealthReason):
 class Flag:
     """A flag that several threads set. The waiting thread clears the flag.
 
-    The flag is a bare lock. ``threading.Event`` is written in Python: Ctrl-C inside a method of an
-    Event can leave the Event's lock taken, and then another thread waits for ever. A put calls
-    ``is_unset`` first, because this call is cheaper than :meth:`set`.
+    The flag is a bare lock, because ``threading.Event`` is written in Python: Ctrl-C inside a
+    method of an Event can leave the Event's lock taken, and then another thread waits for ever. A
+    put calls ``is_unset`` before :meth:`set`, because ``is_unset`` is cheaper.
     """
 
     def __init__(self) -> None:
@@ -142,7 +144,7 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared. Like :class:`Flag`, it is a bare lock."""
+    """A flag that is set once and never cleared. Like :class:`Flag`, this class is a bare lock."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -150,7 +152,7 @@ class Done:
         self._free.acquire()
 
     def set(self) -> None:
-        """Set the flag. Only one thread may call this."""
+        """Set the flag. Only one thread may call this method."""
         if not self._is_set:
             self._is_set = True
             self._free.release()
@@ -164,19 +166,19 @@ class Done:
 
 
 Clock = Callable[[], int]
-"""Milliseconds. Only differences between two values have a meaning."""
+"""A clock that returns milliseconds, of which only differences have a meaning."""
 
 
 def monotonic_ms() -> int:
-    """Return the clock for intervals and timeouts. The system time does not affect this clock."""
+    """Return milliseconds for intervals and timeouts. Changes of the system time have no effect."""
     return time.monotonic_ns() // 1_000_000
 
 
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    A poisoned store ends the service. If :meth:`run_once` raises any exception except
-    StoreUnavailable, the service poisons the store, because no thread does the work any more.
+    A poisoned store ends the service. If :meth:`run_once` raises another exception than
+    StoreUnavailable, the thread ends and poisons the store.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
@@ -201,7 +203,7 @@ class Service(ABC):
         self._thread.start()
 
     def wakeup(self) -> None:
-        """Run soon, without waiting for the interval."""
+        """Make the thread run now instead of after the interval."""
         if not self.is_timed:
             self._wake.set()
 
@@ -264,8 +266,8 @@ class Abandonable(Protocol):
     """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Release the parent's resources in the child. This method must not take locks, and must
-        not raise an error.
+        """Release the parent's resources in the child. Implementations must not take locks, and
+        must not raise errors.
         """
 
 
@@ -281,11 +283,12 @@ _OPEN: Final[dict[int, Closable]] = {}
 
 
 def abandon_in_children(thing: Abandonable) -> None:
-    """Abandon ``thing`` in each child that this process forks. Keeps a weak reference.
+    """Abandon ``thing`` in each child that this process forks. The list of such objects has only
+    weak references.
 
-    A child lacks the store's maps (``MADV_DONTFORK``) and the store's threads. So in a child every
-    call raises StoreUnavailable, and the descriptors are closed. An open descriptor of the lock
-    would keep the lock as long as the child lives.
+    A forked child lacks the store's maps (``MADV_DONTFORK``) and the store's threads. So in a child
+    every call raises StoreUnavailable, and the descriptors are closed. If the child kept the lock's
+    descriptor, the store would stay locked as long as the child lives.
     """
     _NOT_IN_CHILDREN.add(thing)
 

@@ -1,8 +1,9 @@
-"""Memory for bytes that are not yet written to a file: a pool of buffers, and copies of files."""
+"""Memory of the writer: pages of maps, a pool of buffers, and copies of files."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import threading
 from collections import deque
@@ -11,9 +12,40 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.disk.disk import Disk
+from logquarry.log.readable import memory_call
 
+_POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
-"""Bytes of a file that are read or released in one call."""
+"""Bytes that are read, loaded or released in one call."""
+
+
+def address_of(mapped: mmap.mmap) -> int:
+    """Return the memory address of a writable map. Keeps no reference to the map."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def populate(address: int, size: int) -> bool:
+    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
+    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
+    return all(
+        memory_call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE) == 0
+        for at in range(0, size, _STEP)
+    )
+
+
+def lock(address: int, size: int) -> bool:
+    """Lock pages in memory. Return False if the limit of locked memory is reached."""
+    return memory_call("mlock", address, size) == 0
+
+
+def unlock(address: int, size: int) -> bool:
+    """Unlock pages in memory."""
+    return memory_call("munlock", address, size) == 0
+
+
+def leave_mapped(mapped: mmap.mmap) -> None:
+    """Never unmap a map, because in a forked child other code may use the map's addresses."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
 class TransientStorePool:
@@ -56,8 +88,8 @@ class FileCopy:
     """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
     If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
-    process. The memory of appended pages is released after their write, and then reads as zeros.
-    Loaded pages stay.
+    process. After a write, the memory of appended pages is released, and then reads as zeros.
+    Loaded pages stay in memory.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
@@ -71,8 +103,8 @@ class FileCopy:
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # The pages before this position were released, or remain in memory because they were
-        # loaded.
+        # The pages before this position need no release: they were released already, or they are
+        # loaded pages.
         self._done = 0
 
     def load(self, length: int) -> None:
@@ -119,7 +151,7 @@ class FileCopy:
             )
 
     def close(self) -> None:
-        """Release the memory as soon as no view of the memory exists."""
+        """Release the memory. If views of the memory exist, the last view releases it."""
         with contextlib.suppress(BufferError):
             self.view.release()
             self._memory.close()

@@ -1,7 +1,8 @@
 """Selects the messages of a walk, and decodes them to Arrow batches or to objects.
 
-The damage policy decides what happens to damage in the walk's events. :class:`MessageFilter`
-selects frames before they are decoded: by topic, queue, tag, key, time, offset and body.
+The damage policy decides which damage raises an error, ends the read, or is skipped.
+:class:`MessageFilter` selects frames before they are decoded: by topic, queue, tag, key, time,
+offset and body.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.stored_message import StoredMessage
 
 TAG_SEPARATOR = props.TAG_SEPARATOR
-"""Re-exported for spark/, which does not import format/."""
+"""The separator of tags. Defined here too, because spark/ does not import format/."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,13 @@ class MessageFilter:
 
     Attributes:
         topic_pattern: regular expression that matches the whole topic name.
-        tags: the message has one of these tags (compared as strings, not by hash).
+        tags: the message has one of these tags. Strings are compared, not hashes.
         keys: one of these words is in KEYS, or equals UNIQ_KEY.
         until_ms: store timestamp in milliseconds, exclusive.
         queue_offsets: minimum queue offset, and the end (exclusive).
         queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive).
-        grep: regular expression to find in the body (decompressed, if the read decompresses).
+        grep: regular expression to find in the body. A read that decompresses bodies searches the
+            decompressed body.
     """
 
     topics: frozenset[str] | None = None
@@ -92,7 +94,7 @@ class MessageFilter:
 
     @property
     def names_queues(self) -> bool:
-        """Whether the filter selects topics or queues, so that consume queues narrow the read."""
+        """Whether the filter names topics or queues, so that a read can use consume queues."""
         conditions = self.topics, self.topic_pattern, self.queue_ids, self.queues, self.queue_ranges
         return any(condition is not None for condition in conditions)
 
@@ -110,11 +112,11 @@ class MessageFilter:
     def _grep(self) -> re.Pattern[bytes] | None:
         if self.grep is None:
             return None
-        # A command line argument that is not UTF-8 arrives with surrogates.
+        # If a command line argument is not UTF-8, the text contains surrogates.
         return re.compile(self.grep.encode("utf-8", "surrogateescape"))
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        """Return the rows of the frames that pass. Cheap conditions run first."""
+        """Return the rows of the frames that meet all conditions; check cheap conditions first."""
         for condition in (
             self._by_topic,
             self._by_numbers,
@@ -221,9 +223,10 @@ class MessageFilter:
 
 
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
-    """Parse ``a,b``, or several such texts, to a set of names; None gives None (any name).
+    """Parse ``a,b``, or several such texts, to a set of names.
 
-    Raises UsageError for a text without a name: an empty filter must not select everything.
+    The result None means any name. Raises UsageError for a text without a name, because an empty
+    filter must not select everything.
     """
     if text is None:
         return None
@@ -235,7 +238,7 @@ def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
 
 
 def tag_expression(text: str | None, what: str = "tags") -> frozenset[str] | None:
-    """Parse a tag expression ``paid || sent``; None for ``*`` and for no expression (any tag)."""
+    """Parse a tag expression ``paid || sent``. The result is None for any tag (``*`` or None)."""
     found = props.parse_tags(text)
     if found is None and text is not None and text != props.ANY_TAG:
         raise UsageError(f"{what} names nothing: {text!r}")
@@ -248,7 +251,7 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order; while the caller works, a thread makes the next item."""
+    """Yield the items in order. While the caller works, a thread makes the next item."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)
@@ -273,7 +276,7 @@ BAD_COMPRESSION = "bad_compression"
 """Kind of damage: the flags mark a body as compressed, but decompression fails."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body gets a batch for itself."""
+"""Maximum bytes of decompressed bodies in one batch. A larger body is a batch of its own."""
 
 
 @dataclass(slots=True)
@@ -289,7 +292,7 @@ class DamageLog:
 
 
 def check_policy(text: str) -> OnDamage:
-    """Check the name of a damage policy. Raises UsageError if no policy has this name."""
+    """Return the damage policy with a name. Raises UsageError if no policy has the name."""
     return choice(text, "on_damage", get_args(OnDamage))  # type: ignore[return-value]
 
 
@@ -376,7 +379,8 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    If the read skips damage, the message keeps its stored body. The recorded span has length 0.
+    If the read skips damage, the message keeps its stored body. The :class:`DamageLog` gets a span
+    of length 0.
     """
 
     layout: StoreLayout

@@ -48,7 +48,7 @@ def kernels() -> ModuleType | None:
         return None
     try:
         from logquarry.format import kernels as module
-    except (ImportError, OSError) as error:  # OSError: the system cannot load a library of numba
+    except (ImportError, OSError) as error:  # The system cannot load a library of numba.
         reason = str(error).partition("\n")[0]
         logger.warning(
             "no compiled kernels (%s): the slower Python reference is used. For speed: "
@@ -77,10 +77,11 @@ class Window:
 
     Attributes:
         base: physical offset of the first byte.
-        end: index of the file's end; larger than ``len(data)`` if the file continues.
+        end: index of the file's end; larger than ``len(data)`` if the file continues after the
+            data.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames come from inner batches. If so, a frame's place in the log
-            is its PHYSICALOFFSET, not ``base`` plus the position.
+        is_unwrapped: whether the frames come from inner batches. The place of such a frame in the
+            log is its PHYSICALOFFSET, not ``base`` plus the position.
     """
 
     data: Bytes
@@ -133,7 +134,7 @@ class Window:
 
 
 def empty_rows(count: int) -> Rows:
-    """Make a table for ``count`` frames, without initial values."""
+    """Make a table of ``count`` rows with uninitialized values."""
     return np.empty((count, ROW_WIDTH), np.int32)
 
 
@@ -193,15 +194,15 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Check one position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
+    """Check a position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads only the frame. So if the window holds the whole frame, the end of the
-        # window can be passed as the end of the file.
+        # decode_at reads only the frame. So if the window contains the whole frame, the call may
+        # pass the window's end as the file's end.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -227,8 +228,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    # A sound head shows the size of the whole frame. If the head is not sound, the check needs only
-    # the head.
+    # A sound head has the size of the whole frame. If the head is damaged, the check needs no other
+    # bytes.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -249,7 +250,7 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Check frames at positions, with expected sizes (0: any). Return sound rows and all codes."""
+    """Check frames at positions; an expected size of 0 matches any. Return sound rows and codes."""
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
     fast = kernels()
@@ -316,7 +317,8 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # If the end of the window cuts a magic, the search can compare only the magic's first byte.
+        # If the window ends inside a magic, the search can compare only the first byte of the
+        # magic.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:
@@ -331,7 +333,8 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy, because a live log may change
+    # The comparison copies the bytes, because a live log may change.
+    found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[0]) if len(found) else stop
 
 
@@ -340,7 +343,8 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    found = np.flatnonzero(window.data[start:stop] != 0)  # a copy, because a live log may change
+    # The comparison copies the bytes, because a live log may change.
+    found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 
 
@@ -361,7 +365,7 @@ _CHUNK: Final = 1 << 20
 
 
 def head_offset(view: FileView) -> int | None:
-    """Return the physical offset in a file's first frame, -1 if there is no frame.
+    """Return the physical offset in a file's first frame; -1 if no frame is at the start.
 
     Return None if the file is too short, or begins with zeros or a blank.
     """
@@ -378,7 +382,7 @@ def head_offset(view: FileView) -> int | None:
 
 
 def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
-    """Yield the first frames of a file whose place in the log is unknown, with their positions."""
+    """Yield the first frames of a file, which may have a wrong name, with their positions."""
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0

@@ -29,15 +29,15 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Maximum bytes of decompressed bodies in one piece. A larger body gets a piece for itself."""
+"""Maximum bytes of decompressed bodies in one piece. A larger body is a piece of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """Settings for the decoding of frames to columns.
 
-    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. If the
-    callback returns, the column has the stored body.
+    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. Unless
+    the callback raises an exception, the column gets the stored body.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -133,7 +133,7 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # Let the product wrap, like the kernels do, so that every timestamp can be converted.
+        # Let the product overflow, as in the kernels, so that any timestamp can be converted.
         return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
@@ -147,7 +147,7 @@ def _exact_properties(message: StoredMessage) -> bytes | None:
 
 
 def body_of(message: StoredMessage, decoding: Decoding) -> bytes:
-    """Return a message's body, decompressed if ``decoding`` requires that."""
+    """Return a message's body. Decompress the body if ``decoding`` requires decompressed bodies."""
     if not decoding.decompress:
         return message.body
     return _content(message.body, message.sys_flag, message.physical_offset, decoding)
@@ -165,7 +165,7 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
     """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes.
 
-    A larger body gets an array for itself. If no body is compressed, there is only one array.
+    A larger body is an array of its own. If no body is compressed, there is only one array.
     """
     flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
     if not any(map(is_compressed, flags)):
@@ -210,7 +210,7 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Return the topic number of each frame, and the topics in the order of these numbers."""
+    """Return the index of each frame's topic in the second result, a list of the topics."""
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
@@ -250,8 +250,8 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
-    The CRC covers only the body, so only this check finds a torn page in topic or properties. A
-    frame that matches its property CRC is as it was written, and does not count.
+    The frame's CRC covers only the body, so only this check finds a torn page in topic or
+    properties. If the property CRC of a frame is right, the frame is not suspect.
     """
     fast = codec.kernels()
     if fast is not None:
@@ -288,7 +288,7 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     stated = property_crc.stated(window.data, starts, sizes)
     lengths = sizes - property_crc.SIZE
     fast = codec.kernels()
-    # A CRC below 0 marks a malformed property. The kernel skips such frames.
+    # If the property is malformed, the stated CRC is below 0. The kernel skips such frames.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
         view = window.data.data

@@ -26,7 +26,7 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""For each column of fixed width: a part of the frame, and the column's position in that part."""
+"""Column of fixed width -> a part of the frame, and the column's position in this part."""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 
@@ -36,7 +36,7 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 WHOLE_PROPERTIES: Final = frozenset({"properties", _EXACT})
 """Columns that need all properties of a message."""
 _SMALLEST_PAIR: Final = 4
-"""Bytes of the shortest property with both separators."""
+"""Minimum bytes of a property with both separators."""
 
 
 def too_large() -> LogquarryError:
@@ -132,13 +132,13 @@ class KernelColumns:
         return pa.array(names, pa.string()).take(pa.array(ids))
 
     def topic_ids(self) -> tuple[Int32, list[str]]:
-        """Return the topic number of each frame, and the topics."""
+        """Return the index of each frame's topic in the second result, a list of the topics."""
         ids = np.empty(self.count, np.int32)
         found = np.empty((_MAX_TOPICS, 2), np.int32)
         table = np.full(_TOPIC_TABLE, -1, np.int32)
         known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
         if known < 0:
-            # The small table cannot hold all topics: size the table by the number of frames.
+            # The small table has no room for all topics: make a table for as many topics as frames.
             found = np.empty((self.count, 2), np.int32)
             table = np.full(1 << (2 * self.count).bit_length(), -1, np.int32)
             known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
@@ -179,7 +179,8 @@ class KernelColumns:
         total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
         if total < 0:
             raise too_large()
-        # Arrow's pool reuses large buffers. NumPy would allocate them from the system each time.
+        # Arrow's pool reuses large buffers. NumPy would allocate new memory from the system each
+        # time.
         data = pa.allocate_buffer(total)
         self.k.copy_spans(self.address, starts, count, offsets, data.address)
         return pa.Array.from_buffers(
@@ -225,7 +226,7 @@ class KernelColumns:
         self._pairs = pairs, pair_offsets
 
     def all_property_spans(self) -> tuple[Int32, Int32]:
-        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 if there is none."""
+        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 if missing."""
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None
@@ -268,15 +269,16 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The result is null if a string equals the encoding of its pairs. It is enough to compare
-        # lengths: the pairs lack empty and repeated properties. Call this only for UTF-8 strings.
+        # The result is null if a string equals the encoding of its pairs. All strings must be
+        # UTF-8. The function compares only lengths, because the pairs lack empty and repeated
+        # properties.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # Each pair has one separator, and one more separator is between two pairs.
+        # Each pair contains one separator, and another separator is between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -1,8 +1,9 @@
 """Keeps the property strings that a Parquet file's column ``properties`` cannot reproduce.
 
-A map loses doubled separators, repeated keys, empty values and bytes that are not UTF-8. An import
-must restore such strings, so an export lists them in the metadata of the Parquet file. Clients
-before 4.9.3 end every string with a separator; the list has a null for each of these strings.
+The column is a map, which loses doubled separators, repeated keys, empty values and bytes that are
+not UTF-8. An import must restore the string, so an export writes the strings of such rows into the
+metadata of the Parquet file. Clients before 4.9.3 end every string with a separator; the list has a
+null for each of these strings.
 
 ::
 
@@ -26,9 +27,10 @@ from logquarry.format.arrays import Int64
 from logquarry.log.schema import EXACT_PROPERTIES
 
 KEY: Final = b"logquarry.properties_string"
-"""Name of the list in the file's metadata."""
+"""Key of the list in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""Approximate maximum bytes of strings in one file. Readers limit the size of metadata."""
+"""Approximate maximum bytes of strings in one file. Readers of Parquet limit the size of metadata.
+"""
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
 _SCHEMA: Final = pa.schema({"skip": pa.uint32(), "string": pa.binary()})
@@ -59,7 +61,7 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add the ``count`` rows of another file, with the result of :func:`read` for that file."""
+        """Add the ``count`` rows of another file, of which :func:`read` returned ``listed``."""
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)
@@ -74,7 +76,7 @@ class ExactProperties:
         )
 
     def metadata(self) -> dict[str, str]:
-        """Return the metadata of the file. The dict is empty if the maps reproduce all strings."""
+        """Return the metadata of the file; an empty dict if the maps reproduce all strings."""
         if not self._parts:
             return {}
         sink = pa.BufferOutputStream()
@@ -99,7 +101,7 @@ def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | Non
 
 
 def strings(exact: tuple[Int64, pa.Array], maps: pa.Array, first: int) -> pa.Array:
-    """Return the exact strings of rows, null if not listed. ``first``: the first row's number."""
+    """Return the strings of rows from row ``first`` on; null for a row that is not listed."""
     rows, listed = exact
     begin, end = np.searchsorted(rows, [first, first + len(maps)]).tolist()
     values: list[bytes | None] = [None] * len(maps)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REMOTE_RANGE = 16 << 20
-"""Minimum bytes that a window fetches from a remote file."""
+"""Minimum number of bytes that a reader fetches from a remote file."""
 _MOST_READ_WHOLE = 1 << 30
 
 
@@ -50,7 +50,8 @@ class FileView(ABC):
 
     Attributes:
         is_mapped: whether a window is a view of a map; False if a window is a copy.
-        is_growing: whether another program may write the file, so that a copy can become outdated.
+        is_growing: whether another program may write to the file. A copy of the bytes can then
+            become outdated.
     """
 
     path: str
@@ -60,8 +61,8 @@ class FileView(ABC):
 
     @property
     def unreadable(self) -> Sequence[Unreadable]:
-        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in their
-        place.
+        """The unreadable ranges that were found so far, in order. Windows have FILL bytes in these
+        ranges.
         """
         return ()
 
@@ -74,7 +75,7 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read a range. Return the first unreadable range that overlaps this range, if any."""
+        """Read a range. Return the first overlapping unreadable range; None if there is none."""
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
@@ -83,7 +84,7 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the lowest position from which a window up to ``position`` needs no new probe."""
+        """Return the start of the probed readable bytes that end at ``position``."""
         return position
 
     def next_data(self, position: int) -> int:
@@ -98,7 +99,7 @@ def unreadable_file(view: FileView, fault: Unreadable | None = None) -> Unreadab
 
 
 class GoneFile(FileView):
-    """An empty view that replaces a deleted file."""
+    """The view of a file that was deleted: no bytes."""
 
     is_mapped = True
 
@@ -118,7 +119,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """List a folder below the root, sorted by name. A missing folder is empty."""
+        """List a folder below the root, sorted by name; empty if the folder is missing."""
 
     @abstractmethod
     def open(self, path: str) -> FileView:
@@ -141,7 +142,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe what is at a path, for example a pipe; None for a file, a folder or nothing."""
+        """Describe a special file such as a pipe; None for a file, a folder or a missing path."""
         return None
 
     def real_path(self, path: str) -> str:
@@ -208,7 +209,7 @@ class _LocalFile(FileView):
         try:
             descriptor = os.open(self.path, READ_ONLY)
         except OSError:
-            # The file was deleted, but its map is still valid.
+            # The file was deleted, but its map remains valid.
             return position
         try:
             # The file may have grown after it was mapped. Readers use only the mapped part.
@@ -223,13 +224,13 @@ class LocalFileSystem(FileSystem):
     """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # Use an absolute path, because the process may change its working folder.
+        # The process may later change its working folder.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
 
     def _path(self, path: str) -> str:
-        # Joining names with pathlib takes longer than opening a file.
+        # Joining the path with pathlib would take longer than opening the file.
         return f"{self._base}/{path}"
 
     def list(self, path: str) -> list[Entry]:
@@ -248,7 +249,7 @@ class LocalFileSystem(FileSystem):
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker deleted the file after the listing, or a link leads to itself.
+            # A live broker deleted the file after the listing, or the path is a link to itself.
             return None
 
     def open(self, path: str) -> FileView:
@@ -412,7 +413,7 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """One name below a folder. ``wrong``: why the name cannot be read as a file or a folder."""
+    """A name below a folder. ``wrong`` is the reason why it is neither file nor folder."""
 
     path: str
     is_dir: bool

@@ -1,4 +1,4 @@
-"""Decodes the fields of frames that the dispatcher needs (``DispatchRequest``), as arrays."""
+"""Decodes the fields that the dispatcher needs of each frame (``DispatchRequest``) to arrays."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class DispatchRequests:
         topic_ids: index of the frame's topic in ``topics``.
         store_timestamp: in milliseconds.
         is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the frame has KEYS or UNIQ_KEY, and is not a ROLLBACK.
+        has_key: whether the index gets keys of the frame: KEYS or UNIQ_KEY of any frame except
+            ROLLBACK.
     """
 
     topic_ids: Int32
@@ -77,7 +78,7 @@ def dispatch_requests(
 # Index keys
 
 _SHORTEST_KEY = 2
-"""Bytes of a key with one character and the space after this key."""
+"""Bytes of a key of one character, and of the space after the key."""
 
 
 def index_keys(
@@ -91,8 +92,9 @@ def index_keys(
     """Hash the keys of frames. Return the hashes, and the frame number of each key.
 
     The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
-    KEYS, and the tag. ``raw`` keeps the sign of the hashes, like RocketMQ 3.x. ``only_keys`` skips
-    UNIQ_KEY, because 3.x had no UNIQ_KEY. ``tags`` adds the tag, like RocketMQ 5.4.
+    KEYS, and the tag. With ``raw``, hashes keep their sign, as in RocketMQ 3.x. With ``only_keys``,
+    UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is added, as in
+    RocketMQ 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -136,8 +138,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The kernel walks and decodes in one pass. If a run has a frame that only the reference can decode,
-# the reference decodes the run.
+# The kernel walks and decodes in one pass. If the kernel cannot decode a frame of a run, the
+# reference decodes the whole run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -154,7 +156,8 @@ class Followed:
     Attributes:
         key_hashes: hashes of the index keys, in the order of the index.
         key_numbers: frame number of each key.
-        table: the kernel's table (:mod:`logquarry.format.arrays`); None if the reference decoded.
+        table: the kernel's table (:mod:`logquarry.format.arrays`); None if the reference decoded
+            the run.
         queues: (topic, queue id) of each queue number in the table.
     """
 
@@ -167,7 +170,7 @@ class Followed:
 
 
 class Follower:
-    """Follows the log run by run. One thread may use a follower at a time.
+    """Reads and decodes the frames of a log, run by run. One thread may use a follower at a time.
 
     With ``as_java``, a follower stops (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames
     of 5.x, and frames of the schedule topic whose DELAY is not one to nine digits.
@@ -296,7 +299,8 @@ def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int
 
 
 def follow_run(follower: Follower, run: Run) -> Iterator[tuple[Window, Followed]]:
-    """Decode the frames of a walk's run for the dispatcher. Each part is valid until the next part.
+    """Decode the frames of a walk's run for the dispatcher. The arrays of a part are valid until
+    the next part is made.
 
     Raises CorruptFrame if a frame was lost after the walk.
     """

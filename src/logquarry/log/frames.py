@@ -1,9 +1,9 @@
 """Reads frames at given offsets, and prepares runs of frames: removes lost frames, splits batches.
 
-A frame has its physical offset, so other threads or machines can read any part of a log. But only
-the walk (:class:`LogReader`) decides whether a frame belongs to the log. A page that the walk has
-checked can be lost before the decoder reads the page. A lost page holds ``FILL``
-(:mod:`logquarry.log.readable`). Data from lost pages must not reach the caller.
+A frame contains its own physical offset, so other threads or machines can read any part of a log.
+But only a walk (:class:`LogReader`) determines whether a frame belongs to the log. A page can be
+lost after the walk has checked it and before the decoder reads it. A lost page has ``FILL`` bytes
+(:mod:`logquarry.log.readable`), which must not reach the caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from logquarry.log.walk import DamagedSpan, Event, LogReader, Run
 
 
 class Guess(Protocol):
-    """A run of frames that another thread or machine found."""
+    """A run of frames that another thread or machine found without a walk from the log's start."""
 
     @property
     def start(self) -> int:
@@ -48,11 +48,10 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order, and take a guess instead of walking if it begins at the
-    position.
+    """Walk the whole log in order. If a guess begins at the walk's position, use the guess instead.
 
-    ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer has the store
-    open.
+    ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer may have the
+    store open.
     """
     position = reader.files.start
     for guess in guesses:
@@ -103,7 +102,8 @@ def runs_at(
     batch_bytes: int = walk.DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
-    """Read the frames at ascending physical offsets. A missing frame gives a :class:`DamagedSpan`.
+    """Read the frames at ascending physical offsets. For a missing frame, the function yields a
+    :class:`DamagedSpan`.
 
     A frame must have its size in ``sizes``, unless this size is 0 or ``any_size`` is set.
     """
@@ -190,7 +190,7 @@ def _whole_frames(
 ) -> tuple[int, Window]:
     """Return the number of the first frame after the window, and the window.
 
-    If even the first frame is not entirely in the window, the window is enlarged.
+    If the first frame is not entirely in the window, the returned window is larger.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -254,7 +254,7 @@ def is_lost(run: Run) -> bool:
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # A call of window() records which pages are lost.
+    # The call of window() finds the lost pages.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -288,7 +288,7 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
     Raises CorruptFrame if a frame is lost and the read must not continue without it.
     """
-    # Copy before the check: later losses of pages do not affect the copy.
+    # Copy before the check, because a page that is lost later does not affect the copy.
     window = replace(run.window, data=run.window.data.copy())
     kept = run.rows[:, 0].astype(np.int64) + run.window.base >= start
     for number, span in _lost_spans(run):
@@ -299,9 +299,10 @@ def copied(run: Run, start: int = 0) -> Run | None:
 
 
 def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]]]) -> Iterator[T]:
-    """Decode runs of frames. If frames are lost, report the loss and decode the rest from a copy.
+    """Decode runs of frames.
 
-    ``decode`` yields parts of the run's rows, in their order, each with its decoded form.
+    If frames were lost after the walk, report the loss, and decode the other frames from a copy.
+    ``decode`` yields parts of a run's rows, in order, each with the decoded messages.
     """
     for run in runs:
         left: Run | None = run
@@ -314,7 +315,7 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
                     yield item
                     done = left.window.base + int(rows[-1, 0]) + int(rows[-1, r.SIZE])
             except Exception:
-                # The decoder can fail at bytes that were lost after the walk.
+                # The decoder can raise an error at FILL bytes of lost pages.
                 if not is_lost(left):
                     raise
             left = copied(left, done) if is_lost(left) else None
@@ -368,7 +369,7 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """Return how many queue offsets each frame uses (INNER_NUM); None if each frame uses one."""
+    """Return how many queue offsets each frame uses (INNER_NUM); None if each uses one offset."""
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

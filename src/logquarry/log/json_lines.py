@@ -1,8 +1,8 @@
 """Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
-A line equals :meth:`logquarry.stored_message.StoredMessage.to_json`. This module makes the lines
-from columns, which is several times as fast. On a terminal, each line is safe, because all control
-characters are escaped.
+A line has the same content as :meth:`logquarry.stored_message.StoredMessage.to_json`, but this
+module makes the lines from columns, several times as fast. All control characters are escaped, so a
+line can be printed on a terminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Values that reveal a hidden value are hidden too: for example the CRC of a body that is a
+    # Also hide values from which the hidden value can be found, such as the CRC of a body that is a
     # telephone number, or the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
@@ -53,7 +53,7 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON requires escapes only below U+0020. But DEL, C1 controls, bidirectional marks and line
+# JSON requires escapes only below U+0020, but DEL, C1 controls, bidirectional marks and line
 # separators also affect a terminal.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring

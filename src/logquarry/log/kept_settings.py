@@ -1,7 +1,7 @@
-"""Reads the settings and offsets that ``.logquarry/`` records, and infers a store's delay levels.
+"""Reads the settings and offsets in a store's folder ``.logquarry/``, and infers delay levels.
 
-Recorded settings are used only if the files do not show a setting, for example in a new index
-without keys (:mod:`logquarry.read.store_sizes`).
+A recorded setting is used only if the store's other files do not show the setting, for example in a
+new index without keys (:mod:`logquarry.read.store_sizes`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def encode(config: StoreConfig) -> bytes:
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
 
-# Cached, because one command opens a store several times.
+# The result is cached, because one command opens a store several times.
 @lru_cache(maxsize=16)
 def decode(data: bytes) -> Mapping[str, Any]:
     """Decode the settings by name. Raises ValueError if the bytes are not a record of settings."""
@@ -71,7 +71,7 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """The missing start of a log: former start, and start of the first file now."""
+    """A log without its first files: its former start, and the start of the first existing file."""
 
     start: int
     stop: int
@@ -83,16 +83,16 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """Return the first missing file as a file of 0 bytes, which readers treat as missing."""
+        """Return the first missing file with the size 0, which readers report as missing."""
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 
 def read_durable(filesystem: FileSystem) -> Durable | None:
     """Read the durable offset and the start of the log; None if there is no valid record.
 
-    After another program has written the store, the record is not valid
-    (:class:`logquarry.format.checkpoint.DurableMark`). A file that this user may not read is no
-    record, too.
+    A record is invalid if another program has written the store
+    (:class:`logquarry.format.checkpoint.DurableMark`). The result is also None if this user may not
+    read the file.
     """
     try:
         data = filesystem.read(DURABLE)
@@ -118,7 +118,7 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 
 
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
-    """Explain why a log may lack its first files; None if the log's start is recorded or 0.
+    """Explain why the log's first files may be missing; None if the log's start is recorded or 0.
 
     RocketMQ's retention deletes the first files of a log without any record.
     """
@@ -134,7 +134,7 @@ def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str 
 
 
 class Schedule(Protocol):
-    """The files of a store that show the delay levels: log and schedule queues."""
+    """The files of a store from which delay levels are inferred: log and schedule queues."""
 
     config: StoreConfig
 
@@ -165,9 +165,9 @@ _MOST_LOOKED_AT = 9
 def levels_of(layout: Schedule) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first.
 
-    If the configured levels are RocketMQ's defaults, the first entries of each schedule queue show
-    the level's delay: an entry has the delivery time, and its message has the store time. A level
-    without entries has the recorded or default delay.
+    If the configured levels are RocketMQ's defaults, a level's delay is inferred from the first
+    entries of its schedule queue: an entry has the delivery time, and its message has the store
+    time. A level without entries has the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
@@ -184,7 +184,7 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, rounded to seconds: 3.x adds milliseconds."""
+    """Format levels as ``messageDelayLevel``, rounded to seconds (3.x adds milliseconds)."""
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 

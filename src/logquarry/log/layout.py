@@ -57,7 +57,7 @@ _BY_SETTINGS: Final = frozenset({"lost_head", "log_names", "state_table", "redo_
 
 
 class _listed(Generic[_T]):  # noqa: N801
-    """A property of a layout. The value is cached until :meth:`StoreLayout.refresh`."""
+    """A property of a layout whose value is cached until :meth:`StoreLayout.refresh`."""
 
     def __init__(self, find: Callable[[StoreLayout], _T]) -> None:
         self._find = find
@@ -80,12 +80,12 @@ class BrokenLink(StoreNotFound):
 
 
 class StoreLayout:
-    """The files of one store. Each listing is made at first use.
+    """The files of one store. Each folder is listed at the first use of its files.
 
     Attributes:
-        left_out: (topic, queue id) of queues that this layout hides from its readers.
+        left_out: (topic, queue id) of queues that this layout does not list.
         writer_end: the log's end that a reader found while a writer had the store open, if stale
-            frames follow that end; else None.
+            frames follow this end; else None.
     """
 
     def __init__(self, filesystem: FileSystem, config: StoreConfig | None = None) -> None:
@@ -128,7 +128,7 @@ class StoreLayout:
         config: StoreConfig | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> StoreLayout:
-        """Open the layout of the store at a path or URL. Raises StoreNotFound if there is none."""
+        """Open the layout of the store at a path or URL. Raises StoreNotFound without a store."""
         config = settings_of(config)
         try:
             return cls(open_filesystem(location, storage_options), config)
@@ -138,7 +138,7 @@ class StoreLayout:
     def with_config(self, config: StoreConfig) -> StoreLayout:
         """Make a layout of the same files with another configuration.
 
-        Lists that do not depend on the configuration are not made again.
+        The new layout keeps the cached lists that do not depend on the configuration.
         """
         other = copy.copy(self)
         other.config = config
@@ -155,8 +155,8 @@ class StoreLayout:
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
         """Make a layout that takes the offset of each log file from its frames, not from its name.
 
-        Only verify, recover and salvage use such a layout. Without ``shows_lost_head``, the layout
-        does not show missing first files.
+        Only verify, recover and salvage use such a layout. With ``shows_lost_head``, the layout
+        lists one empty file for missing first files.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -198,7 +198,7 @@ class StoreLayout:
         """The files of the commit log.
 
         Raises UnsupportedStore if the log is at an unsupported place, and MisnamedFile if a name is
-        wrong. Only the first file, the last file and files beside a gap are checked here.
+        wrong. Only the names of the first file, the last file and files beside a gap are checked.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
@@ -225,7 +225,7 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log's missing part; None if the folders hold the whole log."""
+        """The place of the log's missing part; None if the log's folders have the whole log."""
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -234,14 +234,14 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """Evidence that an empty log had messages; None if there is no such evidence."""
+        """Evidence that an empty log had messages; None without evidence."""
         found = find_missing_log(self.filesystem, self._names, self.config)
         # A writer may have created its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the log file's path, below the root, for an offset; the file may not exist."""
+        """Return the path below the root of the log file for an offset; the file may be missing."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -251,7 +251,7 @@ class StoreLayout:
 
     def right_path(self, file: StoreFile) -> str:
         """Return the path that a log file should have, according to its frames."""
-        # Only files in commitlog/ have their names checked.
+        # Only names of files in commitlog/ are checked.
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
@@ -260,16 +260,17 @@ class StoreLayout:
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the commit log again. One empty file represents all missing first files."""
+        """List the commit log again. One file without bytes replaces all missing first files."""
         files = self._list_log()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     def present_start(self) -> int:
-        """Return the log's start now, which a retention may have moved since the log was listed.
+        """Return the log's current start, which a retention may have moved since the log was
+        listed.
 
-        A retention deletes a log file first, and then the queue files of its messages. So if a
-        queue's files were listed before this call, the queue has all later messages.
+        A retention deletes a log file before the queue files of its messages. So queue files that
+        were listed before this call have all messages from this start on.
         """
         log = self.commit_log
         exists = self.filesystem.exists
@@ -291,7 +292,7 @@ class StoreLayout:
 
     @_listed
     def log_names(self) -> LogNames:
-        """The files of the log by their content, and the files with wrong names."""
+        """The log's files with their offsets according to the frames, and wrong names."""
         return self._find_log_names()
 
     def _find_log_names(self) -> LogNames:
@@ -361,7 +362,7 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # The topic may come from a message. The path must stay within the store.
+        # The topic may be from an untrusted message. The path must not leave the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
@@ -372,14 +373,14 @@ class StoreLayout:
 
     @_listed
     def state_table(self) -> FileSequence:
-        """The files of the transaction state table."""
+        """The files of the state table of 3.x."""
         return self._of_3_x(
             store_files.STATE_TABLE, state_table.UNIT_SIZE, self.config.state_table_file_size
         )
 
     @_listed
     def redo_log(self) -> FileSequence:
-        """The files of the transaction redo log."""
+        """The files of the redo log of 3.x."""
         return self._of_3_x(
             store_files.REDO_LOG, queue_entry.UNIT_SIZE, self.config.redo_log_file_size
         )
@@ -405,7 +406,7 @@ class StoreLayout:
         return self.filesystem.exists(store_files.ABORT)
 
     def is_live(self) -> bool:
-        """Whether a process holds the store's lock. False for a remote store."""
+        """Whether a process holds the store's lock; False for a remote store."""
         if not isinstance(self.filesystem, LocalFileSystem):
             return False
         return is_locked(Path(self.filesystem.root) / store_files.LOCK)
@@ -438,7 +439,7 @@ class StoreLayout:
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether each broken frame before ``bound`` is damage inside the log, not the log's end.
+        """Whether a broken frame before ``bound`` is always damage, never the log's end.
 
         After a clean shutdown, RocketMQ's last recovery may have truncated the log at a broken
         frame in the last file. After a crash, no recovery has truncated the log.
@@ -453,8 +454,8 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None if the record is not valid any more.
 
-        A recovery by RocketMQ's rules keeps the bytes and queue entries after that end. A later
-        write makes the record invalid.
+        A recovery by RocketMQ's rules keeps the bytes and queue entries after the log's end. A
+        later write to the store makes the record invalid.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

@@ -41,11 +41,11 @@ _SCHEMES: Final = frozenset(
         *("az", "wasb", "wasbs", "oss", "http", "https", "ftp", "sftp", "ssh"),
     }
 )
-"""Usual URL schemes, except ``file``: a ``file:`` URL needs no slashes."""
+"""Usual URL schemes that need slashes; ``file:`` needs none."""
 _FOLDERS: Final = ("commitlog", "consumequeue")
 _USUAL: Final = "store"
 _DEEPEST: Final = 4
-"""Depth of a queue file below the folder of its store."""
+"""Number of folder levels from a store's folder to a queue file."""
 _MOST_NAMES: Final = 1_000
 
 
@@ -63,7 +63,7 @@ def path_or_url(location: str) -> str:
 
 
 def local_store(path: str | os.PathLike[str]) -> Path:
-    """Return the folder of a store that the caller changes. Raises UsageError for a URL."""
+    """Return the local folder of a store that a caller will change. Raises UsageError for a URL."""
     return local_folder(path, "only a local store can be changed")
 
 
@@ -80,8 +80,7 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    # Keep the first line: in the next lines, libhdfs lists all places in which it searched for
-    # Java.
+    # Keep only the first line of the error: libhdfs adds all places in which it searched for Java.
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
@@ -135,7 +134,7 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find the only store near a local path: in parent folders, in the folder, or in the home."""
+    """Find a store near a local path: a parent folder, in the home, or the only store inside."""
     if "://" in location:
         return None
     home = _from_home(location)
@@ -157,7 +156,7 @@ def near_store(location: str) -> str | None:
 
 
 def _from_home(location: str) -> str | None:
-    # A caller may have made the path absolute: /here/~/store.
+    # If a caller made the path absolute, "~" is inside the path: /here/~/store.
     parts = location.split("/")
     for number, part in enumerate(parts):
         if part.startswith("~"):

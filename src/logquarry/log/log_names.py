@@ -4,12 +4,13 @@ A file's name is the physical offset of its first byte. Each frame has its physi
 (PHYSICALOFFSET), so the frames show the offset of a file with a wrong name. Rules:
 
 - If the first frame agrees with the name, the name is right.
-- Otherwise the first whole frames with correct CRCs vote, so that one damaged PHYSICALOFFSET does
-  no harm. Stale frames vote for the same offset.
+- Otherwise the first whole frames with correct CRCs are read, and the offset that most of these
+  frames show is right. So one damaged PHYSICALOFFSET does no harm. Stale frames show the same
+  offset.
 - A file without a frame keeps its name, unless another file needs that name.
-- If the frames of two files show the same offset, the file without that name is a copy.
-- The queues reveal a file of another store: if all sampled messages of the file have other offsets
-  in the queues, recover does not rename the file, and refuses the store.
+- If the frames of two files show the same offset, the file whose name is another offset is a copy.
+- If all sampled messages of a file have other offsets in the queues, the file is from another
+  store. Then recover refuses the store, and renames no file.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from logquarry.log.store_files import (
 RENAMING: Final = ".renaming"
 """Suffix of a log file during a recovery's rename. The part before the suffix is the right name."""
 _LEAST_FRAMES: Final = 2
-"""Minimum number of frames that can reject a possible name without confirmation by a queue."""
+"""Minimum number of frames that contradict a possible name if no queue confirms the frames."""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -61,10 +62,11 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class LogNames:
-    """The files of a log, by their content.
+    """The files of a log with the offsets that their frames show.
 
     ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
-    file, but does not belong to the log. The frames of a doubtful file do not decide its offset.
+    file, but does not belong to the log. A doubt is a file whose frames do not determine its
+    offset.
     """
 
     files: tuple[StoreFile, ...]
@@ -74,11 +76,11 @@ class LogNames:
 
     @property
     def are_right(self) -> bool:
-        """Whether every file has its right name, as far as frames show the name."""
+        """Whether the log has neither renames nor doubts."""
         return not (self.renames or self.doubts)
 
     def error(self, filesystem: FileSystem, first: str | None = None) -> MisnamedFile:
-        """Make the error for a reader that relies on names and found the file ``first``."""
+        """Make the error for a reader that found the misnamed file ``first``."""
         found = [(one.path, one.base, one.reason) for one in self.renames]
         found += [(path, 0, reason) for path, reason in self.doubts]
         path, offset, reason = next((one for one in found if one[0] == first), found[0])
@@ -98,7 +100,7 @@ def right_path(base: int) -> str:
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether a file's first frame has another physical offset than the name. Reads one head."""
+    """Whether the head of a file's first frame has another physical offset than the file's name."""
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
@@ -111,7 +113,7 @@ def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: 
     """Whether a log may have wrong names.
 
     Checks only files that a walk could miss: the first and last file, files beside a gap, and files
-    whose names are not offsets. Readers check all other files at their opening.
+    whose names are not offsets. A reader checks each other file when it opens the file.
     """
     suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
@@ -136,7 +138,7 @@ def identify_files(filesystem: FileSystem, files: Sequence[StoreFile]) -> LogNam
 
 
 def _entries(filesystem: FileSystem) -> Iterator[tuple[str, Entry]]:
-    # Subfolders are included: a backup, or lost+found.
+    # Log files may also be in a subfolder, such as a backup or lost+found.
     for entry in filesystem.list(COMMIT_LOG):
         path = f"{COMMIT_LOG}/{entry.name}"
         if not entry.is_dir:
@@ -155,7 +157,7 @@ class _Item:
 
     Attributes:
         named: the offset in the name, None if the name is not an offset.
-        ours: the offset in the new name that an interrupted recovery was giving to the file.
+        ours: the offset in the new name, if a recovery was interrupted while it renamed the file.
         base: the offset that ``frames`` show, None if unknown.
     """
 
@@ -179,7 +181,7 @@ class _Identification:
                 self._items.append(_Item(path, entry.size, None, target))
         sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
         sizes = sizes or Counter(item.size for item in self._items)
-        # The most frequent size. Names are not used, because names may be wrong.
+        # Return the most frequent size. Names do not show the size, because names may be wrong.
         self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
         self._right: dict[int, _Item] = {}
         self._mute: list[_Item] = []
@@ -245,7 +247,7 @@ class _Identification:
             item.base = item.named if item.named in votes else None
 
     def _may_be_right(self, item: _Item) -> bool:
-        # The name is possible if its distance to the other names is a multiple of the file size.
+        # A name is possible if its distance to the other names is a multiple of the file size.
         if item.named is None or not self._size:
             return False
         rest = Counter(one.named % self._size for one in self._items if one.named is not None)
@@ -297,7 +299,7 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        # Files whose names are not offsets are accepted, except for copies of expired files.
+        # Accept files whose names are not offsets, except copies of expired files.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -319,7 +321,7 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        # A copy whose name is not an offset does no harm, and is ignored.
+        # Ignore a copy whose name is not an offset, because no reader uses the copy.
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -327,12 +329,12 @@ class _Identification:
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        """Place the files whose content shows no offset."""
+        """Choose offsets for the files whose content shows no offset."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all known names differ from the right names by the same amount, assume that the names
-        # of empty files differ by that amount too.
+        # If all known names differ from the right names by one amount, assume that the names of
+        # empty files differ by the same amount.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:
@@ -362,7 +364,7 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether queues and frames have equal offsets for a file's messages; None if unknown."""
+        """Whether queues and frames have the same physical offsets of messages; None if unknown."""
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)
@@ -371,7 +373,7 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # RocketMQ 3 counts wrong after a restart, so the log can have one queue offset twice.
+        # RocketMQ 3 can give a queue offset to two messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

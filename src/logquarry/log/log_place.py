@@ -64,8 +64,8 @@ _TWICE: Final = "Compare the two, and move the one that is not the broker's out 
 class LogPlace:
     """The place of a log that is not, or only partly, in ``commitlog/``.
 
-    ``evidence`` are the folders, files or settings that show ``feature``, and ``reason`` is a
-    clause. ``advice`` replaces the feature's usual next step.
+    ``evidence`` has the folders, files or settings that show ``feature``. ``reason`` is a clause
+    for the error. ``advice`` replaces the usual next step of the feature.
     """
 
     feature: str
@@ -123,12 +123,13 @@ def find_log_folders(
 ) -> LogFolders:
     """Find the folders of the log. Reads only folder names.
 
-    - A DLedger log is accepted if the store has only one, and ``commitlog/`` has no files.
+    - A DLedger log is accepted if the store has only one DLedger log, and ``commitlog/`` has no
+      files.
     - Configured folders are accepted if each has a log file, in the store or at its path.
     - If no folders are configured, other folders in the store are accepted if their files continue
       the log.
     - An empty folder is accepted if the files in the other folders reach the durable offset,
-      because a recovery may have emptied this folder.
+      because a recovery may have moved all files out of the folder.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, COMMIT_LOG)
@@ -150,7 +151,8 @@ def find_log_folders(
         known = tuple(dict.fromkeys(path for path in stated if path is not None))
         if known == (COMMIT_LOG,):
             return LogFolders()
-        # A broker with these settings does not read commitlog/, so commitlog/ gets no new file.
+        # With these settings a broker does not read commitlog/, so a writer must not create files
+        # there.
         also = own if COMMIT_LOG not in known else ()
         paths = (*also, *known)
         feature = SEVERAL_LOG_PATHS if len(paths) > 1 else LOG_ELSEWHERE
@@ -230,7 +232,7 @@ def _stated_folders(
 def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
-    # A copied store may have its folders at another place than the configured one. With
+    # In a copied store, the folders may have other paths than the configured paths. With
     # may_be_empty, a folder without files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
@@ -270,8 +272,8 @@ def find_missing_log(
 ) -> LogPlace | None:
     """Find the place of the log if ``commitlog/`` has no file; None if the store is new.
 
-    A store is new if no queue has an entry and the checkpoint has no store time. If there is no
-    checkpoint, the index must have no entry either.
+    A store is new if no queue has an entry and the checkpoint has no store time. Without a
+    checkpoint, the index must be empty too.
     """
     known = _known_message(filesystem, [entry.name for entry in names if entry.is_dir])
     if known is None:
@@ -283,7 +285,7 @@ def find_missing_log(
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    # The files of a copy have the same offsets as files of the log.
+    # If the offsets of a folder's files equal offsets of the log, the folder is a copy.
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 
@@ -297,7 +299,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
 
 
 def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None:
-    """Return a file that points to a message in the log."""
+    """Return the path of a queue file or index file that points to a message in the log."""
     for root in (name for name in (CONSUME_QUEUE, BATCH_QUEUE) if name in folders):
         for topic in filesystem.list(root):
             for queue in filesystem.list(f"{root}/{topic.name}") if topic.is_dir else ():
@@ -314,8 +316,8 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Call this only if there is no checkpoint: with a checkpoint, an index may remain from a log
-    # whose loss a recovery in mode ``rocketmq`` accepted.
+    # Call this function only if there is no checkpoint. With a checkpoint, the index may be older
+    # than a recovery in mode ``rocketmq`` that accepted the loss of the log.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):

@@ -1,16 +1,13 @@
-"""Reads the bytes of a store's files: :class:`OpenFiles` any files, :class:`LogBytes` the log.
+"""Reads the bytes of a store's files.
 
-:class:`OpenFiles` keeps the most recently read files open. :class:`LogBytes` maps the log's files,
-finds the end of the data, and searches for frames.
+:class:`OpenFiles` reads any files, and keeps the most recently read files open. :class:`LogBytes`
+maps the log's files, finds the end of the data, and searches for frames.
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections import OrderedDict
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
 from logquarry.errors import StoreNotFound
 from logquarry.format import dledger
@@ -23,60 +20,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import CHUNK, Unreadable, first_unreadable
 from logquarry.log.store_files import StoreFile
 
-_POPULATE_WRITE: Final = 23
-_STEP: Final = 8 << 20
 _MOST_AHEAD: Final = 4 << 20
 
-
-def address_of(mapped: mmap.mmap) -> int:
-    """Return the memory address of a writable map. Keeps no reference to the map."""
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-
-
-def populate(address: int, size: int) -> bool:
-    """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
-    return all(
-        _call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE)
-        for at in range(0, size, _STEP)
-    )
-
-
-def lock(address: int, size: int) -> bool:
-    """Lock pages in memory. Return False if the limit of locked memory is reached."""
-    return _call("mlock", address, size)
-
-
-def unlock(address: int, size: int) -> bool:
-    """Unlock pages in memory."""
-    return _call("munlock", address, size)
-
-
-def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map: in a forked child, other code may use the map's address range."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
-
-
-def _call(name: str, address: int, size: int, *more: int) -> bool:
-    function = getattr(_libc(), name, None)
-    if function is None:
-        return False
-    return bool(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more) == 0)
-
-
-@cache
-def _libc() -> Any:
-    try:
-        return ctypes.CDLL(None, use_errno=True)
-    except OSError:
-        return None
-
-
-# --------------------------------------------------------------------------------------------------
-# Open files of a store
-
 MOST_OPEN: Final = 128
-"""Maximum number of open files. Each map holds a descriptor, and a broker has many queue files."""
+"""Maximum number of open files. A broker has many queue files."""
 
 
 class OpenFiles:
@@ -144,7 +91,7 @@ class OpenFiles:
         return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound if it is unreadable."""
+        """Open the whole file; None if it was deleted. Raises StoreNotFound after a failure."""
         file = self._opened(path)
         return None if file is None else file.view
 
@@ -251,7 +198,8 @@ class LogBytes:
     def view(self, file: StoreFile) -> FileView:
         """Open a whole file for reading. The view is empty if the file was deleted."""
         if self._open is None or self._open[0] is not file:
-            # Only one file stays open. Earlier maps exist until their windows are released.
+            # Only one file stays open. The map of an earlier file exists until its windows are
+            # released.
             try:
                 view = self._layout.open_file(file.path)
             except FileNotFoundError:
@@ -261,7 +209,7 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a mapped file, because its pages can be lost; None for other files."""
+        """Return the view of a mapped file, whose pages can be lost; None without a map."""
         view = self.view(file)
         return view if view.is_mapped else None
 
@@ -343,7 +291,7 @@ class LogBytes:
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             window = self.window(file, at, length)
-            # Search in small pieces, so that later holes are skipped too.
+            # Search in small pieces, to skip also the holes inside the window.
             piece = min(stop - at, _SEARCH_BYTES)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
             if code == REACHED_STOP:

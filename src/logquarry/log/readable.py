@@ -6,8 +6,8 @@ truncated the file. So :class:`ReadableMap` probes each page before a reader get
 other systems, ``pread`` reads the page.
 
 An unreadable page has ``FILL`` bytes in the window, and no frame or entry begins with these bytes.
-A page lost after its probe (:mod:`logquarry.log.lost_pages`) has ``FILL`` bytes too. So a caller
-that decodes bytes without a CRC must then call :func:`first_unreadable`.
+A page lost after its probe (:mod:`logquarry.log.lost_pages`) has ``FILL`` bytes too. So after
+decoding bytes that no CRC covers, a caller must call :func:`first_unreadable`.
 
 If no handler watches a map, the windows are copies that ``pread`` makes: a lost page of the map
 would end the process.
@@ -44,7 +44,7 @@ UNREADABLE: Final = DamageKind.UNREADABLE.label
 FILL: Final = b"\xff"
 """The byte in a window for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""Bytes of a block. If one byte of a block is unreadable, all bytes of the block are."""
+"""Bytes of a block. One unreadable byte makes the whole block unreadable."""
 CHUNK: Final = 128 << 10
 """Bytes of one probe. The system reads this many bytes ahead at a page fault."""
 _STEP: Final = 8 << 20
@@ -69,7 +69,7 @@ class Unreadable(NamedTuple):
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """Return the first of ordered, separate ranges that overlaps some bytes of a file."""
+    """Return the first of ordered ranges that overlaps some bytes of a file."""
     if not ranges:
         return None
     at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)
@@ -99,12 +99,13 @@ class Probe:
         """Load mapped pages. Return whether all pages were loaded; None if the system has no such
         call.
         """
-        libc = _libc()
-        if libc is None:
+        if sys.platform != "linux":
+            # On other systems, this number of madvise does not exist or means something else.
             return None
         for _ in range(3):
-            if libc.madvise(address, length, _POPULATE_READ) == 0:
-                return True
+            result = memory_call("madvise", address, length, _POPULATE_READ)
+            if not result:
+                return None if result is None else True
             failed = ctypes.get_errno()
             if failed == errno.EINVAL:
                 return None
@@ -117,17 +118,21 @@ class Probe:
         return read_at(descriptor, length, position)
 
 
+def memory_call(name: str, address: int, size: int, *more: int) -> int | None:
+    """Call a function of the C library for a range of memory; None if the system lacks it."""
+    function = getattr(c_library(), name, None)
+    if function is None:
+        return None
+    return int(function(ctypes.c_void_p(address), ctypes.c_size_t(size), *more))
+
+
 @cache
-def _libc() -> Any:
-    if sys.platform != "linux":
-        # On other systems, this number of madvise does not exist or means something else.
-        return None
+def c_library() -> Any:
+    """Load the C library; None on Windows."""
     try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    except (OSError, AttributeError):
+        return ctypes.CDLL(None, use_errno=True)
+    except (OSError, TypeError):
         return None
-    return libc
 
 
 _probe = Probe()
@@ -135,7 +140,7 @@ _probe = Probe()
 
 @contextmanager
 def probed_by(probe: Probe) -> Iterator[None]:
-    """Use another probe for all maps of this process, for a test."""
+    """Replace the probe for all maps of this process, in a test."""
     global _probe  # noqa: PLW0603 - the one probe of the process
     before, _probe = _probe, probe
     try:
@@ -152,7 +157,8 @@ def reason_of(error: OSError) -> str:
 def rereads(read: Callable[P, T]) -> Callable[P, T]:
     """Decorate a function that only reads, so that the function runs again if pages were lost.
 
-    The probe of the second run finds the lost pages, so the function handles them as unreadable.
+    In the second run, the probe finds the lost pages, so the function gets them as unreadable
+    ranges.
     """
 
     @wraps(read)
@@ -181,10 +187,10 @@ def none_lost(place: str) -> Iterator[None]:
 
 
 class WatchedMap(mmap.mmap):
-    """A map with a handler for failing pages. ``number`` is -1 if no handler watches the map."""
+    """A map that a handler of SIGBUS may watch. ``number`` is -1 if no handler watches the map."""
 
     number = -1
-    # This is a class attribute, because close() may run at the interpreter's exit, when the
+    # ``_end`` is a class attribute, because close() may run at the interpreter's exit, when the
     # module's names no longer exist.
     _end = staticmethod(lost_pages.forget)
 
@@ -224,9 +230,10 @@ class ReadableMap:
     """A mapped file with a record of its unreadable pages. Any thread may use this object.
 
     Args:
-        mapped: the map. The file stays open while this object or a window is in use.
+        mapped: the map. The map stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
-        descriptor: set if windows must be copies. This object closes the descriptor.
+        descriptor: the open file, if windows must be copies; else None. This object closes the
+            descriptor.
         note: called with all unreadable ranges after a new range is found.
     """
 
@@ -312,7 +319,7 @@ class ReadableMap:
         return min(position, (begins + 1) * CHUNK)
 
     def let_go(self) -> None:
-        """Release the view of the map. Later windows are empty."""
+        """Release the view of the map. Windows that are requested later are empty."""
         view, self._view, self._size = self._view, _NO_BYTES, 0
         with suppress(BufferError):
             view.release()
@@ -336,7 +343,7 @@ class ReadableMap:
         return _probe.populate(self.path, start, self._address + start, stop - start)
 
     def _judge(self, chunk: int) -> None:
-        # If the probe of a chunk fails, keep a copy of its readable bytes.
+        # If the probe of a chunk fails, windows get a copy of the chunk's readable bytes.
         populated = self._populate(chunk, chunk + 1)
         if populated:
             self._state[chunk : chunk + 1] = _GOOD
@@ -391,7 +398,7 @@ class ReadableMap:
 
     def _note_lost(self) -> None:
         with self._change:
-            # A page that is lost after this line is noted by the next call.
+            # The next call notes pages that are lost after this line.
             seen = lost()
             known = self._unreadable
             new = [

@@ -1,4 +1,4 @@
-"""Opens a RocksDB folder of a store for reading, and writes nothing to the store.
+"""Opens a RocksDB folder of a store for reading, without writing to the store.
 
 The package ``rocksdict`` writes a file into every folder that it opens. So the reader opens a
 temporary folder with links to the files. RocksDB opens all files at once, so the temporary folder
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rocksdict import Rdict
 
 CURRENT: Final = "CURRENT"
-"""The file that each RocksDB folder has."""
+"""A file that is in each RocksDB folder."""
 _MANIFEST: Final = "MANIFEST-"
 _DATA: Final = (".sst", ".log", ".blob")
 _ATTEMPTS: Final = 3
@@ -73,7 +73,7 @@ class RocksDb:
                 return
             except UsageError:
                 raise
-            # rocksdict raises only this class.
+            # rocksdict raises only ``Exception`` itself.
             except Exception as error:
                 # A live broker may have replaced files during the linking.
                 if not left or filesystem.list(folder) == before:
@@ -111,7 +111,7 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # If the iterator meets damage, it ends like an iterator after the last key. Only its
+            # At damage, the iterator becomes invalid, as after the last key. Only the iterator's
             # status shows the damage.
             found.status()
         except Exception as error:
@@ -157,7 +157,7 @@ def _link(filesystem: FileSystem, path: str, link: Path) -> None:
 
 
 def place_of(filesystem: FileSystem, file: str) -> str | None:
-    """Return the RocksDB folder with the table of a JSON file; None if there is no such folder."""
+    """Return the RocksDB folder that has the table of a JSON file; None without such a folder."""
     if file not in FOLDERS_V1:
         return None
     folders = (f"{_CONFIG}/{FOLDER_V2}", f"{_CONFIG}/{FOLDERS_V1[file]}")
@@ -168,8 +168,8 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
     ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
-    file is older or an export. Raises FileNotFoundError if the document exists in no form, and the
-    errors of :class:`RocksDb`.
+    file is older or an export. Raises FileNotFoundError if the document is neither in RocksDB nor
+    in a file, and the errors of :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:

@@ -1,4 +1,4 @@
-"""The columns of a message: one table for Arrow and Spark, and the columns of Spark's Kafka source.
+"""The columns of a message in Arrow and Spark, and the columns of Spark's Kafka source.
 
 In Kafka's columns, the key is the first word of KEYS, or null. The timestamp is the store
 timestamp, like Kafka's LogAppendTime. The headers are the message's properties.
@@ -59,7 +59,7 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""A hidden column for exports. Without this column, the exact property string would be lost."""
+"""A hidden column with the exact property string, for exports."""
 
 
 @cache
@@ -80,8 +80,8 @@ def arrow_types() -> dict[str, pa.DataType]:
 
 
 def check_names(names: Iterable[str]) -> tuple[str, ...]:
-    """Check a selection of columns. Raises UsageError if names are unknown or repeated, or if there
-    are none.
+    """Check a selection of columns. Raises UsageError if a name is unknown or repeated, or if no
+    name is given.
     """
     return selected(names, NAMES, "physical_offset", "the columns are")
 
@@ -89,7 +89,7 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of ``known`` columns; ``to_count`` and ``are`` are parts of errors."""
+    """Check a selection of ``known`` columns. ``to_count`` and ``are`` are words for the errors."""
     result = tuple(names)
     if not result:
         # An Arrow batch without columns has no row count.
@@ -107,7 +107,7 @@ def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
     return _arrow_schema(tuple(names))
 
 
-# Cached, because each of many small batches needs its schema.
+# The result is cached, because each of many small batches needs its schema.
 @cache
 def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
@@ -125,7 +125,7 @@ def markdown() -> str:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source, made from the column ``source`` (None: constant)."""
+    """A column of Spark's Kafka source, made from the column ``source``, or a constant (None)."""
 
     name: str
     spark: str
@@ -144,7 +144,7 @@ KAFKA_COLUMNS: Final = (
     KafkaColumn(HEADERS, "array<struct<key:string,value:binary>>", "properties"),
 )
 LOG_APPEND_TIME: Final = 1
-"""Kafka's timestampType for a timestamp that the broker set."""
+"""Kafka's timestampType for a timestamp from the broker."""
 
 _BY_NAME = {column.name: column for column in KAFKA_COLUMNS}
 
@@ -210,5 +210,5 @@ def _headers(properties: pa.MapArray) -> pa.Array:
     empty = pc.equal(offsets[1:], offsets[:-1])
     if not pc.any(empty).as_py():
         return pa.ListArray.from_arrays(offsets, pairs)
-    # pyarrow accepts a mask only with offsets that are not a slice.
+    # With a mask, pyarrow requires offsets that are not a slice.
     return pa.ListArray.from_arrays(pa.array(offsets.to_numpy()), pairs, mask=empty)

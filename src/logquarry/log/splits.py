@@ -1,8 +1,8 @@
 """Splits of the log: ranges that threads or machines read independently.
 
 A split [start, stop) owns the frames that start in the range, and the damage after these frames. If
-a split starts inside a file, resync finds its first frame. So planning needs no scan and no index.
-The splits cover the log without gaps or overlaps.
+a split starts inside a file, the reader finds the first frame by resync. So planning needs neither
+a scan nor an index. The splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class LogSplit:
 
     Attributes:
         resync: whether ``start`` may lie inside a frame.
-        tail: whether the range lies after the last queued message. The frames of a tail count only
-            if the chain of frames before the tail is unbroken.
+        tail: whether the range lies after the last queued message. The frames of a tail belong to
+            the log only if the chain of frames before the tail is unbroken.
     """
 
     start: int
@@ -48,7 +48,7 @@ class LogSplit:
 
 @dataclass(frozen=True, slots=True)
 class LogExtent:
-    """The start and the end of the log, as far as known without reading all of the log.
+    """The start and end of the log that are known before the whole log is read.
 
     Attributes:
         stop: end (exclusive) of the bytes that can belong to a message.
@@ -65,8 +65,8 @@ class LogExtent:
 def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) -> LogExtent:
     """Find the extent of the log.
 
-    ``bound``: see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
-    queued message. At this offset, the log has a frame or ends.
+    For ``bound``, see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
+    queued message, so a frame starts there or the log ends there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
@@ -76,15 +76,15 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
         end = reader.chain_end(known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # If a queue entry is wrong, the bound may lie inside a frame. Search only the length of
-            # the longest frame, because all searched bytes of a remote file must be fetched.
+            # If a queue entry is wrong, the bound may lie inside a frame. Search at most the length
+            # of the longest frame, because a search in a remote file fetches all searched bytes.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = reader.chain_end(known_end)
-    # After the end of the chain there may be damage, and then more sound frames.
+    # Damage and then more sound frames may follow the end of the chain.
     return LogExtent(files.start, max(end, reader.data_end(end)))
 
 
@@ -127,12 +127,12 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # There are no bytes up to the next file. A wrong queue entry can make this gap
-                # huge.
+                # The log has no bytes between this file and the next file. A wrong queue entry can
+                # make this gap huge.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
-                # A split that starts with a file needs no resync.
+                # A split that starts at the start of a file needs no resync.
                 snapped = cut - (cut - files.start) % files.file_size
                 if position < snapped and cut != body_end:
                     cut = snapped
@@ -154,13 +154,13 @@ def split_events(reader: LogReader, split: LogSplit) -> Iterator[Event]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Stretches: parts of a log that threads or machines follow for the dispatcher
+# Stretches: parts of a log whose frames threads or machines decode for the dispatcher
 
 STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames in one call. With frames of 256 bytes, a stretch needs one call."""
+"""Maximum number of frames that one call decodes: a whole stretch of frames of 256 bytes."""
 
 Each = Callable[[Window, Followed], None]
 """Called with frames and their dispatch requests. The arguments are valid during the call."""
@@ -185,7 +185,7 @@ def tiles(layout: StoreLayout, size: int) -> Iterator[tuple[int, int]]:
 
 
 class StretchReader:
-    """Follows stretches of a log. One thread may use a reader at a time."""
+    """Walks and decodes stretches of a log. Only one thread may use a reader at a time."""
 
     def __init__(
         self, layout: StoreLayout, *, check_crc: bool = True, keys: IndexKeys | None = None
@@ -198,14 +198,14 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # The last frame may reach beyond the end of the stretch.
+        # The last frame may end after the end of the stretch.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
-        """Follow the frames that start in a range, up to the first position without a frame.
+        """Decode the frames that start in a range of one file, up to the first position without a
+        frame.
 
-        The range lies in one file. With ``resync``, ``start`` may lie inside a frame. Returns None
-        if there are no frames.
+        With ``resync``, ``start`` may lie inside a frame. Returns None if there are no frames.
         """
         file = self._log.at(start)
         if file is None or not file.size:
@@ -218,7 +218,7 @@ class StretchReader:
         first, count = at, 0
         window = self._reader.window(at, stop - at + self._more)
         if self._reader.fault(at, window.length) is not None:
-            # The walk finds out which frames are lost.
+            # The walk determines which frames were lost.
             return None
         while at < stop:
             done = at - window.base
@@ -234,7 +234,7 @@ class StretchReader:
     def read_all(
         self, start: int, stop: int, size: int, make: Callable[[], E]
     ) -> Iterator[tuple[Stretch, E]]:
-        """Follow all frames between two positions of one file, in stretches of ``size`` bytes.
+        """Decode all frames between two positions of one file, in stretches of ``size`` bytes.
 
         ``start`` may lie inside a frame. ``make`` makes the object that receives the frames of a
         stretch.
@@ -255,15 +255,15 @@ def stretches_ahead(
 ) -> Generator[tuple[Stretch, E]]:
     """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
 
-    A log with a single stretch yields nothing, because threads would save no time. If the caller
-    stops early, the caller must close the generator.
+    A log with a single stretch yields nothing, because threads would save no time. A caller that
+    stops early must close the generator.
     """
     log = layout.commit_log
     if log.end - log.start <= size:
         return
     places = tiles(layout, size)
     coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
-    # The two readers are interchangeable. A thread takes a reader for each stretch.
+    # A thread takes any of the two readers for each stretch.
     idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
     def read(start: int, stop: int, each: Each) -> Stretch | None:

@@ -58,7 +58,8 @@ SALVAGE = ".salvage"
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""Files with larger numbers as names are skipped, so that offset arithmetic fits into 64 bits."""
+"""Listings skip files whose names are larger numbers, so that offset arithmetic fits into 64 bits.
+"""
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
 _LISTINGS = 3
@@ -75,13 +76,13 @@ def is_index_name(name: str) -> bool:
 
 
 def quarantine(root: Path, *parts: str) -> Path:
-    """Return the folder for quarantined files of a store. ``parts`` name the part of the store."""
+    """Return the quarantine folder for a part of the store; ``parts`` are folder names."""
     return root.joinpath(SIDECAR, "quarantine", *parts)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """The folder of a topic's queues, and the sizes of files and entries in bytes."""
+    """The folder of a topic's queues, and the bytes of a queue file and of an entry."""
 
     root: str
     entry_size: int
@@ -106,7 +107,7 @@ class StoreFile:
     """One file of a file sequence.
 
     ``base`` is the offset of the first byte (the file's name). ``size`` is the number of bytes on
-    the disk; a short file has fewer than the sequence's ``file_size``.
+    the disk; a short file has fewer bytes than ``file_size`` of the sequence.
     """
 
     base: int
@@ -123,12 +124,12 @@ class FileSequence:
     has_heads: bool = False
 
     def index_of(self, offset: int) -> int | None:
-        """Return the index of the file whose range contains ``offset``, None if there is none."""
+        """Return the index of the file whose range contains ``offset``; None without a file."""
         index = bisect_right(self.files, offset, key=attrgetter("base")) - 1
         return index if index >= 0 and offset < self.files[index].base + self.file_size else None
 
     def at(self, offset: int) -> StoreFile | None:
-        """Return the file whose range contains ``offset``, None if there is none."""
+        """Return the file whose range contains ``offset``, None if no range contains it."""
         index = self.index_of(offset)
         return None if index is None else self.files[index]
 
@@ -158,10 +159,10 @@ def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether the files can have been made with this size, even if some were damaged later."""
+    """Whether a broker with this file size can have made the files, some of them now damaged."""
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names show no size, each file's size is possible, and so is a larger size.
+    # If the names show no size, the size of each file is possible, and also any larger size.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
@@ -181,7 +182,7 @@ def size_of(files: tuple[StoreFile, ...]) -> int:
 
 
 class StoreFolders:
-    """A store's folders. With ``by_names``, log files without an offset as name count as stray."""
+    """A store's folders. With ``by_names``, a log file is stray if its name is not an offset."""
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
         self.filesystem = filesystem
@@ -251,7 +252,7 @@ class StoreFolders:
         return files
 
     def ignore(self, path: str) -> None:
-        """Note and log a stray file."""
+        """Add a file to the stray files, and log a warning."""
         # RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
@@ -259,5 +260,5 @@ class StoreFolders:
 
 
 def _is_queue_id(name: str) -> bool:
-    # Only the spelling that RocketMQ writes is accepted: a folder 00 is not queue 0.
+    # Accept only names as RocketMQ writes them: a folder ``00`` is not queue 0.
     return _QUEUE_ID.fullmatch(name) is not None and java.INT_MIN <= int(name) <= java.INT_MAX

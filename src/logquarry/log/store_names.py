@@ -26,8 +26,8 @@ def find_stores(
     """Resolve paths, URLs and globs to stores, in their order, each store once.
 
     A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
-    ``[...]``) matches within one name. An existing path with a wildcard character counts as a path.
-    Locations without wildcards are not checked.
+    ``[...]``) matches within one name. An existing path is a path, even if its name has a wildcard
+    character. Locations without wildcards are not checked.
 
     Raises StoreNotFound if a glob matches no store, and UsageError for a wildcard in the name of a
     bucket or host.
@@ -53,8 +53,9 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
 
-    The name of a globbed store is the part that the wildcards match (``/data/*/store``: ``b1``;
-    ``/r*/b*/store``: ``r1/b1``). Raises UsageError if two stores get the same name.
+    The name of a store that a glob matches is the text that the wildcards match: ``b1`` for
+    ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError if two stores get the same
+    name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -150,11 +151,11 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a different broker name for each store. Raises UsageError for a store given twice.
+    """Return a different broker name for each store. Raises UsageError if a store is given twice.
 
     - The name is the name of the store's folder.
-    - If folders share a name, the nearest level of parent folders with different names decides
-      (``/a/b1/store`` and ``/a/b2/store``: ``b1``, ``b2``).
+    - If several folders have one name, the name is that of the nearest parent folder at a level
+      where all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
     - If there is no such level, the name is the shortest end of the path that no other path has
       (``r1/b1/store``).
     """

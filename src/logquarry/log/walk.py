@@ -1,19 +1,19 @@
 """Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
 If the walk finds damage, it reports an event, searches for the next sound frame (resync), and
-continues. Resync is possible because each frame has its physical offset.
+continues. A frame can be found by its own physical offset, which each frame contains.
 
-After a clean shutdown, the log ends where the chain of frames breaks, or at ``bound`` if that is
-larger. Sound frames after the end are stale. Without a bound (after a crash, or beside a live
-writer), every sound frame counts.
+After a clean shutdown, the log ends at the first break of the chain of frames at or after
+``bound``, and sound frames after the end are stale. Without a bound (after a crash, or beside a
+live writer), all sound frames belong to the log.
 
 A break of the chain before the bound is damage inside the log if the durable offset
 (:mod:`logquarry.format.checkpoint`) is at or above the bound, or if the store crashed.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
-end, even if queue entries point to messages after the break. RocketMQ's recovery truncates the log
-there, in memory only. The files do not show whether RocketMQ truncated the log, or the store was
-damaged later.
+end, even if queue entries point to messages after the break. At such a break RocketMQ's recovery
+truncates the log, in memory only. So the files do not show whether RocketMQ truncated the log or
+the store was damaged later.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class Run:
         rows: one row per frame (:mod:`logquarry.format.arrays`).
         view: the file; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk. Returns whether the read
-            continues without this frame.
+        on_lost: called with each frame that was lost after the walk; returns whether the read
+            continues without the frame.
     """
 
     window: codec.Window
@@ -100,7 +100,8 @@ class DamagedSpan:
     Attributes:
         length: bytes up to the next sound frame, the file's end or the log's end.
         kind: a :class:`DamageKind` label, MISSING_FILE or TORN_TAIL.
-        ends_log: whether the log ends here, although queue entries point to later messages.
+        ends_log: whether the log ends at this damage, although queue entries point to later
+            messages.
     """
 
     offset: int
@@ -112,12 +113,12 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether another program may have truncated the log here. False for unreadable bytes."""
+        """Whether a program may have truncated the log at this damage; False if unreadable."""
         return self.kind != UNREADABLE
 
     @property
     def is_tail(self) -> bool:
-        """Whether this is a torn tail, without a sound frame after it."""
+        """Whether the damage is a torn tail, without a sound frame after it."""
         return self.kind == TORN_TAIL
 
 
@@ -130,7 +131,7 @@ class LogEnd:
 
 @dataclass(frozen=True, slots=True)
 class ExpiredSpan:
-    """A part of the log that a live broker deleted during the read. This is not damage."""
+    """A part of the log that a live broker deleted during the read, which is no damage."""
 
     offset: int
     length: int
@@ -145,7 +146,7 @@ class LogReader:
     Args:
         bound: offset up to which the log is known to reach; None if unknown. In a store that was
             shut down cleanly, the bound is the largest end of a queued message.
-        live: whether a writer has the store open. The walk then reads a torn tail again.
+        live: whether a writer has the store open, so that the walk reads a torn tail again.
     """
 
     def __init__(
@@ -175,8 +176,8 @@ class LogReader:
         """Walk from ``start`` to the log's end, in physical order.
 
         The last event is a :class:`LogEnd`, unless the walk reaches ``stop`` first. A range owns
-        the frames that start in the range, and the damage or blank after each frame. So exactly one
-        of two neighbouring ranges reports the damage between them.
+        the frames that start in the range, and the damage or blank after each frame. So of two
+        neighbouring ranges, only the first reports the damage at their border.
 
         A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
         file, and skips the bytes before it without an event.
@@ -208,12 +209,12 @@ class LogReader:
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # Later files may have more damaged bytes, but no frame.
+                    # Files after this damage may have other bytes, but no sound frame.
                     torn = event.offset
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """Yield frames and blanks from ``start`` up to the first position with any other bytes."""
+        """Yield frames and blanks from ``start`` up to the first position that has neither."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -275,7 +276,8 @@ class LogReader:
     ) -> tuple[Event | None, int]:
         """Read one event. Return the event and the position after it.
 
-        Without ``look_ahead``, the end of the chain gives a LogEnd, no matter which bytes follow.
+        Without ``look_ahead``, the event at the end of the chain is a LogEnd, whatever bytes
+        follow.
         """
 
         def broken(kind: str, reason: str) -> tuple[Event, int]:
@@ -361,7 +363,7 @@ class LogReader:
     def _broken(
         self, position: int, kind: str, reason: str, *, look_ahead: bool
     ) -> tuple[Event, int]:
-        """Decide whether the broken chain at ``position`` is the log's end or damage in the log."""
+        """Determine whether the break of the chain at ``position`` is the log's end or damage."""
         if not look_ahead or (self.bound is not None and position >= self.bound):
             return LogEnd(position), position
         path = self._log.path_at(position)
@@ -371,10 +373,10 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # A later read may find the bytes in the page cache, but the disk still fails.
+        # The bytes may be in the page cache at a later read although the disk fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
-            # After the first read, the writer has completed the frame and written more frames.
+            # After the first read of the position, the writer has completed the frame there.
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
@@ -397,7 +399,7 @@ class LogReader:
             length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
-            # Only zeros follow, so there is no frame that a writer may still complete.
+            # Only zeros follow, so no writer has begun a frame at the position.
             return LogEnd(position), position
         if may_heal and self._heals(position):
             event, after = self._step(position, None)
@@ -413,7 +415,7 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the synced bytes that another program cut; 0 if the writer wrote them later."""
+        """Return the number of synced bytes that another program truncated, 0 for new bytes."""
 
         durable = self.layout.durable_end
         if durable is None or durable <= position:
@@ -441,7 +443,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. A file that starts with zeros was created in advance."""
+        """Whether a later file has data. A file that starts with zeros is still unused."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
@@ -460,6 +462,6 @@ class LogReader:
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
         found = self._log.find(start, limit)
-        # Several files without a frame need only one search.
+        # A search over several files without a frame runs only once.
         self._searched = None if self.live else (start, found)
         return found

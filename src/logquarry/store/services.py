@@ -32,6 +32,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import Run
 from logquarry.message import Message, require_message
 from logquarry.read import timers
+from logquarry.repair.audit.timer_files import timer_log_file_size
 from logquarry.store.reader import LiveStore
 from logquarry.store.schedule.delivery import DelayedDelivery, Delays, DeliveryService, Put
 from logquarry.store.schedule.progress import DelayProgress
@@ -48,7 +49,6 @@ from logquarry.store.transaction.transaction import (
 )
 from logquarry.write.put_future import PutFuture
 from logquarry.write.queue_table import TopicTable
-from logquarry.write.timer_files import timer_log_file_size
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.config import StoreConfig
-from logquarry.dialect31.state_table import scratch_of
+from logquarry.dialect31.prepared import AppendRules31, scratch_of
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, NameGuard, StoreLock, is_lockable
@@ -50,7 +50,6 @@ from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
 from logquarry.store.writer_files import Housekeeping, LogFeed, StoreFiles
 from logquarry.units import Clock
-from logquarry.write.append import AppendRules31, CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
     Dispatcher,
@@ -60,6 +59,7 @@ from logquarry.write.dispatcher import (
 )
 from logquarry.write.flush import FlushServices
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
+from logquarry.write.put_many import CommitLogWriter
 from logquarry.write.settling import FlushWait
 from logquarry.write.waits import ReplicaWait
 

@@ -25,10 +25,10 @@ from logquarry.log.store_files import COMMIT_LOG, quarantine
 from logquarry.repair.recover.open_check import StoreFound
 from logquarry.store.log_growth import LogGrowth, Wakeable
 from logquarry.units import Clock
-from logquarry.write.append import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, DispatchService
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
+from logquarry.write.put_many import CommitLogWriter
 from logquarry.write.put_result import PutStatus, refusal
 from logquarry.write.queue_table import QueueTable, TopicTable
 from logquarry.write.waits import ReplicaWait

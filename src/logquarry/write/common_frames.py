@@ -1,10 +1,10 @@
-"""Makes the frames of many messages in memory, and appends the frames. Runs only if compiled.
+"""Makes the frames of many messages in memory, and appends them. Used only if compiled.
 
 ``put_many`` checks all messages before it appends the first message. While ``put_many`` checks a
-common message, it makes the message's frame, without offsets and store time. Under the log's lock,
-the append fills in these fields. Any other message is *odd*: the encoder of single puts (the
-reference) handles odd messages. Only odd messages stay in memory as objects, because Python's
-garbage collector visits all objects.
+common message, it makes the message's frame, without offsets and store time. The append fills in
+offsets and store time under the log's lock. A message that is not common is *odd*: the encoder of
+single puts (the reference) makes its frame. Only odd messages stay in memory as objects, because
+Python's garbage collector visits all objects.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LONGEST = LONGEST_PROPERTIES
 _AT_FIRST = 64
 _BYTES_AT_FIRST = 1 << 15
 _PAUSE = (1 << 11) - 1
-"""Number of messages (about a millisecond of work) after which other threads may run."""
+"""After this number of messages (about a millisecond), other threads may run."""
 _Message = Message
 
 
@@ -93,7 +93,7 @@ class CommonFrames:
         free(self._used)
 
     def take(self, messages: Iterable[Any], field: str) -> None:
-        """Make frames. If an object is no message, raise WrongType with the argument's name."""
+        """Make frames. Raises WrongType for an object that is no message."""
         path = self._path
         now = None
         head = None
@@ -148,7 +148,7 @@ class CommonFrames:
                         now = path.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The reference encoder raises the right error, or replaces half a surrogate pair.
+                # The reference encoder raises an error, or replaces a lone surrogate.
                 self.odd[number] = given
                 continue
             if found is not head:
@@ -172,7 +172,7 @@ class CommonFrames:
         try:
             data = self._path.topic_of(name).data
         except LogquarryError:
-            # The reference raises the right error.
+            # The reference raises the error for this topic.
             data = None
         topic = TopicQueues(data, len(self.topics))
         self.topics[name] = topic
@@ -290,7 +290,7 @@ class CommonFrames:
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # No other thread and no signal handler runs between these lines.
+        # Python runs no other thread and no signal handler between these lines.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

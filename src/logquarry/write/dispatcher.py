@@ -1,9 +1,9 @@
-"""The dispatcher: follows the log and writes consume queues and index (``ReputMessageService``).
+"""The dispatcher reads the log and writes consume queues and index (``ReputMessageService``).
 
-The dispatcher handles many frames at once (a run): first the queues, then the index, then the
-arrival listeners (``MessageArrivingListener``). The dispatcher follows the log's order. If a frame
-cannot be read or would leave a gap in its queue, the dispatcher stops. (Java skips the rest of its
-buffer.)
+The dispatcher reads many frames at once (a run), in the log's order. Then it writes their queue
+entries and index keys, and calls the arrival listeners (``MessageArrivingListener``). If a frame
+cannot be read or would leave a gap in its queue, the dispatcher stops, while Java skips the rest of
+its buffer.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ArrivalListeners:
     """The arrival listeners of one store. Any thread may add or remove listeners."""
 
     def __init__(self) -> None:
-        # The tuple is replaced, never changed, so that tell() takes no lock.
+        # Each change makes a new tuple, so tell() needs no lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
@@ -107,9 +107,9 @@ RUN_SPAN: Final = 2 * _MOST_BYTES
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs. One frame in a run costs as much as many frames."""
+"""Minimum and maximum seconds between two runs, so that each run has more frames."""
 _PAUSE_SHARE: Final = 4
-"""A pause is this many times as long as the run before the pause: puts need processor time."""
+"""Length of a pause in lengths of the last run. In the pause, puts get processor time."""
 
 
 def queue_name_fault(topic: str) -> str | None:
@@ -138,7 +138,7 @@ class QueueWriters:
     def get(self, key: QueueKey) -> queue_writer.ConsumeQueueWriter | None:
         """Return the writer of a queue; None if the topic is not a permitted folder name.
 
-        Puts check the topic, but a log of another program can have any topic.
+        A put checks its topic, but another program may have written any topic to the log.
         """
         try:
             return self._writers[key]
@@ -176,8 +176,7 @@ class QueueWriters:
 def load_kernels() -> None:
     """Load the kernels for dispatching before the first put.
 
-    A load during puts would take half a second, because its imports and the puts wait for each
-    other.
+    During puts, loading would take half a second, because imports and puts wait for each other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -193,14 +192,13 @@ class Dispatcher:
         writer_of: returns the writer of a queue; None to skip the queue.
         put_keys: puts index keys; None if the store keeps no index.
         start: physical offset of the first message that may be new to queues or index.
-        arrived: called with each run, after queues and index; then ``grown`` is called.
-        follow: called with each run after the queues and before the index (for the state table of
-            3.1).
+        arrived: called with each run after queues and index are written; then ``grown`` is called.
+        follow: called with each run after the queues are written, for the state table of 3.1.
 
     Attributes:
         offset: queues and index have the entries of all messages before this physical offset.
-        limit: physical offset at which dispatching stops, or None. A slave checks its master's
-            bytes before the slave raises the limit.
+        limit: physical offset at which dispatching stops, or None. A slave raises the limit after a
+            check of its master's bytes.
     """
 
     def __init__(
@@ -244,7 +242,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # The store is a slave and was empty; the master's log starts above 0.
+                # The store is an empty slave, and the master's log starts above 0.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -317,16 +315,17 @@ class Dispatcher:
 class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
-    If dispatching fails, the service sets LOGICS_QUEUE_ERROR: the store then refuses puts, because
-    readers would never get the messages. After a disk error (a full disk) the service tries again.
+    If dispatching fails, the service sets LOGICS_QUEUE_ERROR. Then the store refuses puts, because
+    consumers would never get the messages. After a disk error (a full disk) the service tries
+    again.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # One flag for each waiting thread. A Condition is written in Python: if Ctrl-C arrives
-        # inside the Condition, its lock could stay taken.
+        # One flag for each waiting thread. Ctrl-C inside a Condition, which is written in Python,
+        # could leave the Condition's lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -395,7 +394,8 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Reset the flag before reading the offset. A later advance sets the flag again.
+            # Reset the flag before reading the offset, because each later advance sets the flag
+            # again.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

@@ -2,8 +2,8 @@
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
 ``MessageExtEncoder`` of 4.9.3. The checks have RocketMQ's order, because the first failed check
-determines the status. If the length of a topic wraps, or a flag contradicts a host, RocketMQ writes
-an unreadable frame. This module rejects such a message.
+determines the status. If the length of a topic overflows its byte, or a flag contradicts a host,
+RocketMQ writes an unreadable frame, and this module rejects the message.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ class Encoded:
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
         key: topic and queue id of the frames; the schedule topic for a delayed message.
-        starts: where each frame starts in ``data``.
-        store_time_at: where STORETIMESTAMP starts in each frame.
+        starts: position in ``data`` of each frame's start.
+        store_time_at: position of STORETIMESTAMP in each frame.
         advances: whether the frames take queue offsets (NOT and COMMIT).
         wait: whether the put waits for flush and replica.
         body_size: total bytes of the bodies, for log messages.
-        copies: the further queues, or None. With further queues, ``data`` is empty until the
-            appender makes the frame under the lock.
+        copies: the further queues; None without further queues. With further queues, ``data`` is
+            empty until the appender makes the frame under the lock.
         own_offset: QUEUEOFFSET of frames that take no queue offset.
     """
 
@@ -110,7 +110,7 @@ class Encoded:
     ) -> None:
         """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        After :meth:`place`, ``placed`` completes frames that no kernel writes.
+        After :meth:`place`, the method calls ``placed`` to complete the frames.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
@@ -129,7 +129,8 @@ class Encoded:
 
 
 class Copies:
-    """A message whose properties contain queue offsets: its frame is made under the log's lock.
+    """A message whose properties contain queue offsets, so that its frame is made under the log's
+    lock.
 
     The properties contain the message's offset in each further queue (``MultiDispatch``), or the
     offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.
@@ -165,9 +166,9 @@ def check_widths(numbers: Numbers) -> None:
 class MessageEncoder:
     """Checks messages and makes their frames.
 
-    ``clock`` gives missing born times, in milliseconds. With ``has_property_crc``, each frame ends
-    with room for a property CRC (:mod:`logquarry.format.property_crc`), which the appender fills
-    in.
+    ``clock`` returns the born time, in milliseconds, of a message without born time. With
+    ``has_property_crc``, each frame ends with room for a property CRC
+    (:mod:`logquarry.format.property_crc`), which the appender fills in.
     """
 
     def __init__(
@@ -225,7 +226,8 @@ class MessageEncoder:
         """Return the frame of a message that was stored before, without the changes of a put.
 
         Topic and property string already contain the delay and the further queues. The offsets in
-        the string must be the next offsets of the further queues. Errors: as :meth:`encode`.
+        the string must be the next offsets of the further queues. Raises the errors of
+        :meth:`encode`.
         """
         topic_data = rules.topic_bytes(message.topic, self._topic_check)
         properties = rules.given_properties(message, is_closed=self._is_3_1)
@@ -247,7 +249,7 @@ class MessageEncoder:
         return encoded
 
     def hosts(self, message: Message) -> HostFields:
-        """Return hosts and SYSFLAG; raise MessageRejected if a host or its family is not valid."""
+        """Return hosts and SYSFLAG; raise MessageRejected for an invalid host or address family."""
         store_host = self._store_host if message.store_host is None else message.store_host
         hosts = host_fields(message.born_host, store_host, message.sys_flag)
         if self._is_3_1 and hosts.flags & _V6:
@@ -324,7 +326,7 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[rules.PropertyMap | None, QueueKey]:
-        """Return the changed properties (None if not delayed), and the queue in the log."""
+        """Return the changed properties (None without a delay), and the queue of the frame."""
         own = message.topic, message.queue_id
         if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
             config = self._config

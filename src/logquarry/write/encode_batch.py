@@ -1,8 +1,8 @@
 """Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. If Java would throw on the wire form, the batch is rejected.
-If the kernel finds a fault, its readable twin (the reference) raises the error.
+``MessageExtEncoder.encode`` of 4.9.3. A batch whose wire form raises an exception in Java is
+rejected. If the kernel finds a fault, the reference raises the error.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def encode_batch(
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
         message: the shared fields. Its properties are added to the properties of each message.
-        is_producer: whether to treat the batch as if it had a UNIQ_KEY, like the batches of
-            RocketMQ 5's producers.
+        is_producer: whether a batch without UNIQ_KEY also becomes one frame, like a batch of a
+            RocketMQ 5 producer.
 
     Raises:
         MessageRejected: if the store refuses the batch.
@@ -129,7 +129,7 @@ def _inner_batch(
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
-        # A client could not split such an inner batch into messages.
+        # A client could not split the inner batch into messages.
         text = f"the wire form of the batch is wrong: {error}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
     if not 0 < count <= MOST_MESSAGES:
@@ -153,7 +153,7 @@ def _inner_batch(
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
     encoded.copies = Copies((), frame_at, count)
-    # Here, before the append takes the log's lock, refuse a batch that is too large.
+    # Refuse a batch that is too large before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
@@ -232,7 +232,7 @@ def _frames_reference(
 
 
 class WireFrames(Encoded):
-    """The frames of a batch; a kernel writes the frames into the log's file.
+    """The frames of a batch, which a kernel writes into the log's file.
 
     ``parts``: wire form, head of every frame, topic, properties of the batch.
     """
@@ -281,7 +281,7 @@ class WireFrames(Encoded):
         if not address or not self._size or self._size > file.room:
             super().write(file, queue_offset, physical_offset, now, placed)
             return
-        # The file stays open: closing a log first waits for the lock that the caller holds.
+        # The file stays open, because closing a log waits for the lock that the caller holds.
         self._run(address + file.wrote, self._size, queue_offset, physical_offset, now)
         file.advance(self._size)
 

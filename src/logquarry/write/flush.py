@@ -1,4 +1,4 @@
-"""The services that flush a store: the group commit, on which puts wait, and the timed flushes."""
+"""The services that flush a store: the group commit, for which puts wait, and the timed flushes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # The interval syncs messages with WAIT=false, because no put wakes the service for them.
+        # A put with WAIT=false does not wake the service, so the interval ensures a sync.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -45,7 +45,7 @@ class GroupCommitService(Service):
         self._clock = clock
         self._change = threading.Lock()
         self._waiting: list[Waiter] = []
-        # The waits that the current sync covers. Used by this service and expire().
+        # The waits that the current sync covers. Only this service and expire() use the list.
         self._covered: list[Waiter] = []
         self._has_ended = False
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
@@ -56,7 +56,7 @@ class GroupCommitService(Service):
         super().start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Sync once more for the remaining waits, and end. Later waits fail."""
+        """Sync once more for the remaining waits, and end the thread. Later waits fail."""
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
@@ -65,7 +65,7 @@ class GroupCommitService(Service):
         """Create a wait for the caller's thread; it ends when the log is on the disk up to an
         offset.
 
-        After the timeout, the wait's result is False (FLUSH_DISK_TIMEOUT); a later sync covers the
+        After the timeout, the wait returns False (FLUSH_DISK_TIMEOUT), and a later sync covers the
         message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
         on the disk.
         """
@@ -95,7 +95,7 @@ class GroupCommitService(Service):
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
-        # Sync even without waits: there may be messages with WAIT=false.
+        # Sync even without waits, because messages with WAIT=false do not wait.
         flushed = self._queue.flush(0)
         _note_synced(self._queue, self._checkpoint)
         for request in covered:
@@ -126,7 +126,7 @@ class GroupCommitService(Service):
             request.fail(StoreUnavailable(why))
 
     def expire(self) -> int | None:
-        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
+        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
         now = self._clock()
         with self._change:
             # The lists are in the order of their deadlines.
@@ -141,8 +141,7 @@ class GroupCommitService(Service):
 
 # --------------------------------------------------------------------------------------------------
 # The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
-# writes, and the service ends. RocketMQ logs the failure, and continues as if the sync had
-# succeeded.
+# writes, and the service ends. RocketMQ only logs the failure.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -155,8 +154,8 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """The intervals of a service's flushes, and the pages that must be due. A thorough run flushes
-    all pages.
+    """The intervals of a service's flushes, and the number of changed pages for a flush. A thorough
+    run flushes all pages.
     """
 
     interval_ms: int
@@ -194,7 +193,7 @@ class _TimedFlush(Service):
 
     @abstractmethod
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the files with at least ``least_pages`` due pages; with 0, flush all files."""
+        """Flush the files with at least ``least_pages`` changed pages; with 0, flush all files."""
 
 
 class FlushRealTimeService(_TimedFlush):
@@ -229,7 +228,7 @@ class FlushRealTimeService(_TimedFlush):
 class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    Stop this service before the flush service, which syncs the committed bytes.
+    The flush service syncs the committed bytes, so stop it after this service.
     """
 
     def __init__(
@@ -245,7 +244,7 @@ class CommitRealTimeService(_TimedFlush):
         self._committed = committed
 
     def flush(self, least_pages: int = 0) -> None:
-        """Commit the pages that are due; with 0, commit all pages."""
+        """Commit if ``least_pages`` pages are due; with 0, commit all pages."""
         before = self._queue.committed_offset
         if self._queue.commit(least_pages) != before:
             self._committed()
@@ -255,8 +254,8 @@ class FlushConsumeQueueService(_TimedFlush):
     """Flushes the consume queues, and then writes the checkpoint.
 
     A thorough run syncs the log, then the queues and the index, and then writes the checkpoint. So
-    the checkpoint never covers messages that are not on the disk. (RocketMQ's checkpoint has the
-    time of the last dispatched message even if the queues are not flushed.)
+    the checkpoint never covers messages that are not on the disk. RocketMQ's checkpoint has the
+    time of the last dispatched message even if the queues are not flushed.
     """
 
     def __init__(
@@ -301,7 +300,7 @@ class FlushConsumeQueueService(_TimedFlush):
                 self._checkpoint.flush()
 
     def close(self) -> None:
-        """Refuse further flushes, because the files are about to be closed."""
+        """Refuse further flushes; the files can then be closed."""
         with self._flushing:
             self._is_over = True
 

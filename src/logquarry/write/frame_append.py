@@ -43,12 +43,12 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""Seconds. A put that takes longer, or holds the lock longer, is logged."""
+"""Seconds. A put that takes longer or holds the lock for longer is logged."""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# The positions after the hosts are counted backwards from the body.
+# Hosts have two sizes, so fields after the hosts have a distance to the body (``_BACK``).
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -112,7 +112,7 @@ def put_result(
 
 
 class Key:
-    """Compiled: a queue's key, and the key's hash. A tuple computes its hash for each lookup."""
+    """Compiled: a queue's key with its hash, which a tuple would compute at each lookup."""
 
     def __init__(self, key: QueueKey) -> None:
         self.key = key
@@ -131,7 +131,7 @@ class Topic:
         """Return the key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return Key((self.name, queue_id))
-        # A dictionary finds the same key object faster than an equal object.
+        # A dictionary lookup is faster with the same key object than with an equal object.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = Key((self.name, queue_id))
@@ -141,13 +141,13 @@ class Topic:
 class FrameHead:
     """Compiled: the start of the frames with the same hosts and SYSFLAG.
 
-    Errors: as :func:`~logquarry.write.message_rules.host_fields`.
+    Raises the errors of :func:`~logquarry.write.message_rules.host_fields`.
     """
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
-        # Store the objects, not copies: the next message usually has the same objects, and
-        # comparing identities is fast.
+        # Store the given objects. The next message usually has the same objects, and comparing
+        # identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
         self.template = fields.pack(
             *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
@@ -216,18 +216,18 @@ def write_frame(
 
 
 class FrameAppend:
-    """The state of a log's writer that each put reads or changes.
+    """The attributes of a log's writer that each put reads or changes.
 
     Args:
         clock: returns store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        takes_kernels: whether kernels, or this class, may write frames.
+        takes_kernels: whether kernels or this class may write frames, instead of the reference.
         settle: waits for flush and replica if the put requests a wait, and returns the result with
             the status of the waits. Called outside the lock.
 
     Attributes:
-        bar: why no bytes may be appended now, or None. Appends check the bar under the lock,
-            because another thread may set the bar after a put's other checks.
+        bar: the reason why no bytes may be appended now, or None. An append reads the bar under the
+            lock, because another thread may set the bar after the put's other checks.
     """
 
     def __init__(
@@ -321,9 +321,9 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        ``items`` is ``Item *``; this method sets the shared numbers and the sizes. With the wall
-        clock, this method calls no Python code under the log's lock. So no other thread and no
-        signal handler runs between writing the bytes and counting the queue offset.
+        ``items`` is ``Item *``; this method sets the shared numbers and the sizes. If the clock is
+        the system time, this method calls no Python code under the log's lock. So no other thread
+        and no signal handler runs between writing the bytes and counting the queue offset.
 
         If the reference must append the messages, this method changes nothing, and returns None or
         raises OverflowError.
@@ -391,7 +391,7 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # These lines cannot fail. The last line makes the bytes part of the log.
+            # The next lines raise no error. The last line makes the bytes part of the log.
             if head.advances:
                 set_known(self.queue_offsets, key.key, queue_offset + count, key.hash)
             elif known is None:

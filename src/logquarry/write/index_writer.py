@@ -1,7 +1,7 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
 Only the dispatcher's thread writes. The header of a file is written after the entries, so a reader
-ignores incomplete entries. File names are distinct and ascend, even if the clock is set back.
+ignores incomplete entries. File names are distinct and ascending, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class IndexFileWriter:
         self._counts_keys = counts_keys
         self.file = file
         self.shape = shape
-        # Allocate the whole file. If the disk is full, a write to a hole through the map would end
-        # the process. RocketMQ leaves holes.
+        # Allocate the whole file, because on a full disk a write to a hole of the map would end the
+        # process. RocketMQ leaves holes.
         file.allocate()
-        # A put can change any slot: read all slots and the header.
+        # Read the header and all slots, because a put can change any slot.
         file.require_readable(0, shape.entry_position(0))
         file.load(shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
@@ -217,8 +217,8 @@ class IndexWriter:
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
         """Put the keys of a run of messages.
 
-        ``offsets`` and ``times`` (milliseconds) have all messages, even messages without a key.
-        ``numbers`` has the index of the message of each key.
+        ``offsets`` and ``times`` (milliseconds) have one element per message, also for messages
+        without a key. ``numbers`` has one element per key: the index of its message.
         """
         if not len(offsets):
             return
@@ -259,8 +259,8 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Create a file with an unused name.
 
-        A RocketMQ broker that is started on this store creates index files before it fails to take
-        the lock. The name of such a file can come from the same millisecond.
+        A RocketMQ broker that is started on this store creates index files, whose names may have
+        the same millisecond, before it fails to take the lock.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
@@ -282,18 +282,19 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """Return the name of a new file: the present time, or a later time than the name ``last``.
+    """Return a name for a new file: the current time, or a later time if the file ``last`` has this
+    time or a later one.
 
     QUIRK: RocketMQ always uses the time (``timeMillisToHumanString``). So two files of one
-    millisecond get the same name. If the clock is set back, a new file sorts before older files
-    (test_index_writer.py::test_names_ascend).
+    millisecond get the same name, and if the clock is set back, a new file has a lower name than
+    older files (test_index_writer.py::test_names_ascend).
     """
     moment = datetime.datetime.fromtimestamp(now_ms // 1000)
     name = f"{moment.strftime(_NAME_FORMAT)}{now_ms % 1000:03d}"
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone: when the clock of a time zone goes back, an hour occurs twice.
+        # Parse without a time zone, because an hour occurs twice when a zone's clock is set back.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -307,10 +308,9 @@ def next_name(last: str, now_ms: int) -> str:
 # --------------------------------------------------------------------------------------------------
 # Syncing the index files, and restoring files that another program deletes.
 #
-# If a RocketMQ broker is started on this store, the broker fails to take the lock. But before that,
-# the broker deletes index files that are newer than the checkpoint. So each of these files has a
-# second name, a hard link from which logquarry restores the file
-# (:mod:`logquarry.disk.folders`).
+# If a RocketMQ broker is started on this store, the broker deletes index files that are newer than
+# the checkpoint, and then fails to take the lock. So each newer index file has a second name, a
+# hard link from which logquarry restores the file (:mod:`logquarry.disk.folders`).
 
 
 class IndexKeeper:
@@ -355,7 +355,7 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of files that can change or are not synced. A removed name never returns."""
+        """Names of files that can change or are not synced. A removed name is never added again."""
         last = self.writer.last
         held = list(self._filled)
         if last is not None:
@@ -375,11 +375,12 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Write the checkpoint before the second name is removed: RocketMQ keeps files that
-                # the checkpoint covers.
+                # Write the checkpoint before removing the second name, because a broker keeps files
+                # that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Close last: files in the list must be open, and Ctrl-C may arrive between these lines.
+            # Close the file last, because Ctrl-C may arrive between these lines, and files in the
+            # list must be open.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last

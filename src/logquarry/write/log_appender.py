@@ -3,7 +3,7 @@
 Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
 ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
 are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
-append raises an error, none of its frames is in the log, but the file may end with a new blank.
+append raises an error, the log has no frame of the append, but the file may end with a new blank.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ class AppendRules:
     has_property_crc = False
 
     def placed(self, encoded: Encoded) -> None:
-        """Complete frames whose offsets and store time are known."""
+        """Complete the bytes of frames that have their offsets and store time."""
 
     def end_file(self, file: MappedFile) -> int:
         """Fill the rest of a file with a blank. Return the blank's size."""
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
-        """Record a frame in the log. After Ctrl-C, the appender may record a frame twice."""
+        """Note that a frame is in the log; called twice for the frame if Ctrl-C arrives."""
 
     def adopted(self) -> None:
-        """Prepare for puts, after bytes of another store's log were appended and dispatched."""
+        """Prepare for puts after bytes of another store's log were appended and dispatched."""
 
 
 class LogAppender(FrameAppend):
-    """Appends any message to the log (the reference for faster paths). Any thread may append.
+    """Appends any message to the log, as the reference for faster paths. Any thread may append.
 
     ``rules`` has the rules of another dialect; with such rules, no kernel writes frames. The other
     arguments are those of :class:`~logquarry.write.frame_append.FrameAppend`; ``queue_offsets`` is
@@ -91,7 +91,7 @@ class LogAppender(FrameAppend):
         self._busy_after = config.os_page_cache_busy_time_out_mills / _MS
 
     def end(self) -> None:
-        """Refuse appends from now on, after the put that holds the log's lock."""
+        """Wait for the put that holds the log's lock, then refuse appends."""
         with self._lock:
             self._ends_foreign = self.bar is _FOREIGN
             self.bar = _CLOSED
@@ -162,8 +162,8 @@ class LogAppender(FrameAppend):
     def append_held(self, encoded: Encoded, now: int, began: float) -> PutResult:
         """Append frames under the log's lock (``doAppend``).
 
-        ``now`` is the store time in milliseconds; ``began`` is the monotonic time of taking the
-        lock.
+        ``now`` is the store time in milliseconds; ``began`` is the monotonic time at which the lock
+        was taken.
         """
         file = self.file()
         # A message that takes no queue offset also adds its queue to the table.
@@ -183,7 +183,7 @@ class LogAppender(FrameAppend):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. A message in the log has used its queue offset.
+            # Ctrl-C may arrive at any line. If the message is in the log, count its queue offset.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -204,7 +204,7 @@ class LogAppender(FrameAppend):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """If the frame contains queue offsets, make it; return its offset in each further queue."""
+        """Make a frame that contains queue offsets. Return its offset in each further queue."""
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
@@ -213,7 +213,7 @@ class LogAppender(FrameAppend):
         return copied
 
     def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
-        """Count the queue offsets of frames in the log; a second call changes nothing."""
+        """Count the queue offsets of frames in the log. A second call has no effect."""
         self._rules.appended(encoded)
         if encoded.advances:
             self.queue_offsets[encoded.key] = queue_offset + encoded.messages
@@ -230,7 +230,7 @@ class LogAppender(FrameAppend):
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # The store time must be an integer: with another type, a later flush would fail.
+                # A store time that is no integer would make a later flush fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -265,9 +265,9 @@ class LogAppender(FrameAppend):
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
         """Append bytes of another store's log at an offset (``appendData``).
 
-        The bytes may end inside a frame, and may span files. Puts are then refused until
-        :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must be
-        the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
+        The bytes may end inside a frame, and may span files. After this call, puts are refused
+        until :meth:`adopt`. The log must end at ``offset``, or it must be empty and ``offset`` must
+        be the start of a file; otherwise return False. After :meth:`end`, raise StoreUnavailable.
         """
         with self._lock:
             if self.bar is _CLOSED:
@@ -328,7 +328,7 @@ def end_file(file: MappedFile) -> int:
     Only the first eight bytes of the blank are written.
     """
     left = file.room
-    # Only another program leaves fewer bytes than a blank. Readers then end the file there.
+    # Only a file of another program can have less room than a blank. Readers end such a file here.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

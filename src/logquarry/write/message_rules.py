@@ -19,19 +19,20 @@ from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
-"""Limit in bytes: the length in a frame is a signed short. (``checkMessage`` counts UTF-16
-characters.)
+"""Maximum bytes, because the length in a frame is a signed short. RocketMQ's ``checkMessage``
+counts UTF-16 characters.
 """
 
 # --------------------------------------------------------------------------------------------------
-# Topics. RocketMQ's store accepts any name (with ``../../../x`` it created folders outside of the
-# store, CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME. logquarry
-# refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the broker's rule.
+# Topics. RocketMQ's store accepts any name. RocketMQ's store created folders outside of the store
+# for ``../../../x`` (CVE-2019-17572). RocketMQ's broker accepts only the characters of
+# _BROKER_NAME. logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry
+# follows the broker's rule.
 
 LONGEST_TOPIC: Final = 127
-"""Limit in bytes: the length in a frame is one signed byte. (RocketMQ counts UTF-16 characters.)"""
+"""Maximum bytes: the length in a frame is one signed byte. RocketMQ counts UTF-16 units."""
 LONGEST_NAME: Final = 255
-"""Maximum bytes of a folder's name. The further queues of multi-dispatch have this limit."""
+"""Maximum bytes of a folder's name, which limits the names of further queues."""
 BROKER_CHECK: Final = "rocketmq-broker"
 
 _UNSAFE: Final = re.compile("[/\x00-\x1f\x7f-\x9f]")
@@ -80,9 +81,9 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 
 # --------------------------------------------------------------------------------------------------
 # Properties. In RocketMQ, a message has its properties as a string, which is written unchanged, and
-# as a HashMap. If the store adds a property, it builds the string again, in the iteration order of
-# the map. This order depends on the number of buckets. A copied map has as many buckets as its
-# entries need. A map that is parsed from a string starts with 16 buckets and grows.
+# as a HashMap. If the store adds a property, it builds a new string in the iteration order of the
+# map, which depends on the number of buckets. A copy of a map has as many buckets as its entries
+# need. A map that is parsed from a string starts with 16 buckets and grows.
 
 # TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
 _ACTS_ON: Final = "|".join(
@@ -99,7 +100,7 @@ _TIMED: Final = {
 }
 """The properties for the timer wheel, with their unit in ms.
 
-If a message has several of these properties, the first property counts.
+If a message has several of these properties, RocketMQ uses the first in this order.
 """
 _FRESH_TABLE: Final = 16
 NO_PROPERTIES: Final[Mapping[str, str]] = {}
@@ -149,7 +150,7 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     With ``is_closed``, a string that this function builds ends with a separator.
 
     Raises:
-        MessageRejected: if there are too many characters. The encoder of the frame limits the
+        MessageRejected: if the string has too many characters. The encoder of the frame limits the
             bytes.
         UsageError: if the message has tags or keys in addition to a property string.
     """
@@ -175,9 +176,10 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 
 
 def delay_level(text: str | None) -> int:
-    """Return the level in a DELAY property; 0 without such a property (``getDelayTimeLevel``).
+    """Return the level in the property DELAY; 0 without the property (``getDelayTimeLevel``).
 
-    If the text is not a number, raise MessageRejected (RocketMQ's ``putMessage`` throws).
+    Raise MessageRejected for a text that is no number, for which RocketMQ's ``putMessage`` raises
+    an exception.
     """
     if text is None:
         return 0
@@ -190,8 +192,8 @@ def delay_level(text: str | None) -> int:
 def is_timed(values: Mapping[str, str]) -> bool:
     """Whether properties request a delivery by the timer wheel (``checkIfTimerMessage``).
 
-    A message with TIMER_OUT_MS has left the wheel before, so it is put unchanged. A delay level
-    also excludes the wheel: RocketMQ removes the timer's properties from such a message.
+    A message with TIMER_OUT_MS has already left the wheel, so the store puts it unchanged. A delay
+    level also excludes the wheel: RocketMQ removes the timer's properties from such a message.
     """
     asks = not values.keys().isdisjoint(_TIMED)
     return asks and props.TIMER_OUT_MS not in values and delay_level(values.get(props.DELAY)) <= 0
@@ -200,7 +202,7 @@ def is_timed(values: Mapping[str, str]) -> bool:
 def timer_slot(
     values: Mapping[str, str], now: int, *, longest_s: int, precision_ms: int
 ) -> int | None:
-    """Return the delivery slot of a timer message, in ms; None if the message is due already.
+    """Return the delivery slot of a timer message, in ms; None if the message is already due.
 
     Follows ``transformTimerMessage``. ``values`` must have a TIMER property; ``longest_s`` is
     ``timerMaxDelaySec``. If the time is not a number or too far away, raise MessageRejected.
@@ -230,7 +232,7 @@ def waits(values: Mapping[str, str]) -> bool:
 
 
 def utf8(text: str) -> bytes:
-    """Encode like ``String.getBytes(UTF_8)``: a question mark replaces half a surrogate pair."""
+    """Encode like ``String.getBytes(UTF_8)``: a question mark replaces a lone surrogate."""
     return text.encode("utf-8", "replace")
 
 
@@ -307,7 +309,7 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
         families |= sys_flag.STORE_HOST_V6
     stated = flags & (sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6)
     if stated & ~families:
-        # QUIRK: RocketMQ computes the length from the flag and writes an unreadable frame
+        # QUIRK: RocketMQ computes the host's length from the flag, and writes an unreadable frame
         # (test_append_vectors: vector 34).
         _reject_host(f"SYSFLAG {flags:#x} marks a host as IPv6, but the host is IPv4")
     return flags | families

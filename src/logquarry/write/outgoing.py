@@ -1,9 +1,10 @@
 """Checks the messages of a bulk put column by column, and makes the table for the kernel.
 
 A message is common if the store changes nothing in its properties, and no check fails. A common
-message becomes a row of :class:`FrameTable`, from which a kernel makes the frames. Every other
+message becomes a row of :class:`FrameTable`, from which a kernel makes the frames. Any other
 message is *odd*: the encoder of single puts (the *reference*) makes its frame, or rejects the
-message. Rows and reference give the same bytes. All messages are checked before the first append.
+message. Kernel and reference write the same bytes. All messages are checked before the first
+append.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ class FrameTable:
     """Checked messages, for the kernel (:mod:`logquarry.write.outgoing`).
 
     Attributes:
-        rows: a column for each message; the columns of odd messages are not used.
-        heads, head_facts: the distinct heads (the fields of a frame that depend on hosts and
+        rows: one column per message; the columns of odd messages have no meaning. heads,
+        head_facts: the distinct heads (the fields of a frame that depend on hosts and
             SYSFLAG).
-        keep: the objects that own the bytes at the rows' addresses.
+        keep: the objects that own the memory at the addresses in the rows.
     """
 
     rows: r.PutRows = field(default_factory=lambda: r.empty_put_rows(0))
@@ -68,8 +69,8 @@ class FrameTable:
         Args:
             start, stop: a range of message numbers without an odd message.
             now: the store time in milliseconds; a row may have a later time.
-            columns: four rows: physical offset, queue offset, store time and size. This method
-                fills in the column of each message.
+            columns: four rows: physical offset, queue offset, store time and size. The method fills
+                in the columns of these messages.
 
         Returns:
             The number of the first message that did not fit.
@@ -107,13 +108,14 @@ class FrameTable:
 def advance(
     file: MappedFile, position: int, offsets: dict[QueueKey, int], told: dict[QueueKey, int]
 ) -> None:
-    """Record that the frames before a position of a file, and their queue offsets, are used."""
+    """Move the log's end to a position of a file, and count the queue offsets of the frames."""
     before = file.wrote
     try:
         file.advance(position - before)
         offsets.update(told)
     except BaseException:
-        # Ctrl-C may arrive at any line. Messages in the log have used their queue offsets.
+        # Ctrl-C may arrive at any line. If messages are in the log, their queue offsets must be
+        # counted.
         if file.wrote > before:
             offsets.update(told)
         raise
@@ -182,8 +184,8 @@ class Outgoing:
         sizes: bytes of each frame; an estimate for a message with further queues.
         odd: the frames of odd messages, by message number.
         store_host_ids: for each message, the index of its host in ``store_hosts``.
-        named: the distinct topics of the caller. A delayed message counts under the caller's topic,
-            not under the schedule topic.
+        named: the distinct topics of the caller. The topic of a delayed message is the caller's
+            topic, not the schedule topic.
         named_ids: for each message, the index of its topic in ``named``.
         waits: whether any message waits for flush and replica.
         times: the earliest allowed store time of each message; None for the time of the put.
@@ -212,7 +214,7 @@ def outgoing_reference(
     """Check messages, and make all frames with the encoder of single puts.
 
     ``check`` rejects a frame that no file could hold. ``times`` has the earliest allowed store
-    times. Errors (MessageRejected, UsageError) count the messages from ``first``.
+    times. In errors (MessageRejected, UsageError), the first message has the number ``first``.
     """
     odd: dict[int, Encoded] = {}
     topics: dict[str, int] = {}
@@ -240,9 +242,9 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; all other frames are in ``frames``.
+    """Make the frames of the odd messages; ``frames`` makes all other frames.
 
-    Errors: as :func:`outgoing_reference`.
+    Raises the errors of :func:`outgoing_reference`.
     """
     columns = np.empty((3, frames.count), np.int64)
     frames.fill_columns(columns)
@@ -331,8 +333,8 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy the bytes: an array over a bytes object is read-only, which is another type for a
-        # kernel.
+        # Copy the bytes, because an array over a bytes object is read-only, and kernels take
+        # writable arrays.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -371,7 +373,7 @@ def without_number(error: MessageRejected | UsageError) -> str:
 
 
 def _size(encoded: Encoded) -> int:
-    # With multi-dispatch, the appender makes the frame later, under the lock. Estimate its size.
+    # With multi-dispatch, the appender makes the frame under the lock. Estimate the frame's size.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
@@ -398,7 +400,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """Return the distinct values by first appearance, and for each value its index among them."""
+    """Return the distinct values in the order of appearance, and each value's index among them."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
@@ -408,7 +410,8 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """Return the first message with each distinct byte string, and each message's string index.
+    """Return the number of the first message with each distinct byte string, and the index of each
+    message's string.
 
     All messages without a byte string share one index.
     """

@@ -2,7 +2,7 @@
 
 The columns are the fields of :class:`~logquarry.message.Message`. A missing column or a null gets
 the default. Columns that only stored messages have (offsets, CRC, size) are ignored, so that users
-can put the rows of an export. Only text that must be joined is copied.
+can put the rows of an export. The columns are not copied, except text that must be joined.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _KINDS: Final = {
     "born_host": None,
     "store_host": None,
 }
-"""Arrow's type of each field of a message; None for text or bytes. Other fields have int64."""
+"""Field of a message -> Arrow's type; None for text or bytes. All other fields have int64."""
 _DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
@@ -91,7 +91,7 @@ def check_columns(batch: pa.RecordBatch) -> None:
 def messages_of(
     batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
 ) -> Iterator[Message]:
-    """Return the rows of a batch as messages; errors count the rows from ``first``."""
+    """Return the rows of a batch as messages. In errors, the first row has the number ``first``."""
     rows = _Rows(_columns(batch, stored=stored), first)
     return map(rows.message, range(batch.num_rows))
 
@@ -143,10 +143,10 @@ def columns_of_batch(
     """Return the columns of a record batch with at least one row. Used only with kernels.
 
     Args:
-        clock: gives the born time of messages that have no born time.
+        clock: returns the born time of a message without born time.
         first: the number of the first row within the call, for errors.
         stored: whether stored messages keep ``queue_offset`` and ``store_timestamp``.
-        look: whether to mark messages as odd if the store acts on one of their properties.
+        look: whether to mark a message as odd if the store acts on one of its properties.
 
     Raises:
         UsageError: if a column has a wrong type.
@@ -156,7 +156,7 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # Rows without a topic get any valid index. The rows are odd: the reference refuses them.
+        # A row without a topic gets any valid index. The row is odd, so the reference refuses it.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)
@@ -207,7 +207,7 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
                 given = [None if pairs is None else list(pairs.items()) for pairs in values]
             arrays[name] = pa.array(given, _KINDS.get(name, pa.int64()))
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # Half a surrogate pair, hosts of both text and bytes, or a number that is too large.
+        # A value is a lone surrogate or too large a number, or hosts are both text and bytes.
         return None
     columns = columns_of_batch(pa.record_batch(arrays), clock)
     columns.message = messages.__getitem__
@@ -269,7 +269,7 @@ def _as_map(column: pa.Array) -> pa.Array:
     """Make maps from properties of pandas: dicts (structs in Arrow) or lists of pairs."""
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
-        # A struct has the names of all rows. Names that a row's dict lacks are null.
+        # A struct has the names of all rows, with null for names that a row's dict lacks.
         rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
     try:
         return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])
@@ -393,7 +393,7 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: boo
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged. If there is also a map, only the reference uses it.
+        # A given string is written unchanged. Only the reference uses a map that is given too.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)

@@ -1,7 +1,7 @@
 """Puts a batch: makes frames from messages or their wire form, and appends all frames together.
 
-If compiled, :meth:`PutBatchPath.put_common_batch` puts common batches; the reference
-(:mod:`logquarry.write.encode_batch`) handles every batch (tests/property/test_put_path_twins.py).
+If compiled, :meth:`PutBatchPath.put_common_batch` puts common batches. The reference
+(:mod:`logquarry.write.encode_batch`) can put any batch (tests/property/test_put_path_twins.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ assert batch.PROPERTIES_LENGTH.size == frame.PROPERTIES_LENGTH.size == 2
 
 
 def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
-    """Return the bytes of a batch's bodies, or of its wire form; for log messages."""
+    """Return the bytes of a batch's bodies or of its wire form, for the text of a log message."""
     return sum(len(message.body) for message in messages or ()) + len(wire or b"")
 
 
@@ -126,7 +126,7 @@ class PutBatchPath(PutPath):
                 log_held(batch_size(messages, wire), result)
             return result
         except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The reference raises the right error, or replaces half a surrogate pair.
+            # The reference raises an error, or replaces a lone surrogate.
             return None
         finally:
             free(items)

@@ -1,4 +1,4 @@
-"""The future of a put: a thread, a callback or a coroutine can wait. Compiled if possible."""
+"""The future of a put: threads, callbacks and coroutines can wait for it. Compiled if possible."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes the coroutines that wait in one event loop, with one call for all puts of a sync."""
+    """Wakes all coroutines that wait in one event loop for puts of one sync, with one call."""
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -34,7 +34,7 @@ class _Wakes:
             loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Reset before taking the first waiter, so that later waiters schedule a new call.
+        # Reset the flag before taking the first waiter, so that later waiters schedule a new call.
         self._is_due = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -127,7 +127,7 @@ class PutFuture:
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         if not self.done():
-            # Code that awaits has already imported asyncio, so this import is fast.
+            # A program with coroutines has already imported asyncio, so this import is fast.
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -145,21 +145,21 @@ class PutFuture:
 
     # ------------------------------------------------------------------------- for the store only
     def set_result(self, result: PutResult) -> None:
-        """Complete the future with a result. Call this only once."""
+        """Complete the future with a result. Call this method only once."""
         self._result = result
         if self._callbacks:
             self._call_all()
 
     def set_exception(self, error: LogquarryError) -> None:
-        """Complete the future with an error. Call this only once."""
+        """Complete the future with an error. Call this method only once."""
         self._error = error
         if self._callbacks:
             self._call_all()
 
     def _call_all(self) -> None:
         # No lock is necessary: one thread adds the callback, then checks whether the put is done.
-        # The other thread completes the put, then checks for callbacks. So at least one thread
-        # finds the callback, and pop() returns the callback to only one thread.
+        # The other thread completes the put, then checks for callbacks. So at least one of the two
+        # threads finds the callback, and pop() gives the callback to only one thread.
         callbacks = self._callbacks
         while callbacks:
             try:

@@ -1,4 +1,4 @@
-"""Puts many messages in one call: any mix of topics and queues, in order (``put_many``).
+"""The writer of the commit log, and ``put_many``, which puts any mix of topics and queues in order.
 
 ``put_many`` writes the same bytes as single puts, but the messages of a chunk share one store time.
 A chunk is about 1 MiB, appended under one lock; other threads can put between two chunks. All
@@ -16,16 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
+from logquarry.config import StoreConfig
+from logquarry.disk.mapped_file_queue import MappedFileQueue
+from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.arrays import Int64
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
 from logquarry.message import Message, require_iterable, require_messages
-from logquarry.write.append import CommitLogWriter
+from logquarry.read.log_queues import QueueKey
+from logquarry.units import Clock
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.log_appender import end_file, require_fit
+from logquarry.write.frame_append import Settle
+from logquarry.write.log_appender import AppendRules, end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,
     Encode,
@@ -36,14 +41,16 @@ from logquarry.write.outgoing import (
     outgoing_kernel,
     outgoing_reference,
 )
+from logquarry.write.put_batch_path import PutBatchPath
+from logquarry.write.put_path import settle_nothing
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""Approximate number of bytes to append while the lock is held once."""
+"""Approximate number of bytes to append under one lock."""
 _FEW: Final = 64
-"""Maximum number of messages to encode one by one. For so few messages, columns take longer."""
+"""Maximum number of messages to encode one by one. Columns of few messages take longer."""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -51,7 +58,7 @@ _COLUMNS: Final = 4
 
 
 class ArrowStream(Protocol):
-    """Columns of any library that exports Arrow data: pyarrow, pandas, Polars, DuckDB."""
+    """Columns of a library that exports Arrow data: pyarrow, pandas, Polars, DuckDB and others."""
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Export a stream by the Arrow PyCapsule protocol."""
@@ -59,16 +66,16 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """The result of a ``put_many``: its messages in the log, in order. The arrays are int64.
+    """The result of a ``put_many``, with int64 arrays of its messages in the log, in order.
 
     Attributes:
-        status: PUT_OK, or why the flush wait or the replica wait ended early.
+        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
         physical_offset: physical offset of each frame.
         queue_offset: queue offset of each message.
         store_timestamp: store time of each message, in milliseconds.
         size: bytes of each frame.
         elapsed_ms: duration of the call.
-        topics: number of messages and of bytes for each topic of the caller.
+        topics: topic of the caller -> number of messages, number of bytes.
         page_cache_ms: total time for copying the bytes into the page cache.
     """
 
@@ -111,6 +118,33 @@ class PutManyResult:
         )
 
 
+class CommitLogWriter(PutBatchPath):
+    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put."""
+
+    def __init__(
+        self,
+        files: MappedFileQueue,
+        config: StoreConfig,
+        *,
+        clock: Clock,
+        queue_offsets: dict[QueueKey, int] | None = None,
+        flags: RunningFlags | None = None,
+        health: Health | None = None,
+        settle: Settle = settle_nothing,
+        rules: AppendRules | None = None,
+    ) -> None:
+        super().__init__(
+            files,
+            config,
+            clock,
+            {} if queue_offsets is None else queue_offsets,
+            flags or RunningFlags(),
+            health or Health(),
+            settle,
+            rules,
+        )
+
+
 class ManyWriter:
     """Puts many messages at once."""
 
@@ -133,18 +167,18 @@ class ManyWriter:
         return self._append(self._parts(messages), began, wait=wait)
 
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
-        """Put messages that a store had before (an import, a salvage), unchanged.
+        """Put messages of a store unchanged, for an import or a salvage.
 
         Topic and property string stay unchanged, even with a delay or further queues. The messages
         get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its
-        ``queue_offset``. If the store writes further queues, only the append finds a wrong offset
-        in a further queue. Errors: as :meth:`put_many`.
+        ``queue_offset``. A wrong offset in a further queue raises an error only at the append.
+        Raises the errors of :meth:`put_many`.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
-            least_time: None to give all messages the present time as store time. To keep store
-                times, pass the store time of the log's last message, in milliseconds: store times
-                never fall.
+            least_time: None to set all store times to the current time. To keep the messages' store
+                times, pass the store time of the log's last message, in milliseconds, because store
+                times must not fall.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -152,7 +186,7 @@ class ManyWriter:
         return self._append(parts, began, least_time)
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the errors of :meth:`put_stored`, and put nothing."""
+        """Raise the errors of :meth:`put_stored` without putting messages."""
         list(self._stored_parts(batch, keeps_times=False))
 
     def _append(
@@ -299,8 +333,7 @@ class _Put:
     def _time(self, now: int, own: int | None = None) -> int:
         if self._least_time is None:
             return now
-        # Other threads may have put since the last chunk, and the last message may be in another
-        # file.
+        # Since the last chunk, other threads may have put messages and created another last file.
         times = [self._least_time, self._writer.file().store_timestamp]
         times += [] if self.last is None else [self.last.store_timestamp]
         times += [] if own is None else [own]
@@ -317,7 +350,7 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file; return the number of the first that does not fit."""
+        """Append frames to the last file. Return the number of the first that does not fit."""
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()

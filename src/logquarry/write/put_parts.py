@@ -28,10 +28,10 @@ _RECENT: Final = 64
 class LogLock:
     """Compiled: the log's lock. If no thread holds the lock, taking it costs a few instructions.
 
-    The GIL protects the flag ``_is_taken``. If the flag is set, a thread waits at a gate, a system
-    lock that is usually closed. Each :meth:`release` opens the closed gate for one waiting thread.
-    A thread that passes the gate closes the gate and tries again. Ctrl-C can interrupt a waiting
-    thread and leave the gate open: the next waiting thread passes the gate and tries once more.
+    The GIL protects the flag ``_is_taken``. If the flag is set, a thread waits for the gate, a
+    system lock that is usually taken. Each :meth:`release` releases the gate for one waiting
+    thread, which takes the gate and tries again. If Ctrl-C interrupts a waiting thread, the gate
+    may stay released, and the next waiting thread only tries once more.
     """
 
     _gate: Any
@@ -57,7 +57,7 @@ class LogLock:
             if has_passed:
                 self._is_open = False
             else:
-                # A signal interrupted the wait. The signal's handler may raise.
+                # A signal interrupted the wait. The signal's handler may raise an exception.
                 PyErr_CheckSignals()
         self._is_taken = True
 
@@ -76,7 +76,7 @@ class LogLock:
 
 
 class Wakes:
-    """Settles puts if no put of the store waits: only sets the flags of other threads."""
+    """Settles puts in a store whose puts do not wait: sets the flags of other threads."""
 
     def __init__(self) -> None:
         self._tests_and_flags: tuple[Any, ...] = ()
@@ -94,7 +94,7 @@ class Wakes:
 
     def wake(self) -> None:
         """Set the flags that are not set."""
-        # Usually the flag is set already, and checking costs less than setting.
+        # Usually the flag is already set, and a check costs less than setting the flag.
         found = self._tests_and_flags
         for number in range(0, len(found), 2):
             if found[number]():
@@ -102,9 +102,9 @@ class Wakes:
 
 
 class Recent:
-    """Compiled: a cache of values by name, which compares the identity of name objects.
+    """Compiled: a cache of values by name. Names are compared by identity.
 
-    An identity check takes a tenth of the time of a dictionary's lookup.
+    Comparing identities takes a tenth of the time of a dictionary lookup.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
 """Puts one message: property string, frame, CRC, queue offset, append, result.
 
-The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
-writing of the frame differs, for speed. If interpreted, :meth:`PutPath.put_common` joins packed
-fields. If compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an
+The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. For
+speed, only the code that writes the frame differs. If interpreted, :meth:`PutPath.put_common` joins
+packed fields. If compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an
 address. The bytes are always those of the reference, :meth:`MessageEncoder.encode
 <logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
 <logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
 
-The reference handles every message. :meth:`PutPath.put_common` returns None, and changes nothing,
+The reference can put any message. :meth:`PutPath.put_common` returns None, and changes nothing,
 in these cases:
 
 - The message has a delay, WAIT or further queues.
@@ -84,7 +84,7 @@ def properties_text(message: Message) -> str | None:
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result of a put that waits for nothing."""
+    """Return the result of a put at once, without a wait."""
     return result
 
 
@@ -107,7 +107,7 @@ class PutPath(LogAppender):
         return self.put_typed(message)
 
     def put_typed(self, message: Message) -> PutResult:
-        """Do the same as :meth:`put`, for compiled callers: calling a C method needs no lookup."""
+        """Put one message like :meth:`put`, as a C method that compiled callers can call."""
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result, wait = self.put_common(message), True
@@ -213,7 +213,7 @@ class PutPath(LogAppender):
                     body_length,
                 )
                 try:
-                    # This does the same as MappedFile.append, without the call.
+                    # These lines do the same as MappedFile.append, without a call.
                     file.buffer[at:end] = b"".join((head, body, rest))
                     if not file.address:
                         file.keep(at, end)
@@ -230,7 +230,7 @@ class PutPath(LogAppender):
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field: the reference raises an error with the field's
+                # A number does not fit its field. The reference raises an error with the field's
                 # name.
                 return None
             finally:
@@ -265,7 +265,7 @@ class PutPath(LogAppender):
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
-            # The reference raises the right error, or replaces half a surrogate pair.
+            # The reference raises an error, or replaces a lone surrogate.
             return None
         if result is not None:
             held = cython.cast(tuple, result)[_HELD]

@@ -41,14 +41,14 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of topics that brokers create when they start, and of queues without a topic."""
+"""Prefixes of topics that a broker creates at its start, and of queues without a topic."""
 
 
 def is_listed(topic: str) -> bool:
     """Whether ``topics.json`` must list a topic: the topic has queues and is no system topic.
 
     A broker creates its system topics (``TopicValidator``) at each start. An entry in the file
-    would replace the broker's settings for a system topic.
+    would override the broker's settings for a system topic.
     """
     if topic in _MADE_BY_BROKERS or topic.startswith(_NOT_LISTED):
         return False
@@ -70,8 +70,8 @@ def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
 class TopicTable:
     """Adds topics and queues to ``config/topics.json``.
 
-    The dispatcher notes queues; a flush writes the file, before the queues are synced. A flush
-    never removes a topic or lowers its number of queues: another program may have configured the
+    The dispatcher notes queues. A flush writes the file before the queues are synced. A flush never
+    removes a topic or lowers its number of queues, because another program may have configured the
     topic. If there is no file, or the store was not shut down cleanly, the ``existing`` queues are
     added.
     """
@@ -100,7 +100,7 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues, which the next flush adds to the file. Fast for known queues."""
+        """Remember queues, which the next flush adds to the file; fast for known queues."""
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
@@ -132,7 +132,7 @@ class TopicTable:
             self._file.save(document)
             self._document = document
             self._new = {key for key in self._new if key[0] not in removed}
-            # If the topic gets a message again, the next flush must list it again.
+            # If a removed topic gets another message, the next flush must add the topic again.
             self._noted = {key for key in self._noted if key[0] not in removed}
 
     def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class QueueTable:
 
     Args:
         ends: the number of entries before the end of each existing queue. In a queue of 20-byte
-            entries, this is the queue offset after the last entry.
+            entries, the number equals the queue offset after the last entry.
         keeps_tails: whether to keep bytes after the ends, and to accept missing files between other
             files, like RocketMQ.
 
@@ -241,7 +241,7 @@ class QueueTable:
         return writer is not None and bool(writer.files.bases)
 
     def get(self, topic: str, queue_id: int) -> LiveQueue | LiveBatchQueue | None:
-        """Return one queue for reading; None if there is no such queue."""
+        """Return a queue for reading; None if the queue does not exist."""
         key = topic, queue_id
         found = self.live.get(key)
         if found is not None:
@@ -306,8 +306,8 @@ class QueueTable:
 class _SoleOwner:
     """Creates the files of a queue, and moves an existing file of the same name to quarantine.
 
-    A RocketMQ broker that is started on this store dispatches messages before it fails to take the
-    lock. So the broker may have created the queue's next file.
+    If a RocketMQ broker is started on this store, the broker dispatches messages, and may create
+    the queue's next file, before it fails to take the lock.
     """
 
     def __init__(self, disk: Disk, aside: Path) -> None:

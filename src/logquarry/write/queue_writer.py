@@ -3,7 +3,7 @@
 Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
 the dispatcher. The writer skips entries that the queue already has, so that a part of the log can
 be dispatched again. If entries before a new entry are missing, the writer refuses the new entry.
-(Java writes the entry at a wrong offset, and logs a bug.)
+Java writes the new entry at a wrong offset, and logs a bug.
 
 Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``.
 """
@@ -42,7 +42,7 @@ class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
     ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
-    entry; for an inner batch, that of its first message. Batch queues have units of
+    entry, or of the first message of an inner batch. Batch queues have units of
     :data:`BATCH_DTYPE`.
     """
 
@@ -57,7 +57,7 @@ class QueuePart:
 
 
 def is_batch(units: Units) -> bool:
-    """Whether these are entries of a batch queue."""
+    """Whether entries are of a batch queue."""
     return units.dtype == BATCH_DTYPE
 
 
@@ -92,7 +92,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
     queued = np.flatnonzero(requests.is_dispatched)
     ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
-    # The sort is stable: each queue keeps the order of the log.
+    # The sort is stable, so the entries of a queue keep the order of the log.
     order = np.lexsort((queue_ids, ids))
     ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
     cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
@@ -151,8 +151,8 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # The sort is stable: if a message lists its own queue as a further queue, its own entry
-            # comes first. Only the first entry is kept.
+            # The sort is stable, so if a message lists its own queue as a further queue, the
+            # message's own entry is the first. Keep only the first entry.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)
@@ -162,10 +162,11 @@ def _add_copies(
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset counts
-as damaged, because no CRC covers it."""
+"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset is
+assumed to be damaged, because no CRC covers it.
+"""
 MOST_OFFSET: Final = 1 << 48
-"""Maximum queue offset. A queue with a million messages a second reaches it after nine years."""
+"""Maximum queue offset: nine years at a million messages a second."""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
@@ -179,7 +180,7 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset. None without a file: the queue may then start anywhere."""
+        """The next queue offset; None without a file: a new queue may start at any offset."""
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Int64, units: Units) -> int:
@@ -191,11 +192,11 @@ class ConsumeQueueWriter:
         """
         if not len(units):
             return 0
-        # The entries are in the log's order: if the first entry is new, all entries are new.
+        # The entries are in the log's order, so if the first entry is new, all entries are new.
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # At a cut, the queue has a gap, or the topic was recreated.
+        # At each cut, the queue offsets have a gap, or the topic was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -206,7 +207,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # The queue offset is damaged; no CRC covers it.
+            # The queue offset, which no CRC covers, is damaged.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -271,15 +272,15 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """Facts that a recovery has found out about a queue before it writes the queue.
+    """The facts about a queue that a recovery finds before it writes the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
         kept: entries of messages that the log has lost, by queue offset. A lost message without an
-            entry gets a filler; readers, including RocketMQ's, continue after a filler.
+            entry gets a filler, which all readers, also RocketMQ's, skip.
         moved: physical offset -> right queue offset, for messages with a damaged queue offset.
-        largest_gap: the maximum number of fillers in a row. After a larger gap, the message's queue
-            offset is wrong.
+        largest_gap: the maximum number of fillers in a row. If a message would need more fillers,
+            its queue offset is wrong.
     """
 
     resume_at: int
@@ -290,11 +291,11 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue, after its sound entries, from a log that has lost messages."""
+    """Rebuilds the end of a queue after its sound entries, from a log that has lost messages."""
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
-        # Skip earlier messages: the messages have entries, or their topic was deleted.
+        # Skip earlier messages, which have entries or whose topic was deleted.
         self.physical_end = mending.resume_at
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
@@ -312,7 +313,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
     def _following(self, expected: int, offset: int, units: Units) -> Units:
         if offset < expected:
-            # The topic was deleted and recreated: the old entries no longer count.
+            # The topic was deleted and recreated, so remove the old entries.
             first = self.files.min_offset // UNIT_SIZE
             start = max(first, offset) * UNIT_SIZE
             self.files.truncate_to(start, aside=self._mending.aside)
@@ -327,7 +328,7 @@ class ConsumeQueueMender(ConsumeQueueWriter):
 
 
 def units_of(physical_offset: Int64, size: Int64, tags_code: Int64) -> Units:
-    """Make entries in the form of the queue files."""
+    """Make entries of 20 bytes, as in queue files."""
     units = np.empty(len(physical_offset), UNIT_DTYPE)
     units["physical_offset"] = physical_offset
     units["size"] = size
@@ -340,10 +341,10 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
     An entry after a gap begins at the end of the previous entry. A broker searches for the last
     entry that begins at or before an offset. So a consumer that requests a lost message gets the
-    frame after the gap. With a gap, the consumer would get the frame before the gap, possibly
-    forever. The reserved field, which brokers ignore, has the number of lost messages. If an entry
-    would have more messages than its field can count, the frame gets several entries. The last
-    entry has the frame's messages.
+    frame after the gap. With a gap, the consumer would get the frame before the gap, and might
+    request the lost message forever. The reserved field, which brokers ignore, has the number of
+    lost messages. If an entry would have more messages than its field can count, the frame gets
+    several entries. The last entry has the frame's messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]
@@ -361,12 +362,12 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """Return the entries that begin before the previous entry's end: the topic was recreated."""
+    """Return the numbers of entries that begin before the previous entry's end (new topic)."""
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 
 def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Skip the queue offsets that the queue already has, as in queues of 20-byte entries.
+    """Remove the queue offsets that the queue already has, as in queues of 20-byte entries.
 
     QUIRK: Java appends all entries: ``putBatchMessagePositionInfo`` compares only physical offsets
     (test_batch_queue_writer.py::test_a_recreated_topic_continues_after_the_known_entries).
@@ -395,7 +396,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset. None for an empty queue, which may start anywhere."""
+        """The next queue offset; None for an empty queue, which may start at any offset."""
         return self._next
 
     def append(self, offsets: Int64, units: BatchEntries) -> int:
@@ -421,7 +422,7 @@ class BatchQueueWriter(ConsumeQueueWriter):
                     return 0
             else:
                 if self.files.bases:
-                    # The topic was deleted and recreated: the old entries no longer count.
+                    # The topic was deleted and recreated, so remove the old entries.
                     self.files.truncate_to(self.files.min_offset, aside=self._mending.aside)
                 expected = offset
         made = without_gaps(units, expected)

@@ -1,6 +1,6 @@
-"""Settles puts: returns the result of a put after its flush wait and replica wait.
+"""Returns the result of a put after its flush wait and replica wait.
 
-Compiled if possible. :mod:`logquarry.write.waits` has a table of the waits.
+Compiled if possible. :mod:`logquarry.write.waits` lists the waits of a put.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Flusher(Protocol):
 
 
 class Once:
-    """A token that only the first caller of :meth:`take` gets. Any thread may call."""
+    """A token that only the first caller of :meth:`take` gets. Any thread may call the method."""
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -58,7 +58,7 @@ class Once:
     def take(self) -> bool:
         """Take the token. Return whether the caller is the first."""
         if cython.compiled:
-            # No other thread runs between these lines.
+            # Python runs no other thread between these lines.
             if self._is_taken:
                 return False
             self._is_taken = True
@@ -74,7 +74,7 @@ class Once:
 class WaitingPut(PutFuture):
     """The future of a put that waits for the disk, for a slave, or for both (``parts``).
 
-    ``done`` or ``failed`` (after a failed sync) is called before the future's callbacks.
+    Before the callbacks, the future calls ``done``, or after a failed sync ``failed``.
     """
 
     def __init__(
@@ -93,8 +93,9 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # Of two waits, the first wait to end takes _first, and the wait that settles the put takes
-        # _open. A single wait needs no token, because PutWait reports its end only once.
+        # If the put has two waits, the wait that ends first takes _first, and the wait that settles
+        # the put takes _open. A single wait needs no token, because PutWait reports its end only
+        # once.
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 
@@ -122,14 +123,14 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Fail because of a failed sync, even if the slave has acknowledged the message."""
+        """Complete the future with a failed sync's error, even if the slave has the message."""
         if self._open is None or self._open.take():
             self._failed()
             self.set_exception(error)
 
 
 class PutWait(Once):
-    """A :class:`~logquarry.write.waits.Waiter` for one of the waits of a put's future."""
+    """A :class:`~logquarry.write.waits.Waiter` for one wait of a put's future."""
 
     def __init__(
         self,
@@ -155,15 +156,15 @@ class PutWait(Once):
 
 
 Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""The known status of the replica wait, and the replica wait that the put joins (or None)."""
+"""The status of the replica wait if it is already known, and the replica wait to join, or None."""
 
 
 class FlushWait:
-    """Settles puts: waits for disk and slave.
+    """Waits for disk and slave, and returns the result of the put.
 
     Args:
         flusher: syncs the log; None if no put waits for a sync (ASYNC_FLUSH).
-        appended: called for each put that does not wait for the disk, to sync the put later.
+        appended: called for each put that does not wait for the disk, to request a later sync.
         replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
     """
 
@@ -181,8 +182,8 @@ class FlushWait:
     def asked(self, result: PutResult, wait: bool) -> Asked:
         """Return the replica wait of a put. Call this before the message is sent to slaves.
 
-        RocketMQ counts the slaves at the time of the put (``submitReplicaRequest``), because a
-        slave may disconnect while it receives the message.
+        A slave may disconnect while it receives the message, so RocketMQ counts the slaves at the
+        time of the put (``submitReplicaRequest``).
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -192,7 +193,7 @@ class FlushWait:
         return _ALONE, None
 
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
-        """Wait for disk and slave if the put requests it, and return the result.
+        """Wait for disk and slave if the put requests a wait, and return the result.
 
         If the sync failed, raise StoreUnavailable: the message may or may not be on the disk.
         """

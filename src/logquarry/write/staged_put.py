@@ -19,10 +19,9 @@ from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
-from logquarry.write.append import CommitLogWriter
 from logquarry.write.log_appender import end_file
 from logquarry.write.outgoing import advance
-from logquarry.write.put_many import CHUNK_BYTES
+from logquarry.write.put_many import CHUNK_BYTES, CommitLogWriter
 
 _BLANK: Final = frame.BLANK.size
 

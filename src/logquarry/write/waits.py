@@ -1,4 +1,4 @@
-"""How a put waits: for the disk (flush wait), and for a slave (replica wait).
+"""The waits of a put: for the disk (flush wait), and for a slave (replica wait).
 
 Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
 ``CommitLog.submitReplicaRequest``.
@@ -54,8 +54,8 @@ class Waiter(Protocol):
 class ThreadWait:
     """A :class:`Waiter` for one thread, with a bare lock.
 
-    A condition is written in Python, and Ctrl-C inside the condition could leave its lock taken.
-    The thread that syncs would then wait forever.
+    Ctrl-C inside a condition, which is written in Python, could leave the condition's lock taken.
+    Then the thread that syncs would wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -106,7 +106,8 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait need not wake the watch: its deadline is after the end of the watch's present sleep.
+    A new wait does not wake the watch, because its deadline is after the end of the watch's current
+    sleep.
     """
 
     def __init__(
@@ -123,10 +124,11 @@ class DeadlineWatch(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The replica wait. The acknowledgement of one slave is enough. As in RocketMQ, a slave counts as
-# soon as it is connected, and its acknowledgement stays valid after it disconnects. Unlike in
-# RocketMQ, an acknowledgement ends only the waits for bytes that the slave received since it
-# connected. The slave's earlier bytes may be missing, or may come from another master's log.
+# The replica wait. The acknowledgement of one slave is enough. As in RocketMQ, puts wait for a
+# slave as soon as it is connected, and the slave's acknowledgement stays valid after it
+# disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the slave
+# received since it connected. Earlier bytes may be missing in the slave's log, or may be from
+# another master's log.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -160,8 +162,8 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # Sorted by offset. The deadlines are usually sorted too, unless two putting threads arrive
-        # in the opposite order.
+        # The waits are sorted by offset. Usually the deadlines are sorted too, unless two putting
+        # threads arrive in the opposite order.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
@@ -187,8 +189,8 @@ class ReplicaWait:
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledgement is not new. The range check is necessary: a slave that is behind
-            # another slave may acknowledge earlier bytes that no slave has acknowledged yet.
+            # The acknowledgement is not new. A slave that is behind another slave may acknowledge
+            # earlier bytes that no slave has acknowledged yet, so check the range too.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -206,7 +208,7 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Extend the acknowledged range. If the ranges do not touch, keep the later range."""
+        """Extend the acknowledged range. If the two ranges do not touch, keep the later range."""
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
@@ -242,7 +244,7 @@ class ReplicaWait:
 
     # ------------------------------------------------------------------------------------- time
     def expire(self) -> int | None:
-        """End late waits; return the milliseconds until the next deadline (None without a wait)."""
+        """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
         now = self._clock()
         late: list[Waiter] = []
         with self._change:
@@ -262,7 +264,7 @@ class ReplicaWait:
         return left
 
     def end(self) -> None:
-        """End all waits; a later wait ends at once. May be called again."""
+        """End all waits; a later wait ends at once. A second call has no effect."""
         with self._change:
             self._has_ended = True
             left = list(self._waiting)
@@ -272,7 +274,7 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """Return the index at which to insert a wait by its offset; usually close to the end."""
+    """Return the index at which to insert a wait by its offset, usually close to the end."""
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1

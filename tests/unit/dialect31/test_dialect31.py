@@ -20,7 +20,12 @@ from logquarry.dialect31.open_transactions import (
     read_redo,
     read_table,
 )
-from logquarry.dialect31.prepared import CheckService, PreparedTransaction, TransactionEnd
+from logquarry.dialect31.prepared import (
+    CheckService,
+    PreparedTransaction,
+    ScratchBuffer,
+    TransactionEnd,
+)
 from logquarry.dialect31.state_table import StateTableKeeper, TransactionCheck
 from logquarry.disk.service import Health
 from logquarry.errors import MessageRejected, StoreUnavailable, UsageError
@@ -34,7 +39,6 @@ from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify.verify import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
-from logquarry.write.append import ScratchBuffer
 from logquarry.write.dispatcher import MessageArrival
 from logquarry.write.put_result import PutResult
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk

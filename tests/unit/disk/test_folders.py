@@ -22,10 +22,10 @@ def test_the_lock_is_as_javas(tmp_path: Path) -> None:
     (tmp_path / "commitlog").mkdir()
     lock = StoreLock(Disk(), tmp_path)
     assert (tmp_path / "lock").read_bytes() == b"lock"
-    assert (lock.is_held, StoreLayout.open(tmp_path).is_live()) == (True, True)
+    assert (lock.is_open, StoreLayout.open(tmp_path).is_live()) == (True, True)
     lock.release()
     lock.release()
-    assert (lock.is_held, StoreLayout.open(tmp_path).is_live()) == (False, False)
+    assert (lock.is_open, StoreLayout.open(tmp_path).is_live()) == (False, False)
 
 
 def test_a_new_lock_file_is_durable(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ FORK = """
             else:
                 raise AssertionError(question)
         queue.close(); file.close(); times.close(); lock.release(); flusher.stop()
-        assert not lock.is_held
+        assert not lock.is_open
         del alone
         gc.collect()
         # None of it went with the parent's maps.

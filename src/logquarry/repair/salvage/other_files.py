@@ -25,7 +25,7 @@ from logquarry.read import features as names
 from logquarry.read import timers
 from logquarry.read.features import Feature, find_features
 from logquarry.read.pops import KV_STORE
-from logquarry.write.timer_files import timer_log_file_size, write_timer_files
+from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096

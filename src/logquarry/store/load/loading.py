@@ -51,7 +51,7 @@ from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.systems import read_file
 from logquarry.text import document
 from logquarry.units import Clock
-from logquarry.write.append import CommitLogWriter
+from logquarry.write.put_many import CommitLogWriter
 from logquarry.write.staged_put import StagedWriter, find_staged
 
 STAGED: Final = "staged"

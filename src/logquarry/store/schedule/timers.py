@@ -35,11 +35,11 @@ from logquarry.log.store_files import SIDECAR
 from logquarry.message import Message, put_again
 from logquarry.read.queue import Queue
 from logquarry.read.timers import QUEUE_ID, Known, Timer, Timers, find_timers
+from logquarry.repair.audit.timer_files import write_timer_files
 from logquarry.store.schedule.delivery import AT_ONCE, BYTES_AT_ONCE, Delivery, Put
 from logquarry.store.schedule.progress import INVALID_JSON
 from logquarry.store.transaction.half import ServedLog
 from logquarry.systems import read_file
-from logquarry.write.timer_files import write_timer_files
 
 logger = logging.getLogger(__name__)
 

@@ -13,10 +13,9 @@ from logquarry.format import properties as props
 from logquarry.format import timer
 from logquarry.log.layout import StoreLayout
 from logquarry.read.timers import read_check, timers_of, used_slots
-from logquarry.repair.audit.timer_files import timer_faults
+from logquarry.repair.audit.timer_files import timer_faults, write_timer_files
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
-from logquarry.write.timer_files import write_timer_files
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.small_store import config as small_config
 
