@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
 from typing import Any, Final
@@ -258,7 +258,10 @@ class PagesAhead(Service):
         file = self._log.last
         if file is None or not self._is_possible:
             return
-        if file is not self._file or file.wrote + self._refill > self._loaded:
+        if self._log.reach is not None:
+            # A load writes by system calls, which need no loaded pages.
+            self._file, self._seen, self._loaded = file, file.wrote, 0
+        elif file is not self._file or file.wrote + self._refill > self._loaded:
             self.wakeup()
 
     def run_once(self) -> None:
@@ -290,32 +293,32 @@ _LEAST_HOLE: Final = 64 << 10
 """Minimum bytes of a range to free."""
 
 
-def free_room(disk: Disk, folders: Iterable[Path]) -> None:
+def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
     """Turn the unwritten parts of the last file in each folder into holes; call this after a load.
 
+    ``folders`` has a position for each folder. The last file is freed from this position on.
     A store rarely gets messages soon after a load, and the next writer allocates the blocks again.
     The caller holds the store's lock, and has synced and closed the files.
     """
-    for folder in folders:
+    for folder, start in folders.items():
         path = folder
         try:
             names = [name for name in disk.list(folder) if name.isascii() and name.isdigit()]
             if names:
                 path = folder / names[-1]
-                _free(disk, path)
+                _free(disk, path, start)
         except OSError as error:
             # After a failure the file keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 
-def _free(disk: Disk, path: Path) -> None:
+def _free(disk: Disk, path: Path, at: int) -> None:
     descriptor = disk.open(path)
     try:
         size = disk.size(descriptor)
         if hasattr(os, "posix_fadvise"):
             # Pages in the page cache count as data, even if no process wrote them.
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        at = 0
+            os.posix_fadvise(descriptor, at, 0, os.POSIX_FADV_DONTNEED)
         while at < size:
             start, stop = disk.next_hole(descriptor, at, size)
             if stop - start >= _LEAST_HOLE:

@@ -168,6 +168,23 @@ class MappedFile(FilePlace):
         self.wrote = end
         return at
 
+    def write(self, data: memoryview) -> None:
+        """Write many bytes at the end, by a system call.
+
+        New pages of the map are first set to zero, and each is a page fault: this takes more time
+        than the copy. Raises StoreUnavailable; a failed write poisons the store.
+        """
+        at, end = self.wrote, self.wrote + len(data)
+        assert end <= self.size
+        if self._pooled is not None:
+            self._pooled[at:end] = data
+        else:
+            try:
+                self._disk.write_all(self._descriptor, data, at)
+            except OSError as error:
+                raise self._disk.failed(self.path, "write failed", error) from error
+        self.wrote = end
+
     def advance(self, count: int) -> None:
         """Advance :attr:`wrote` by bytes that a kernel has written to :attr:`buffer`."""
         end = self.wrote + count

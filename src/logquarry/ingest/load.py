@@ -107,14 +107,21 @@ class LoadSummary:
 
 
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
-    """Append segments to one store, unless the store already has the load."""
+    """Append segments to one store, unless the store already has the load; remove the segments.
+
+    Removing them here, and not after the append to the last store, lets the next store's log use
+    their memory and their disk blocks.
+    """
     # An abandoned attempt can still hold the lock of the store.
     opened = _patiently(
         lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
     )
     with opened as store:
-        return store.load_staged(appending.load, appending.segments, appending.loads)
+        loaded = store.load_staged(appending.load, appending.segments, appending.loads)
+        names = [segment.name for segment in appending.segments]
+        remove_staged(Path(appending.store) / appending.loads, appending.load, names)
+        return loaded
 
 
 def _is_held(store: str) -> bool:

@@ -162,10 +162,12 @@ class StoreFiles:
     def close(self) -> None:
         """Close all files; a second call does nothing."""
         log, queues = self.log.last, self.root / names.CONSUME_QUEUE
-        folders = [self.root / names.INDEX, *([] if log is None else [log.path.parent])]
+        folders = {self.root / names.INDEX: 0}
+        if log is not None:
+            folders[log.path.parent] = log.wrote
         if self.frees_room:
             keys = self.queues.keys()
-            folders += [queues.joinpath(topic, str(number)) for topic, number in keys]
+            folders |= {queues.joinpath(topic, str(number)): 0 for topic, number in keys}
         self._opened.close()
         if self.frees_room and self.disk.health.reason is None:
             free_room(self.disk, folders)

@@ -106,12 +106,22 @@ class FrameTable:
 
 
 def advance(
-    file: MappedFile, position: int, offsets: dict[QueueKey, int], told: dict[QueueKey, int]
+    file: MappedFile,
+    position: int,
+    offsets: dict[QueueKey, int],
+    told: dict[QueueKey, int],
+    data: memoryview | None = None,
 ) -> None:
-    """Move the log's end to a position of a file, and count the queue offsets of the frames."""
+    """Move the log's end to a position of a file, and count the queue offsets of the frames.
+
+    ``data`` has the frames if they are not in the file's buffer yet; they are written first.
+    """
     before = file.wrote
     try:
-        file.advance(position - before)
+        if data is None:
+            file.advance(position - before)
+        else:
+            file.write(data)
         offsets.update(told)
     except BaseException:
         # Ctrl-C may arrive at any line. If messages are in the log, their queue offsets must be

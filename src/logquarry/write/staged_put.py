@@ -16,7 +16,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
 from logquarry.format import frame, put_frames
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import Bytes, Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
 from logquarry.write.log_appender import end_file
@@ -50,6 +50,9 @@ class StagedWriter:
     grown: Callable[[], None]
     counted: Callable[[str, int, int], None]
 
+    def __post_init__(self) -> None:
+        self._room = np.empty(CHUNK_BYTES, np.uint8)
+
     def append(self, frames: StagedFrames, start: int = 0) -> int:
         """Append the staged frames from a position in ``frames.data``. Return the number of frames.
 
@@ -76,10 +79,13 @@ class StagedWriter:
         known = self.writer.queue_offsets
         next_offsets = np.array([known.setdefault(key, 0) for key in frames.queues], np.int64)
         place = _place_kernel if codec.kernels_enabled() else _place_reference
-        stop, position, why = place(frames, start, file, now, next_offsets, placed)
+        size = min(_size_at(frames, start), len(frames.data) - start)
+        if size > len(self._room):
+            self._room = np.empty(size, np.uint8)
+        stop, position, why = place(frames, start, self._room, file, now, next_offsets, placed)
         if stop > start:
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
-            advance(file, position, known, told)
+            advance(file, position, known, told, self._room.data[: position - file.wrote])
         elif why == put_frames.NO_FRAME or (why == put_frames.NO_ROOM and not file.wrote):
             what = (
                 "no frame"
@@ -122,16 +128,20 @@ def _size_at(frames: StagedFrames, start: int) -> int:
 def _place_kernel(
     frames: StagedFrames,
     start: int,
+    room: Bytes,
     file: MappedFile,
     now: int,
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
+    # Copies frames into `room`, as many as it holds, with the offsets of their place in the file.
+    # A result of NO_FRAME can mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
-    source, target = np.frombuffer(frames.data, np.uint8), np.frombuffer(file.buffer, np.uint8)
+    source = np.frombuffer(frames.data, np.uint8)
+    end = min(start + len(room), len(source))
     stop, position, _, why = kernels.place_staged(
-        *(source.ctypes.data, start, len(source), CHUNK_BYTES),
-        *(target.ctypes.data, file.wrote, file.size, file.base, now),
+        *(source.ctypes.data, start, end, CHUNK_BYTES),
+        *(room.ctypes.data - file.wrote, file.wrote, file.size, file.base, now),
         *(next_offsets, placed),
     )
     return int(stop), int(position), int(why)
@@ -140,13 +150,14 @@ def _place_kernel(
 def _place_reference(
     frames: StagedFrames,
     start: int,
+    room: Bytes,
     file: MappedFile,
     now: int,
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
     position = first = file.wrote
-    data = frames.data
+    data = frames.data[: start + len(room)]
     while start < len(data) and position - first < CHUNK_BYTES:
         size = _size_at(frames, start)
         if not frame.FIXED_SIZE_V1 <= size <= len(data) - start:
@@ -160,7 +171,7 @@ def _place_reference(
         if put_frames.advances_queue(data, start):
             queue_offset = int(next_offsets[number])
             next_offsets[number] += 1
-        target = file.buffer[position : position + size]
+        target = room.data[position - first : position - first + size]
         target[:] = data[start : start + size]
         put_frames.place(target, queue_offset, file.base + position, now)
         placed[:, number] += (1, size)

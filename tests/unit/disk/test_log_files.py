@@ -252,7 +252,7 @@ def test_only_unwritten_ranges_of_the_last_file_are_freed(tmp_path: Path) -> Non
         disk.sync(descriptor, folder / name)
         os.close(descriptor)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    free_room(disk, [folder, tmp_path / "missing"])
+    free_room(disk, {folder: 0, tmp_path / "missing": 0})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
     assert blocks(folder / "100") < ROOM_SIZE // 4
     assert blocks(folder / "000") >= ROOM_SIZE and blocks(folder / "notes") >= ROOM_SIZE
@@ -332,6 +332,15 @@ def test_pages_are_loaded_again_when_half_are_used(ahead: Ahead) -> None:
     (_, first), (start, stop) = ahead.loaded
     assert start == first // PAGESIZE * PAGESIZE
     assert stop > ahead.file.wrote + LEAST
+
+
+def test_a_load_needs_no_pages(ahead: Ahead) -> None:
+    ahead.log.reach = 1 << 20
+    assert not ahead.put(1 << 20)
+    ahead.log.reach = None
+    assert ahead.put(100)
+    (loaded,) = ahead.loaded
+    assert loaded == (1 << 20, ahead.file.wrote + LEAST)
 
 
 def test_the_pages_follow_the_speed_of_the_puts(ahead: Ahead) -> None:

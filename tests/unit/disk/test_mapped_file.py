@@ -61,6 +61,28 @@ def test_a_kernel_writes_and_advances(disk: FaultyDisk, tmp_path: Path) -> None:
     file.close()
 
 
+def test_many_bytes_are_written_by_a_call(disk: FaultyDisk, tmp_path: Path) -> None:
+    file = MappedFile(disk, tmp_path / "0", 0, SIZE)
+    pooled = MappedFile(disk, tmp_path / "1", 0, SIZE, pool=TransientStorePool(1, SIZE))
+    disk.most_bytes_a_write = PAGE_SIZE
+    for each in (file, pooled):
+        each.append(b"ab")
+        each.write(memoryview(bytes(PAGE_SIZE) + b"c"))
+        each.append(b"d")
+        each.commit()
+        data = each.select(0)
+        assert data is not None and bytes(data) == b"ab" + bytes(PAGE_SIZE) + b"cd"
+    with pytest.raises(AssertionError):
+        file.write(memoryview(bytes(SIZE)))
+    before = positions(file)
+    disk.failing["write"] = EIO
+    with pytest.raises(StoreUnavailable, match="write failed"):
+        file.write(memoryview(b"x"))
+    assert positions(file) == before and disk.health.reason is not None
+    file.close()
+    pooled.close()
+
+
 def test_select_gives_what_is_written_and_no_more(disk: FaultyDisk, tmp_path: Path) -> None:
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     assert file.select(0) is None

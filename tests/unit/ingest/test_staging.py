@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -268,6 +269,22 @@ def test_it_is_what_put_many_writes(tmp_path: Path) -> None:
         ]  # fmt: skip
         assert files[0] == files[1]
         assert len(files[0]) > 1
+
+
+def test_messages_larger_than_a_write(tmp_path: Path) -> None:
+    sizes = [10, 3 << 20, 10, 700_000, 700_000, 1 << 20, 0]
+    settings = config(mapped_file_size_commit_log=4 << 20, max_message_size=4 << 20)
+
+    def loaded() -> list[tuple[int, bytes]]:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as root:
+            plan = plan_load(LoadPlan(path=root, config=settings, queues=1))
+            commit_load(plan, LOAD, staged(plan, [row(body=bytes(size)) for size in sizes]))
+            assert not list(plan.loads.rglob("*.frames"))
+            with lq.MessageStore.open(root) as store:
+                return [(message.physical_offset, message.body) for message in store.scan()]
+
+    fast, plain = both(loaded)
+    assert fast == plain and [len(body) for _, body in fast] == sizes
 
 
 def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
