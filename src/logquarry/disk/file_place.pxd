@@ -7,6 +7,7 @@ cdef class FilePlace:
 
 cdef class LastFile:
     cdef public object last
+    cdef public object bases
 
 cdef class HealthReason:
     cdef public object reason

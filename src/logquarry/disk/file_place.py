@@ -1,4 +1,4 @@
-"""Base classes with the fields that each put reads.
+"""Base classes with the fields that each put or get reads.
 
 If this module is compiled, a put reads such a field ten times as fast as a Python attribute.
 """
@@ -28,9 +28,15 @@ class FilePlace:
 
 
 class LastFile:
-    """``last``: the last file of a :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`."""
+    """Fields of :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
+
+    Attributes:
+        last: the last file, None if there are no files.
+        bases: offset of each file's first byte, ascending. A new tuple replaces the old tuple.
+    """
 
     last: Any
+    bases: tuple[int, ...]
 
 
 class HealthReason:

@@ -237,8 +237,9 @@ class AllocateMappedFileService(Service):
 
 
 _LEAST: Final = 256 << 10
-_MOST: Final = 8 << 20
-_RUNS_AHEAD: Final = 4
+_MOST: Final = 64 << 20
+_AHEAD_MS: Final = 100
+"""Pages for the puts of this time are loaded. The dispatcher may take 20 ms to wake the service."""
 
 
 class PagesAhead(Service):
@@ -248,7 +249,7 @@ class PagesAhead(Service):
         super().__init__("pages ahead", health, interval_ms=None)
         self._log = log
         self._file: MappedFile | None = None
-        self._seen = 0
+        self._seen, self._seen_ms = log.wrote_offset, monotonic_ms()
         self._loaded = 0
         self._refill = 0
         self._is_possible = True
@@ -273,9 +274,11 @@ class PagesAhead(Service):
             return
         wrote = file.wrote
         if file is not self._file:
-            self._file, self._seen, self._loaded = file, wrote, 0
-        ahead = min(_MOST, max(_LEAST, _RUNS_AHEAD * (wrote - self._seen)))
-        self._seen, self._refill = wrote, ahead // 2
+            self._file, self._loaded = file, 0
+        end, now = file.base + wrote, monotonic_ms()
+        used = (end - self._seen) * _AHEAD_MS // max(1, now - self._seen_ms)
+        ahead = min(_MOST, max(_LEAST, used))
+        self._seen, self._seen_ms, self._refill = end, now, ahead // 2
         start = max(self._loaded, wrote) // PAGESIZE * PAGESIZE
         stop = min(file.size, wrote + ahead)
         # While this view exists, the pages remain mapped, even if another thread closes the file.

@@ -63,8 +63,6 @@ class MappedFileQueue(LastFile):
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
-        bases: offset of each file's first byte, ascending.
-        last: the last file, None if there are no files.
         reach: no file that begins at or after this offset is created ahead; None if there is no
             limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
@@ -98,7 +96,7 @@ class MappedFileQueue(LastFile):
         self._disk = disk
         self._health = disk.health
         self._allocator = allocator
-        self.bases: tuple[int, ...] = ()
+        self.bases = ()
         # An element is a path until the file is opened. An unopened file is full and flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry.disk.file_place import LastFile
 from logquarry.errors import CorruptFrame, MessageNotFound
 from logquarry.format import dledger, frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
@@ -32,9 +33,11 @@ class CommitLog:
 
     Attributes:
         is_watched: whether another program may truncate the files.
+        live_files: the files, if this process writes the log.
     """
 
     is_watched = True
+    live_files: LastFile | None = None
 
     def __init__(
         self,

@@ -1,5 +1,6 @@
 cimport cython
 
+from logquarry.disk.file_place cimport LastFile
 from logquarry.read.got_fields cimport GotBlock, new_of
 
 cdef extern from *:
@@ -51,6 +52,7 @@ cdef class KernelGet:
     cdef dict _entries
     cdef dict _tags
     cdef LogAtHand _at_hand
+    cdef LastFile _live_files
     cdef object _files
     cdef bint _in_memory
     cdef bint _is_watched

@@ -170,7 +170,8 @@ class KernelGet:
         # _in_memory: whether the whole log counts as in memory, computed for the files in _files.
         self._files: object = None
         self._in_memory = False
-        # Only the writer changes the files of a live log.
+        # Only the writer changes the files of a live log. Their list is at hand.
+        self._live_files = log.live_files
         self._is_watched = log.is_watched
         self._next_check = 0.0
 
@@ -210,7 +211,7 @@ class KernelGet:
         if count > most:  # noqa: PLR1730
             count = most
         first = units.address + (offset - units.first) * _UNIT
-        files = self._log.files
+        files = self._log.files if self._live_files is None else self._live_files.bases
         if files is not self._files:
             self._in_memory = memory_start(self._log, self.limits) == java.LONG_MIN
             self._files = files

@@ -24,6 +24,7 @@ from logquarry.log.store_files import BATCH_QUEUE, NAME_DIGITS, FileSequence, St
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.live_bounds import LiveBounds
 from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Units
 
 _NO_BYTES: Final = memoryview(b"")
@@ -38,7 +39,7 @@ class LiveLog(CommitLog):
 
     def __init__(self, files: MappedFileQueue, layout: Callable[[], StoreLayout]) -> None:
         super().__init__(layout(), files=_LogBytes(files, layout()))
-        self._queue = files
+        self._queue = self.live_files = files
         self._layout_now = layout
         self._sequence: tuple[tuple[int, ...], FileSequence] = ((), FileSequence((), 1))
 
@@ -104,8 +105,11 @@ class _LiveFiles(Queue):
         self._log = log
 
 
-class LiveQueue(_LiveFiles):
+class LiveQueue(LiveBounds, _LiveFiles):
     """A consume queue, read from the writer's files."""
+
+    _files: MappedFileQueue
+    _log: MappedFileQueue
 
     def __init__(
         self, topic: str, queue_id: int, files: MappedFileQueue, log: MappedFileQueue
@@ -114,18 +118,7 @@ class LiveQueue(_LiveFiles):
         self.units_per_file = files.file_size // UNIT_SIZE
         # (start of the queue's first file, start of the log), and the min offset for these starts.
         self._min: tuple[tuple[int, int], int] | None = None
-        # The lists of the queue's files and of the log's files, and the min offset for these lists.
-        # If a file is deleted, a new list replaces the old list.
-        self._low: tuple[object, object, int] = None, None, 0
-
-    def bounds(self) -> tuple[int, int]:
-        files = self._files
-        of_files, of_log, low = self._low
-        if of_files is not files.bases or of_log is not self._log.bases:
-            low = self._find_low()
-        last = files.last
-        # All written entries can be read: queues have no transient store pool.
-        return low, 0 if last is None else (last.base + last.wrote) // UNIT_SIZE
+        self._low = None, None, 0
 
     def _find_low(self) -> int:
         bases = self._files.bases, self._log.bases

@@ -308,9 +308,6 @@ class _Found:
 
 
 _monotonic = time.monotonic
-_LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.INT_MAX
-
-KernelGet = Callable[[Queue, int, int, frozenset[str] | None], GetResult | None]
 
 
 class LiveStore(StoreReads, SinglePut):
@@ -330,6 +327,7 @@ class LiveStore(StoreReads, SinglePut):
         super().__init__(layout, self._live_log, broker=broker)
         self._writer = engine.writer
         self._live_queues = engine.queues.live
+        self._kernel = None
         self._start_puts(engine.writer, engine.recorder, engine.feed, engine.growth)
 
     def _require_open(self) -> None:
@@ -386,41 +384,7 @@ class LiveStore(StoreReads, SinglePut):
         layout = layout or self._new_layout()
         return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
 
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        offset: int = 0,
-        max_count: int = 32,
-        tag: str | None = None,
-    ) -> GetResult:
-        """See :meth:`StoreReads.get`."""
-        began = _monotonic()
-        if not (type(queue_id) is type(offset) is type(max_count) is int):
-            topic, queue_id, offset, max_count, tag = get_arguments(
-                topic, queue_id, offset, max_count, tag
-            )
-        wanted = None
-        if tag is not None:
-            wanted = parse_tags(arguments.text(tag, "tag"))
-        queue: Queue | None = None
-        if type(topic) is str:
-            queue = self._live_queues.get((topic, queue_id))
-        if queue is None or self._health.is_gone:
-            queue = self.queue(topic, queue_id) or empty_queue(topic, queue_id)
-        result = None
-        if _LEAST <= offset <= _MOST and 0 <= max_count <= _MOST_COUNT:
-            result = self._kernel_get(queue, offset, max_count, wanted)
-        if result is None:
-            self._require_open()
-            get_arguments(topic, queue_id, offset, max_count, tag)
-            result = self._getter.reference(queue, offset, max_count, wanted)
-        self._recorder.got(len(result.messages), _monotonic() - began)
-        return result
-
-    @cached_property
-    def _kernel_get(self) -> KernelGet:
-        return self._getter.kernel.get
+    get = SinglePut.get
 
     def _new_layout(self) -> StoreLayout:
         # Each call makes a layout, because a layout caches its listing, and threads must not share

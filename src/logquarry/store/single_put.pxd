@@ -2,6 +2,7 @@ cimport cython
 
 from logquarry.store.call_counts cimport CallCounter
 from logquarry.store.log_growth cimport LogGrowth
+from logquarry.store.single_get cimport SingleGet
 from logquarry.write.frame_append cimport ticks_ns
 from logquarry.write.put_batch_path cimport PutBatchPath
 
@@ -14,9 +15,8 @@ cdef class _Count:
     cpdef settled(self, result)
     cpdef failed(self)
 
-cdef class SinglePut:
+cdef class SinglePut(SingleGet):
     cdef PutBatchPath _path
-    cdef CallCounter _counter
     cdef object _feed
     cdef LogGrowth _growth
 

@@ -10,6 +10,7 @@ from logquarry import arguments
 from logquarry.errors import LogquarryError
 from logquarry.message import Message, require_message, require_messages
 from logquarry.store.call_counts import CallCounter
+from logquarry.store.single_get import SingleGet
 from logquarry.write.frame_append import SLOW_PUT
 from logquarry.write.put_batch_path import batch_size
 from logquarry.write.put_future import PutFuture, failed_future
@@ -60,11 +61,10 @@ def _batch_arguments(
     return messages, wire
 
 
-class SinglePut:
-    """The methods that put a message or a batch."""
+class SinglePut(SingleGet):
+    """The methods that put a message or a batch. A class can have only one compiled base."""
 
     _path: PutBatchPath
-    _counter: CallCounter
     _feed: LogFeed
     _growth: LogGrowth
 

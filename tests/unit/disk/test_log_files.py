@@ -276,8 +276,8 @@ def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) 
 
 
 LEAST = 256 << 10
-MOST = 8 << 20
-FILE_SIZE = 64 << 20
+MOST = 64 << 20
+FILE_SIZE = 256 << 20
 
 
 class Ahead:
@@ -289,6 +289,8 @@ class Ahead:
         file = self.log.last_file(create=True)
         assert file is not None
         self.file: MappedFile = file
+        self.now = 1_000
+        patched.setattr(log_files, "monotonic_ms", lambda: self.now)
         if not file.address:
             pytest.skip("interpreted modules do not write through the map")
         self.service = PagesAhead(self.log, disk.health)
@@ -301,8 +303,9 @@ class Ahead:
         self.loaded.append((start, start + size))
         return self.works
 
-    def put(self, size: int) -> bool:
-        """Grow the log; returns whether the service was woken, and runs it then."""
+    def put(self, size: int, ms: int = 10) -> bool:
+        """Grow the log within some time; returns whether the service was woken, and runs it."""
+        self.now += ms
         self.file.advance(size)
         self.service.grown()
         flag = self.service.flag
@@ -346,7 +349,20 @@ def test_a_load_needs_no_pages(ahead: Ahead) -> None:
 def test_the_pages_follow_the_speed_of_the_puts(ahead: Ahead) -> None:
     ahead.put(100)
     ahead.put(1 << 20)
-    assert ahead.loaded[-1][1] == ahead.file.wrote + (4 << 20)
+    assert ahead.loaded[-1][1] == ahead.file.wrote + (10 << 20)
+
+
+def test_slow_puts_leave_few_pages(ahead: Ahead) -> None:
+    for _ in range(20):
+        ahead.put(LEAST, ms=1_000)
+    assert ahead.loaded[-1][1] <= ahead.file.wrote + LEAST
+
+
+def test_an_existing_log_does_not_count_as_growth(ahead: Ahead) -> None:
+    ahead.file.advance(FILE_SIZE // 2)
+    ahead.service = PagesAhead(ahead.log, Disk().health)
+    ahead.put(100)
+    assert ahead.loaded[-1][1] == ahead.file.wrote + LEAST
 
 
 def test_a_load_of_many_messages_leaves_few_pages(ahead: Ahead) -> None:
