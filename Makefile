@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3.14 python3 p
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
-# Tests on Spark share one session: they run in one process, beside the others.
+# Tests on Spark share one session: they run in one process, after the others.
 # (xdist's groups would do it in one call, but with pytest 9.2 xdist 3.8 ignores them.)
 PYTEST := $(BIN)/python -m pytest
 # Let Python write compiled tests to disk; otherwise each process would compile them again.
