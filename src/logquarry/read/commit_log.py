@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.errors import CorruptFrame, MessageNotFound
-from logquarry.format import dledger, frame
+from logquarry.format import frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -236,7 +236,7 @@ class CommitLog:
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         # Each entry of a DLedger log begins with a head.
-        head = dledger.HEAD.size if self.files.has_heads else 0
+        head = frame.ENTRY_HEAD.size if self.files.has_heads else 0
         for event in self._log_reader(None).events(start, offset + 1 + head):
             if isinstance(event, Run) and event.start - head <= offset < event.start:
                 return MessageNotFound(f"{where}: the next one starts at {event.start}")

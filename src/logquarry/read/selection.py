@@ -29,9 +29,9 @@ from logquarry.log.splits import (
     split_events,
 )
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
+from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import last_entries, missing_end, sound_bound
-from logquarry.read.lost_messages import warn_of_lost_tail
+from logquarry.read.log_end import last_entries, missing_end, sound_bound, warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
@@ -119,7 +119,7 @@ def plan_read(
     live = layout.is_live()
     durable = layout.durable_end
     if not live:
-        warn_of_lost_tail(layout, entries)
+        warn_of_lost_tail(layout, entries, CommitLog(layout).store_time_at)
     if clean:
         bound = known_end if durable is None else durable
     else:

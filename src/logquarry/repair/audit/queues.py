@@ -29,8 +29,8 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.log.walk import Run
 from logquarry.read.fence import other_queues
+from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,

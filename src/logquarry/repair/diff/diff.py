@@ -17,8 +17,7 @@ from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.log_end import last_entries, missing_end
-from logquarry.read.lost_messages import lost_messages
+from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
 from logquarry.repair.diff.queue_diff import Common, StoreQueues, compare_queues
 from logquarry.repair.diff.store_diff import (

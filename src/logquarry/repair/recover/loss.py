@@ -35,9 +35,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import indexed_frames
-from logquarry.read.log_end import known_damage
+from logquarry.read.log_end import checkpoint_times, known_damage
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
 from logquarry.repair.recover.replaced import Frames, ReplacedFiles, frames_of, in_order

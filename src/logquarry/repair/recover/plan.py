@@ -79,6 +79,22 @@ class Step:
         return f"{self.kind.value.replace('_', ' ')}: {place}{size}: {self.reason}"
 
 
+class Steps(list[Step]):
+    """The steps of a plan that is being made."""
+
+    def add(
+        self,
+        kind: StepKind,
+        file: str,
+        reason: str,
+        *,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Append a step."""
+        self.append(Step(kind, file, offset, length, reason))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
     """The plan of a recovery, made without a change to the store.

@@ -42,7 +42,7 @@ from logquarry.log.store_files import (
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
-from logquarry.read.lost_messages import lost_tail
+from logquarry.read.log_end import lost_tail
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 from logquarry.repair.verify.findings import VerifyReport
 
