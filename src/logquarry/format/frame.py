@@ -277,8 +277,8 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    Never raises, on any bytes, and never reads after ``end``. A returned frame encodes to the same
-    bytes.
+    Raises no error for any bytes, and reads nothing after ``end``. A returned frame encodes to the
+    same bytes.
 
     Args:
         base: the physical offset of ``data[0]``.

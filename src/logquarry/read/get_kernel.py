@@ -1,7 +1,7 @@
-"""``getMessage`` with one kernel call; the reference answers uncommon cases. Compiled if possible.
+"""``getMessage`` with one kernel call; the reference answers uncommon cases. A compiled module.
 
 The kernel reads the queue's entries and the log's bytes in their maps, and answers only the common
-case. If it finds damage or deleted messages, or if a file ends inside the answer,
+case. If the kernel finds damage or deleted messages, or if a file ends inside the answer,
 :func:`logquarry.read.get_message.get_message` answers instead.
 """
 
@@ -270,7 +270,7 @@ class KernelGet:
         return found
 
     def _load(self) -> bool:
-        """Load the kernel once there were enough gets to make loading it worthwhile."""
+        """Load the kernel after _REFERENCE_GETS gets; return whether the kernel is loaded."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()

@@ -7,11 +7,12 @@
   at least to the last message in any queue, and further while the chain of frames is unbroken.
 
 QUIRK: the queues may be stale. After a bad frame, RocketMQ's recovery deletes all later log files.
-But it cuts the file with the bad frame, and the queues, only in memory. So after a clean shutdown,
-a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is damage.
+But RocketMQ cuts the file with the bad frame, and the queues, only in memory. So after a clean
+shutdown, a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is
+damage.
 
-Queues and index show lost messages. If they are lost too, only the checkpoint shows that there were
-later messages: it has the store time of the last synced message.
+Queues and index show lost messages. If queues and index are lost too, the checkpoint still has the
+store time of the last synced message.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """Return the durable offset, or the end of the last message in the queues of a closed store.
 
-    No log bytes are read; a walk over the log needs :func:`sound_bound`. The result is None if:
+    Reads no bytes of the log; a walk over the log needs :func:`sound_bound`. The result is None if:
 
     - a process has the store open to write;
     - there is no durable offset, and no queue has an entry;
@@ -233,8 +234,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the last message in the queues, and further
       while the chain of frames is unbroken.
 
-    With ``skips_damage``, a reader continues after damage. For such a reader, a closed log ends at
-    the first break in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage, and a closed log ends at the first break
+    in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -334,8 +335,9 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut these frames off, but only in memory. Once the writer
-        begins a later file, the break is damage, and readers read these frames.
+        RocketMQ's recovery may have cut off the frames after the break, but only in memory. Once
+        the writer begins a later file, readers count the break as damage, and read the frames after
+        it.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
@@ -407,7 +409,7 @@ def warn_of_lost_tail(
 
 
 class LostMessages(NamedTuple):
-    """Messages outside the sound parts of the log, and their bytes."""
+    """Number and bytes of messages that are not in the sound parts of the log."""
 
     messages: int
     bytes: int
@@ -425,7 +427,7 @@ def lost_messages(
     function counts all messages, but counts the bytes once. If only the index has a message, its
     bytes are an estimate. The spans must be in order. By default, only messages in ``spans`` count.
     """
-    # An entry that points after this offset is itself damaged.
+    # An entry that points after ``limit`` is itself damaged.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files and log_end < java.LONG_MAX:

@@ -183,7 +183,7 @@ def walk(
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. With
+    The walk ends before a frame that starts at or after ``stop``, or when ``rows`` is full. With
     ``has_heads``, the head of a DLedger entry may be before a frame. Returns the number of frames,
     the position after them, and a code.
     """

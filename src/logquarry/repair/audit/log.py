@@ -80,7 +80,7 @@ class KnownBounds:
 
     @property
     def least(self) -> int | None:
-        """Least physical offset that the log has reached for certain, None if unknown."""
+        """Physical offset that the log has certainly reached, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -190,7 +190,7 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut off these frames. A queue entry that points to such a
+                    # An earlier recovery cut off these frames. A queue entry that points to a stale
                     # frame does not prove that the log continues.
                     if least is not None and least > event.start:
                         least = self._bounds.durable

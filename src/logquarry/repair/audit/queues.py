@@ -186,7 +186,7 @@ class SeenMessages:
         next_offset: queue offset after the last message.
         epoch_start: physical offset at which the topic was recreated; None if it was not.
         missing_from: physical offset of the first message after the queue's end.
-        missing_since: store time of that message in milliseconds.
+        missing_since: store time of the message at ``missing_from``, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: the log's start after the queue's files were listed; None until it is needed.
     """

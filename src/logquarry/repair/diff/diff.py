@@ -126,8 +126,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that words are aligned if both files start at one
-            # offset.
+            # End chunks at multiples of _STEP, so that words are aligned if both files start at the
+            # same offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -257,7 +257,7 @@ def compare_stores(
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # A retention may have deleted log files, and then queue files, after the log was listed.
+        # Retention may have deleted log files, and then queue files, after the log was listed.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

@@ -1,7 +1,7 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-The log ends after the last message to which a queue points and the unbroken chain of frames behind
-this message. Later frames are stale (docs/reliability.md, "Where the log ends").
+The log ends with the unbroken chain of frames that begins at the last message in any queue.
+Later frames are stale (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -365,7 +365,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Check that only zeros follow the log's end: readers could take other bytes for later frames.
 
-    A broker without maps leaves stale bytes in a sound store. Opening the store zeroes these bytes.
+    A broker with ``writeWithoutMmap`` leaves stale bytes in a sound store. Opening the store zeroes
+    these bytes.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

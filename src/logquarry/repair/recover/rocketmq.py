@@ -98,7 +98,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        The applied plan. It equals ``plan`` if the store has not changed since.
+        The applied plan; equal to ``plan`` if the store has not changed since.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -106,8 +106,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. Readers would trust them if the checkpoint
-    # did not change.
+    # DURABLE and DAMAGE describe the log before the recovery. Readers would trust these files if
+    # the checkpoint did not change.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)

@@ -394,7 +394,7 @@ class _Planner:
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
         # Move the last file first. After an interruption, the wrong file is then still there.
-        # Without that file, the next recovery would accept the files after it.
+        # Without the wrong file, the next recovery would accept the files after it.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)

@@ -347,7 +347,8 @@ def _moved_progress(
 ) -> list[MovedProgress]:
     """Find consumer offsets after the end of their queue.
 
-    With such an offset, a broker would repeat all messages of the queue, or skip new messages.
+    With an offset after the end, a broker would repeat all messages of the queue, or skip new
+    messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []

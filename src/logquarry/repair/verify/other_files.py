@@ -108,7 +108,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             try:
                 view = layout.filesystem.open(path)
             except FileNotFoundError:
-                # A running broker deletes such files.
+                # A running broker has deleted the file.
                 continue
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
@@ -206,7 +206,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the misnamed queue files, each with the reason, for queues with ``files``."""
+    """Yield the misnamed files of the queues to which ``files`` belong, each with the reason."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
