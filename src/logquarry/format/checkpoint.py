@@ -6,8 +6,7 @@ The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 ad
 Damage before the durable offset is rot: the bytes were once good. Damage after the durable offset
 may come from a crash. The content of ``durable`` fits one sector, so a power cut leaves either the
 old or the new content. If RocketMQ opens the store, it rewrites the checkpoint, and the durable
-offset is then stale. So the durable file also records the checkpoint's old content and its next
-content.
+offset is stale. So the durable file also records the old and the next content of the checkpoint.
 
 The durable file also has the physical offset of the log's start. Retention raises the start before
 it deletes files. If the first log file starts later, the log has lost its first files.

@@ -4,7 +4,7 @@
 
     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
 
-These 20 bytes hold the CRC-32 of all bytes before them, without its highest bit.
+The last 20 bytes of the frame hold the CRC-32 of all bytes before them, without its highest bit.
 """
 
 from __future__ import annotations

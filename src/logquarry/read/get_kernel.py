@@ -146,7 +146,6 @@ class KernelGet:
     """Answers the common gets of one store.
 
     Args:
-        log: the store's log.
         limits: maximum number of messages and bytes of one answer.
         broker: the ``broker`` of each message.
         delay_levels_ms: delay of each level, for the messages' tags codes.
@@ -305,7 +304,7 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
         """The bytes of the log that contain ``count`` messages from a queue offset on.
 
-        If they take more than _LONGEST bytes, the result contains only the first messages.
+        If the messages take more than _LONGEST bytes, the result contains only the first messages.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
@@ -325,13 +324,10 @@ class MessageGetter:
     """Answers the gets of one store.
 
     Args:
-        log: the store's log.
         limits: maximum number of messages and bytes of one answer.
-        layout: the store's files.
         broker: the ``broker`` of each message.
 
     Attributes:
-        log: the store's log.
         kernel: answers the common gets.
         compacted: answers the gets of compaction topics.
     """

@@ -42,10 +42,9 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    The file's size alone does not determine slots and entries. But the last nonzero byte belongs to
-    the last entry, whose number is in the header. And every entry must be in the chain of its slot,
-    whose place depends on the number of slots. The shape of a file without entries cannot be
-    determined.
+    The file's size does not show the shape. But the last nonzero byte belongs to the last entry,
+    whose number is in the header. And every entry must be in the chain of its slot, whose place
+    depends on the number of slots. The shape of a file without entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE

@@ -110,9 +110,8 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
-        Entries in missing files are zeros, which means unwritten. A range in one file is not
-        copied. If ``start`` is negative or more than MOST_HOLES entries have no file, this raises
-        UsageError.
+        Entries in missing files are zeros (unwritten). A range in one file is not copied. If
+        ``start`` is negative or more than MOST_HOLES entries have no file, this raises UsageError.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")

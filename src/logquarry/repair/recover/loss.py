@@ -294,8 +294,7 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery cut the log at the durable offset, so entries after this offset
-            # are stale.
+            # An earlier recovery cut the log at the durable offset: later entries are stale.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -360,8 +359,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no put followed RocketMQ's deletion of a log file, the store has no trace
-                    # of the deletion.
+                    # If no put followed, the store has no trace of RocketMQ's deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

@@ -365,8 +365,7 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Check that only zeros follow the log's end: readers could take other bytes for later frames.
 
-    A broker with ``writeWithoutMmap`` leaves stale bytes in a sound store. Opening the store zeroes
-    these bytes.
+    A broker with ``writeWithoutMmap`` leaves stale bytes in a sound store; opening zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

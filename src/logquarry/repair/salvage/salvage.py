@@ -172,18 +172,11 @@ def salvage(
 ) -> Salvaged:
     """Copy every sound message of a store into a new store; the old store is not changed.
 
+    :func:`logquarry.repair.calls.salvage` lists the errors, and describes the other arguments.
+
     Args:
-        into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to also copy stale frames, as the last messages of the new log.
         disk: disk of the new store.
         pause: called at safe points; raise to cancel.
-
-    Raises:
-        UsageError: if the folder is not empty, or lies within the store.
-        UnsupportedStore: if a plain store cannot hold the store's queues.
-        StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
-            no longer returns bytes that it returned before.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -397,8 +390,8 @@ def convert(
         into: the folder of the new store, empty or missing; None to write nothing.
 
     Raises:
-        UsageError: if the log is in ``commitlog/``, or for the reasons of
-            :func:`logquarry.repair.salvage.salvage.salvage`.
+        UsageError: if the log is in ``commitlog/``, or the folder is not empty or lies within the
+            store.
         UnsupportedStore: if a folder of the log is not found, or there are several logs.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
     """
