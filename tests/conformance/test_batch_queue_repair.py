@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
 from logquarry.format import broker_json
 from logquarry.log.layout import StoreLayout
-from logquarry.read.lost_messages import lost_messages
+from logquarry.read.log_end import lost_messages
 from logquarry.repair.rebuild.build import BuildJob, Built
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused

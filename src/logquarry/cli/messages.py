@@ -278,7 +278,7 @@ def report_damage(
 ) -> None:
     """Print the damage that the reader found, and whether the reader skipped it or stopped."""
     from logquarry.log.batches import BAD_COMPRESSION
-    from logquarry.read.lost_messages import lost_messages
+    from logquarry.read.log_end import lost_messages
 
     bad_bodies = [span.offset for span in spans if span.kind == BAD_COMPRESSION]
     spans = [span for span in spans if span.kind != BAD_COMPRESSION]

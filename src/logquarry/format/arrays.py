@@ -72,7 +72,7 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The parts of a frame. The position of a field is given from the start of its part: a host before
+"""The parts of a frame. Positions of fields count from the start of the part, because a host before
 the part takes 8 bytes (IPv4) or 20 (IPv6)."""
 
 REACHED_STOP = 0
@@ -84,7 +84,7 @@ NEED_MORE = 101
 TABLE_FULL = 102
 """The table has no room for another row."""
 ASK_JAVA = 103
-"""Whether RocketMQ accepts this frame, only :mod:`logquarry.repair.recover.java_dispatch` knows."""
+""":mod:`logquarry.repair.recover.java_dispatch` decides whether RocketMQ accepts the frame."""
 
 
 (

@@ -8,9 +8,9 @@ these big-endian fields (``MessageDecoder.encodeMessage``)::
 
 Clients write 0 for magic and CRC; the store ignores both fields.
 
-An inner batch is one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP. Its body is the wire
-form of several messages. Message i has the queue offset QUEUEOFFSET + i. The property INNER_NUM is
-the number of messages; INNER_BASE repeats QUEUEOFFSET.
+An inner batch is one frame with the SYSFLAG bits INNER_BATCH and NEED_UNWRAP. The body of an inner
+batch is the wire form of several messages. Message i has the queue offset QUEUEOFFSET + i. The
+property INNER_NUM is the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
 An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
 offsets of its messages: ``[base, base + count)``. To find a queue offset, a reader searches the
@@ -152,8 +152,8 @@ def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame,
 def queue_count(frame: Frame) -> int:
     """Return the number of queue offsets that a frame takes when the broker dispatches it.
 
-    For an inner batch this is INNER_NUM (``CommitLog.checkMessageAndReturnSize``), even if the body
-    holds another number of messages.
+    For an inner batch, the number is INNER_NUM (``CommitLog.checkMessageAndReturnSize``), even if
+    the body holds another number of messages.
     """
     if not frame.sys_flag & sys_flag.INNER_BATCH:
         return 1

@@ -3,7 +3,7 @@
 In fastjson's dialect integer keys have no quotes, and the pretty printer writes entries with
 integer keys on one line. The decoder accepts strict JSON too.
 
-A decoder never guesses: it raises ValueError with the reason. In RocksDB, version 1 has one
+For an invalid document, a decoder raises ValueError with the reason. In RocksDB, version 1 has one
 database per table: a key is a member's name in the JSON table, and the value is the member's JSON.
 Version 2 (``configManagerVersion``) has one database; a key begins with the number of its table
 (``TablePrefix``, ``TableId``, ``RecordPrefix``).

@@ -3,10 +3,10 @@
 The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 adds three offsets; a
 4.9 broker leaves them 0.
 
-Damage before the durable offset is rot: the bytes were once good. Damage after it may come from a
-crash. The file's content fits one sector, so a power cut leaves either the old or the new content.
-If RocketMQ opens the store, it rewrites the checkpoint, and the durable offset is then stale. So
-the durable file also records the checkpoint's old content and its next content.
+Damage before the durable offset is rot: the bytes were once good. Damage after the durable offset
+may come from a crash. The content of ``durable`` fits one sector, so a power cut leaves either the
+old or the new content. If RocketMQ opens the store, it rewrites the checkpoint, and the durable
+offset is stale. So the durable file also records the old and the next content of the checkpoint.
 
 The durable file also has the physical offset of the log's start. Retention raises the start before
 it deletes files. If the first log file starts later, the log has lost its first files.
@@ -52,7 +52,7 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""The field and its CRC-32 follow the mark, and are valid only if the mark is valid."""
+"""Log start and its CRC-32 follow the durable mark, and are valid only if the mark is valid."""
 
 
 class Checkpoint(NamedTuple):

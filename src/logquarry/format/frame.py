@@ -9,6 +9,11 @@ A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
 With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two bytes; logquarry reads
 such frames but never writes them. A blank is ``[bytes left in the file 4][magic 4]``, then any
 bytes.
+
+In a DLedger log, each entry (``DLedgerEntry``) is a head of 48 bytes, then one frame.
+PHYSICALOFFSET, consume queues and index point to the frame, after the head. DLedger writes an entry
+that does not fit into a file to the next file. The rest of the first file then begins with eight
+bytes: the magic -1 and the length of this unused rest.
 """
 
 from __future__ import annotations
@@ -74,6 +79,22 @@ BLANK = Layout(
     Field("magic", "I", "cbd43194"),
 )
 
+ENTRY_HEAD = Layout(
+    "DLedger entry head",
+    Field("magic", "i", "1"),
+    Field("size", "i", "bytes of the entry: head and frame"),
+    Field("index", "q", "number of the entry, from 0"),
+    Field("term", "q", "term of the leader that wrote it"),
+    Field("position", "q", "position of the head in the log"),
+    Field("channel", "i", "0"),
+    Field("chain_crc", "i", "0"),
+    Field("body_crc", "i", "0"),
+    Field("body_size", "i", "bytes of the frame"),
+)
+ENTRY_MAGIC: Final = 1
+ENTRY_BLANK_MAGIC: Final = -1
+ENTRY_BLANK_SIZE: Final = 8
+
 HOST_SIZE_V4: Final = message_id.HOST_SIZE_V4
 HOST_SIZE_V6: Final = message_id.HOST_SIZE_V6
 FIXED_SIZE_V1: Final = (
@@ -87,7 +108,8 @@ FIXED_SIZE_V1: Final = (
 BODY_POSITION: Final = HEAD.size + STORE_TIME.size + TAIL.size + 2 * HOST_SIZE_V4
 """Start of the body in a frame with two IPv4 hosts; each IPv6 host adds 12."""
 
-assert HEAD.size == 48 and FIXED_SIZE_V1 == 91 and BODY_POSITION == 88 and BLANK.size == 8
+assert HEAD.size == ENTRY_HEAD.size == 48 and BLANK.size == 8
+assert FIXED_SIZE_V1 == 91 and BODY_POSITION == 88
 
 
 class DamageKind(enum.IntEnum):
@@ -255,8 +277,8 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    Never raises, on any bytes, and never reads after ``end``. A returned frame encodes to the same
-    bytes.
+    Raises no error for any bytes, and reads nothing after ``end``. A returned frame encodes to the
+    same bytes.
 
     Args:
         base: the physical offset of ``data[0]``.
@@ -368,3 +390,26 @@ def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: 
             return start
         start += 1
     return -1
+
+
+def has_entry_head_reference(data: memoryview, position: int, *, base: int, left: int) -> bool:
+    """Whether a DLedger entry's head is at a position; ``left`` counts bytes to the file's end."""
+    head = ENTRY_HEAD.size
+    if len(data) - position < head:
+        return False
+    magic, size, _, _, at, _, _, _, body_size = ENTRY_HEAD.struct.unpack_from(data, position)
+    fits = head < size <= left
+    return bool(
+        magic == ENTRY_MAGIC and fits and at == base + position and body_size == size - head
+    )
+
+
+def starts_entry_blank(data: memoryview, position: int) -> bool:
+    """Whether the magic that marks DLedger's unused rest of a file is at a position."""
+    return int.from_bytes(data[position : position + 4], "big", signed=True) == ENTRY_BLANK_MAGIC
+
+
+def is_entry_blank_reference(data: memoryview, position: int, *, left: int) -> bool:
+    """Whether DLedger's unused rest of a file, with ``left`` bytes, begins at a position."""
+    size = int.from_bytes(data[position + 4 : position + ENTRY_BLANK_SIZE], "big", signed=True)
+    return starts_entry_blank(data, position) and size == left

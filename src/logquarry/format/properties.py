@@ -143,7 +143,8 @@ def tags_code(
     delay = properties.get(DELAY)
     if delay is not None and topic == SCHEDULE_TOPIC:
         level = parse_int(delay)
-        # Java caps the level first: if there are no levels, it becomes 0, and the hash is used.
+        # Java caps the level first: if there are no levels, the level becomes 0, and the hash is
+        # used.
         level = 0 if level is None else min(level, len(levels_ms))
         if level > 0:
             code = java.to_long(store_timestamp + levels_ms[level - 1])

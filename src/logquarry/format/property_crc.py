@@ -4,7 +4,7 @@
 
     frame ... | __CRC32# 01 | 10 digits, the least significant first | 02
 
-These 20 bytes hold the CRC-32 of all bytes before them, without its highest bit.
+The last 20 bytes of the frame hold the CRC-32 of all bytes before them, without its highest bit.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
 
 
 def stated(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
-    """Return the property CRC in each frame; -1 if malformed. Each frame must have this CRC."""
+    """Return the property CRC of frames that all have one; -1 if malformed."""
     found = data[(starts + sizes - SIZE)[:, None] + _TAIL]
     digits = found[:, _DIGITS_AT] - np.uint8(_ZERO)
     is_form = (digits <= _HIGHEST).all(axis=1) & (found[:, -1] == _END[0])

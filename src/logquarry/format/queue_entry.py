@@ -1,9 +1,9 @@
 """Entries of consume queues: 20 bytes in queue files, keys and values in RocksDB.
 
-A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables are those of
+A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
-family ``offset`` has the first and the last queue offset of each queue. Its key :data:`DISPATCHED`
-holds the physical offset up to which the broker has dispatched the log.
+family ``offset`` has the first and the last queue offset of each queue. The key :data:`DISPATCHED`
+in ``offset`` holds the physical offset up to which the broker has dispatched the log.
 """
 
 from __future__ import annotations

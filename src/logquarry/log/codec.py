@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from logquarry.compiled import is_switched_off
-from logquarry.format import dledger, frame, java
+from logquarry.format import frame, java
 from logquarry.format.arrays import (
     BLANK,
     NEED_MORE,
@@ -182,13 +182,13 @@ def walk(
 
 def _after_head(window: Window, position: int) -> tuple[int, int]:
     data, left = window.data.data, window.end - position
-    if dledger.has_head_reference(data, position, base=window.base, left=left):
-        return position + dledger.HEAD.size, REACHED_STOP
+    if frame.has_entry_head_reference(data, position, base=window.base, left=left):
+        return position + frame.ENTRY_HEAD.size, REACHED_STOP
     here = window.length - position
-    if here >= dledger.BLANK_SIZE and dledger.starts_blank(data, position):
-        is_blank = dledger.is_blank_reference(data, position, left=left)
+    if here >= frame.ENTRY_BLANK_SIZE and frame.starts_entry_blank(data, position):
+        is_blank = frame.is_entry_blank_reference(data, position, left=left)
         return position, BLANK if is_blank else REACHED_STOP
-    if here < dledger.HEAD.size and here < left:
+    if here < frame.ENTRY_HEAD.size and here < left:
         return position, NEED_MORE
     return position, REACHED_STOP
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.errors import StoreNotFound, UnsupportedStore
-from logquarry.format import checkpoint, dledger, index
+from logquarry.format import checkpoint, index
 from logquarry.log.filesystem import Entry, FileSystem, LocalFileSystem
 from logquarry.log.store_files import (
     BATCH_QUEUE,
@@ -28,6 +28,8 @@ from logquarry.log.store_files import (
 )
 
 DLEDGER: Final = "dledger"
+_DLEDGER_FOLDER: Final = "dledger-"
+"""Start of the folder's name in the store; the id of the group's member follows."""
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
 LOG_ELSEWHERE: Final = "log_elsewhere"
 
@@ -249,7 +251,7 @@ def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{name}/data"
         for name in folders
-        if name.startswith(dledger.FOLDER) and _offset_names(filesystem, f"{name}/data")
+        if name.startswith(_DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
     )
 
 
@@ -261,7 +263,7 @@ def _other_parts(
         name
         for name in folders
         if name not in _NO_LOG
-        and not name.startswith(dledger.FOLDER)
+        and not name.startswith(_DLEDGER_FOLDER)
         and (found := _offset_names(filesystem, name))
         and _goes_on(bases, found)
     )

@@ -10,10 +10,9 @@ from collections import OrderedDict
 from typing import Final
 
 from logquarry.errors import StoreNotFound
-from logquarry.format import dledger
 from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP
 from logquarry.format.frame import BLANK as BLANK_LAYOUT
-from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.format.frame import ENTRY_HEAD, FIXED_SIZE_V1, has_entry_head_reference
 from logquarry.log import codec
 from logquarry.log.filesystem import FileView, GoneFile, unreadable_file
 from logquarry.log.layout import StoreLayout
@@ -250,10 +249,10 @@ class LogBytes:
 
         In a DLedger log, the window may begin with the head of an entry.
         """
-        window = self.window(file, at, dledger.HEAD.size + FIXED_SIZE_V1)
+        window = self.window(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
         data, left, skip = window.data.data, window.end, 0
-        if window.has_heads and dledger.has_head_reference(data, 0, base=window.base, left=left):
-            skip = dledger.HEAD.size
+        if window.has_heads and has_entry_head_reference(data, 0, base=window.base, left=left):
+            skip = ENTRY_HEAD.size
         size = 0
         if window.length >= skip + BLANK_LAYOUT.size:
             size, _ = BLANK_LAYOUT.struct.unpack_from(data, skip)

@@ -72,7 +72,7 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """The entries of one file by queue offset; ``starts`` and ``stops`` (exclusive) are offsets."""
+    """Entries of one file with their queue offsets: ``starts``, and ``stops`` (exclusive)."""
 
     entries: BatchEntries
     starts: Int64
@@ -84,7 +84,7 @@ class Spans:
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
-        # A damaged base near the largest 64-bit number must not overflow.
+        # The sum must not overflow if damage made the base very large.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
         if not sane.all():
             entries, starts = entries[sane], starts[sane]

@@ -156,7 +156,7 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """The queue folders are listed again: the cached list may be old."""
+    """Return the topics that have a folder or a configuration. Lists the folders again."""
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)

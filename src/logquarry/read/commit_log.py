@@ -9,7 +9,7 @@ import numpy as np
 
 from logquarry.disk.file_place import LastFile
 from logquarry.errors import CorruptFrame, MessageNotFound
-from logquarry.format import dledger, frame
+from logquarry.format import frame
 from logquarry.format.frame import Blank, Damage, DamageKind, Frame, Outcome
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -20,7 +20,7 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""For a longer chain, the kernels are loaded."""
+"""Maximum number of frames to follow without loading the kernels."""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
@@ -79,8 +79,8 @@ class CommitLog:
         """Physical offset after the last message, or after the blank that follows the last message.
 
         The search starts at the durable offset, else at the message of the furthest queue entry.
-        Damage before this start is not noticed. If the message is missing, the search starts at the
-        last file. Without queues, the search reads the whole log.
+        The search does not notice damage before its start. If the message of that entry is missing,
+        the search starts at the last file. Without queues, the search reads the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -121,8 +121,8 @@ class CommitLog:
     def frame_at(self, offset: int, size: int) -> memoryview | None:
         """The ``size`` bytes from an offset; None if one file does not have all of them.
 
-        QUIRK: if file 0 was deleted, ``getMessage`` answers a request for offset 0 with the first
-        file's start. In this method, a deleted file has no bytes.
+        QUIRK: if file 0 was deleted, Java's ``getMessage`` reads offset 0 from the first existing
+        file; this method returns None.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -239,7 +239,7 @@ class CommitLog:
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
         # Each entry of a DLedger log begins with a head.
-        head = dledger.HEAD.size if self.files.has_heads else 0
+        head = frame.ENTRY_HEAD.size if self.files.has_heads else 0
         for event in self._log_reader(None).events(start, offset + 1 + head):
             if isinstance(event, Run) and event.start - head <= offset < event.start:
                 return MessageNotFound(f"{where}: the next one starts at {event.start}")

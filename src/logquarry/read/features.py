@@ -2,7 +2,7 @@
 
 From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
 ``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files, and
-the frames of these entries. For pending timers, it reads the used pages of ``timerwheel``.
+the frames of these entries. For pending timers, detection reads the used pages of ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool
 
 
 def rocksdb_config(layout: StoreLayout) -> Feature | None:
-    """The feature of a configuration in RocksDB, None if the store has none. Reads only names."""
+    """Return the feature ROCKSDB_CONFIG; None if the store lacks it. Reads only names."""
     there = {entry.name for entry in layout.filesystem.list(CONFIG) if entry.is_dir}
     folders = (*broker_json.FOLDERS_V1.values(), broker_json.FOLDER_V2)
     evidence = tuple(f"{CONFIG}/{name}/" for name in folders if name in there)
@@ -271,8 +271,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. If the broker has not used the folder, it has
-        # no table and an empty log.
+        # Every store of RocketMQ 5.4 has this folder. An unused folder has no table and an empty
+        # log.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name

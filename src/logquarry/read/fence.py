@@ -98,7 +98,7 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features that the recovery mode ``rocketmq``, RocketMQ's own recovery, does not support here."""
+"""Features of stores that the recovery mode ``rocketmq`` refuses."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:

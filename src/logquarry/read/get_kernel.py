@@ -1,7 +1,7 @@
-"""``getMessage`` with one kernel call; the reference answers uncommon cases. Compiled if possible.
+"""``getMessage`` with one kernel call; the reference answers uncommon cases. A compiled module.
 
 The kernel reads the queue's entries and the log's bytes in their maps, and answers only the common
-case. If it finds damage or deleted messages, or if a file ends inside the answer,
+case. If the kernel finds damage or deleted messages, or if a file ends inside the answer,
 :func:`logquarry.read.get_message.get_message` answers instead.
 """
 
@@ -146,7 +146,6 @@ class KernelGet:
     """Answers the common gets of one store.
 
     Args:
-        log: the store's log.
         limits: maximum number of messages and bytes of one answer.
         broker: the ``broker`` of each message.
         delay_levels_ms: delay of each level, for the messages' tags codes.
@@ -271,7 +270,7 @@ class KernelGet:
         return found
 
     def _load(self) -> bool:
-        """Load the kernel once there were enough gets to make loading it worthwhile."""
+        """Load the kernel after _REFERENCE_GETS gets; return whether the kernel is loaded."""
         self._reference_gets += 1
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
@@ -306,7 +305,7 @@ class KernelGet:
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
         """The bytes of the log that contain ``count`` messages from a queue offset on.
 
-        If they take more than _LONGEST bytes, the result contains only the first messages.
+        If the messages take more than _LONGEST bytes, the result contains only the first messages.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
@@ -326,13 +325,10 @@ class MessageGetter:
     """Answers the gets of one store.
 
     Args:
-        log: the store's log.
         limits: maximum number of messages and bytes of one answer.
-        layout: the store's files.
         broker: the ``broker`` of each message.
 
     Attributes:
-        log: the store's log.
         kernel: answers the common gets.
         compacted: answers the gets of compaction topics.
     """

@@ -101,7 +101,7 @@ def read_message(
     """Read the message whose frame is all of ``data``, and check its CRC.
 
     Returns:
-        The message; None if the bytes are zeros: the log lost its end, or never had the message;
+        The message; None if the bytes are zeros (the log lost its end, or never had the message);
         otherwise the damage.
     """
     size = len(data)
@@ -222,7 +222,7 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
 """The number of entries that one ``get`` reads, unless ``max_count`` is larger.
 
-Java's loop counts bytes up to the first multiple of an entry that is not below 16,000.
+Java's loop ends at the first multiple of the entry size that is at least 16,000 bytes.
 """
 assert LEAST_UNITS * UNIT_SIZE == 16_000
 _MOST_AT_ONCE: Final = 128
@@ -233,7 +233,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """The messages exist, but none of the messages read has a wanted tag."""
+    """None of the messages that the get read has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries of messages that the log no longer has."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"

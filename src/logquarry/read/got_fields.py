@@ -1,4 +1,4 @@
-"""Holds the frames of a get, and makes its message objects from a table. Compiled if possible.
+"""Holds the frames of a get, and makes its message objects from a table. A compiled module.
 
 The table is described in :mod:`logquarry.format.arrays`.
 """

@@ -77,8 +77,8 @@ class Index:
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys has begin time 0. A query with a begin time stops at such a
-            # file, and finds nothing in older files.
+            # QUIRK: a file without keys has begin time 0. A query with a begin time stops at a file
+            # without keys, and finds nothing in older files.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found
@@ -96,7 +96,7 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """Find out whether the index has tags, and return the layout with this setting.
 
     If no message shows the setting, the settings recorded in the store decide, or else the folder
-    ``rocksdbstore/``, which a broker makes since 5.4.0.
+    ``rocksdbstore/``, which brokers make since 5.4.0.
     """
     if layout.config.index_tags is not None:
         return layout

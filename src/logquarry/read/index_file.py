@@ -42,9 +42,9 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    The file's size does not determine both numbers. But the last nonzero byte belongs to the last
-    entry, whose number is in the header. And every entry must be in the chain of its slot, whose
-    place depends on the number of slots. The shape of a file without entries cannot be determined.
+    The file's size does not show the shape. But the last nonzero byte belongs to the last entry,
+    whose number is in the header. And every entry must be in the chain of its slot, whose place
+    depends on the number of slots. The shape of a file without entries cannot be determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -81,7 +81,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
-    # In this field RocketMQ 3.x counts the keys, not the slots.
+    # RocketMQ 3.x counts the keys in ``slots_used``, not the slots.
     used = header.slots_used if header.slots_used < last else 1
     least = max(1, min(used, most))
     # A file has only slots and whole entries after the header, so its size determines the number of
@@ -265,7 +265,7 @@ class IndexFile:
 
     def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
         header = self.header
-        # The shape is cached: it must not be inferred while the file is empty.
+        # Do not infer the shape while the file is empty, because the shape is cached.
         shape = self.shape if header.entry_count > 1 else None
         if shape is None:
             return
@@ -302,7 +302,7 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""One message far after the log's files may come from a damaged entry; two messages count."""
+"""Minimum number of messages far after the log's files: a single entry may be damaged."""
 
 
 class Span(Protocol):

@@ -1,4 +1,4 @@
-"""Finds the end of a log, and reads the damage that a recovery has noted.
+"""Finds the end of a log, the messages that it has lost, and the damage that a recovery has noted.
 
 - With a durable offset (:mod:`logquarry.format.checkpoint`), the log reaches at least to the
   durable offset, even after a crash. A break in the chain of frames before the durable offset is
@@ -7,8 +7,12 @@
   at least to the last message in any queue, and further while the chain of frames is unbroken.
 
 QUIRK: the queues may be stale. After a bad frame, RocketMQ's recovery deletes all later log files.
-But it cuts the file with the bad frame, and the queues, only in memory. So after a clean shutdown,
-a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is damage.
+But RocketMQ cuts the file with the bad frame, and the queues, only in memory. So after a clean
+shutdown, a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is
+damage.
+
+Queues and index show lost messages. If queues and index are lost too, the checkpoint still has the
+store time of the last synced message.
 """
 
 from __future__ import annotations
@@ -16,27 +20,36 @@ from __future__ import annotations
 import json
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import nlargest
 from operator import attrgetter
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from logquarry.errors import StoreNotFound
-from logquarry.format import frame
+from logquarry.format import frame, java
+from logquarry.format.arrays import Bools, Int64
+from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.queue_entry import FILLER_SIZE, QueueEntry
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
-from logquarry.read.batch_queue import all_queues
-from logquarry.read.index_file import LARGEST_MESSAGE, Span, last_indexed
-from logquarry.read.queue import Queue
+from logquarry.read.batch_queue import all_queues, frames_in
+from logquarry.read.index_file import LARGEST_MESSAGE, Span, indexed_frames, last_indexed
+from logquarry.read.queue import Queue, has_message
 from logquarry.read.rocksdb_queue import RocksQueue
+from logquarry.text import plural, time_text
 
 logger = logging.getLogger(__name__)
 
 _MOST_OF_ROCKSDB: Final = 64
 _INVALID: Final = (ValueError, TypeError, KeyError, ArithmeticError, RecursionError)
+_NONE: Final = np.empty(0, np.int64)
+
+StoreTimeAt = Callable[[int, int], int]
+"""The store time of the message with a physical offset and a size; -1 if there is no message."""
 
 
 class Noted(NamedTuple):
@@ -135,7 +148,7 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
     """Return the durable offset, or the end of the last message in the queues of a closed store.
 
-    No log bytes are read; a walk over the log needs :func:`sound_bound`. The result is None if:
+    Reads no bytes of the log; a walk over the log needs :func:`sound_bound`. The result is None if:
 
     - a process has the store open to write;
     - there is no durable offset, and no queue has an entry;
@@ -221,8 +234,8 @@ class LogFrontier:
     - if the store was shut down cleanly: the end of the last message in the queues, and further
       while the chain of frames is unbroken.
 
-    With ``skips_damage``, a reader continues after damage. For such a reader, a closed log ends at
-    the first break in its last file, where RocketMQ would cut the log.
+    With ``skips_damage``, a reader continues after damage, and a closed log ends at the first break
+    in its last file, where RocketMQ would cut the log.
     """
 
     def __init__(self, *, skips_damage: bool = False) -> None:
@@ -322,8 +335,9 @@ class LogFrontier:
     def _warn(self, reader: LogReader, end: int) -> None:
         """Warn of sound frames after the end of a chain that does not grow.
 
-        RocketMQ's recovery may have cut these frames off, but only in memory. Once the writer
-        begins a later file, the break is damage, and readers read these frames.
+        RocketMQ's recovery may have cut off the frames after the break, but only in memory. Once
+        the writer begins a later file, readers count the break as damage, and read the frames after
+        it.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
@@ -334,3 +348,119 @@ class LogFrontier:
                 end,
                 found,
             )
+
+
+def checkpoint_times(layout: StoreLayout) -> Checkpoint:
+    """The times of the checkpoint; zeros if it is missing or cannot be read."""
+    try:
+        return layout.read_checkpoint() or Checkpoint()
+    except ValueError:
+        return Checkpoint()
+
+
+def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
+    """Return the evidence, in words, that a log has lost its last messages; else None.
+
+    In 386 stores that RocketMQ and logquarry wrote, the checkpoint was later than the last message
+    only if messages were lost. For example, a power cut loses messages that were dispatched, but
+    not synced. ``last_time`` is the latest store time of a message in the log, in ms, or 0. No
+    process may have the store open.
+    """
+    covered = max(checkpoint_times(layout))
+    # The durable offset, which a recovery writes, shows where the log ends.
+    is_known = layout.durable_end is not None or not layout.commit_log.files
+    if is_known or covered <= max(0, last_time):
+        return None
+    last = f"the last message in the log was stored at {time_text(last_time)}"
+    return (
+        f"the checkpoint covers a message stored at {time_text(covered)}, and "
+        f"{last if last_time else 'the log has no message'}: later messages are lost"
+    )
+
+
+def find_lost_tail(
+    layout: StoreLayout, entries: Sequence[QueueEntry], store_time_at: StoreTimeAt
+) -> str | None:
+    """Do the same as :func:`lost_tail`, for a caller that has not read the log.
+
+    Reads the store time of the first of ``entries`` (:func:`last_entries`). If the checkpoint is
+    later, reads the last log file. No process may have the store open.
+    """
+    log = layout.commit_log
+    if lost_tail(layout, 0) is None:
+        return None
+    if entries:
+        last = entries[0]
+        if log.at(last.physical_offset) is None:
+            # The entries already show that a file is lost.
+            return None
+        if lost_tail(layout, store_time_at(*last[:2])) is None:
+            return None
+    return lost_tail(layout, last_store_timestamp(layout, log.end))
+
+
+def warn_of_lost_tail(
+    layout: StoreLayout, entries: Sequence[QueueEntry], store_time_at: StoreTimeAt
+) -> None:
+    """Log a warning if the log has lost its last messages (:func:`find_lost_tail`)."""
+    reason = find_lost_tail(layout, entries, store_time_at)
+    if reason is not None:
+        logger.warning("%s: %s; type: logquarry verify %s", *(layout.root, reason, layout.root))
+
+
+class LostMessages(NamedTuple):
+    """Number and bytes of messages that are not in the sound parts of the log."""
+
+    messages: int
+    bytes: int
+
+    def __str__(self) -> str:
+        return f"{plural(self.messages, 'message')} lost, {plural(self.bytes, 'byte')}"
+
+
+def lost_messages(
+    layout: StoreLayout, spans: Sequence[Span], log_end: int = java.LONG_MAX
+) -> LostMessages:
+    """Count the messages of queues and index in damaged parts of the log and after its end.
+
+    Reads all queue entries. A message in several queues counts once. For an inner batch, the
+    function counts all messages, but counts the bytes once. If only the index has a message, its
+    bytes are an estimate. The spans must be in order. By default, only messages in ``spans`` count.
+    """
+    # An entry that points after ``limit`` is itself damaged.
+    log = layout.commit_log
+    limit = java.LONG_MAX
+    if log.files and log_end < java.LONG_MAX:
+        furthest = next(iter(last_entries(layout)), None)
+        known = 0 if furthest is None else furthest.end
+        limit = max(max(log_end, log.end) + log.file_size, known)
+    starts = np.array([span.offset for span in spans], np.int64)
+    ends = np.array([span.offset + span.length for span in spans], np.int64)
+
+    def lost(at: Int64) -> Bools:
+        is_lost: Bools = (at >= log_end) & (at < limit)
+        if len(starts):
+            number = np.searchsorted(starts, at, side="right") - 1
+            is_lost |= (number >= 0) & (at < ends[np.maximum(number, 0)])
+        return is_lost
+
+    offsets, sizes, counts = [_NONE], [_NONE], [_NONE]
+    for queue in all_queues(layout):
+        for _, units in queue.runs(queue.min_offset, queue.max_offset):
+            at = units["physical_offset"].astype(np.int64)
+            is_lost = lost(at) & has_message(units)
+            at, size = at[is_lost], units["size"][is_lost].astype(np.int64)
+            which, held = frames_in(at, is_batch=queue.is_batch)
+            offsets.append(at[which])
+            sizes.append(size[which])
+            counts.append(held)
+    at, size = indexed_frames(layout, min([log_end, *starts.tolist()]), spans)
+    is_lost = lost(at)
+    # The queues come first, because they have the exact sizes.
+    offsets.append(at[is_lost])
+    sizes.append(size[is_lost])
+    counts.append(np.ones(np.count_nonzero(is_lost), np.int64))
+    _, first = np.unique(np.concatenate(offsets), return_index=True)
+    return LostMessages(
+        int(np.concatenate(counts)[first].sum()), int(np.concatenate(sizes)[first].sum())
+    )

@@ -226,7 +226,7 @@ class LogQueue(Queue):
 
 
 class QueueBuilder:
-    """Collects the entries of all queues from a walk; ``log_end`` is None before its end."""
+    """Collects the entries of all queues from a walk; ``log_end`` is None until the walk ends."""
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
         self.config = config
@@ -342,8 +342,8 @@ def _only_carries(message: StoredMessage) -> bool:
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
     message keeps the properties of the original message
-    (``MultiDispatchUtils.isNeedHandleMultiDispatch``). 4.9 gives such a message new offsets.
-    Property strings of 5.x end with the separator.
+    (``MultiDispatchUtils.isNeedHandleMultiDispatch``); 4.9 gives the message new offsets. Property
+    strings of 5.x end with the separator.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC

@@ -127,7 +127,7 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
     """Add the messages of check points that are not acknowledged (``PopCheckPoint``).
 
-    As in the broker, a message that is not valid does not count.
+    Like the broker, the function ignores invalid messages.
     """
     acknowledged: set[tuple[_Pop, int]] = set()
     points: list[tuple[_Pop, int]] = []
@@ -161,7 +161,7 @@ def _offsets_left(body: dict[str, Any]) -> list[int]:
 def _add_orders(popped: _Popped, table: Any) -> None:
     """Add the last pops of ordered groups (``ConsumerOrderInfoManager``).
 
-    An invalid entry does not count. If the table is not a table, this raises TypeError.
+    Invalid entries are ignored. If ``table`` is not a JSON object, this raises TypeError.
     """
     for key, queues in _members(table):
         topic, _, group = key.rpartition("@")

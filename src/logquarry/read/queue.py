@@ -49,8 +49,8 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets: they count entries.
 
-    A ``get`` never reads past ``units_per_file`` entries. If ``is_batch``, several queue offsets
-    may lead to one frame, an inner batch.
+    A ``get`` never reads entries of two files; a file has ``units_per_file`` entries. If
+    ``is_batch``, several queue offsets may lead to one frame, an inner batch.
     """
 
     topic: str
@@ -110,7 +110,7 @@ class Queue(ABC):
     def units(self, start: int, stop: int) -> Units:
         """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
 
-        Entries in missing files are zeros: not written. A range in one file is not copied. If
+        Entries in missing files are zeros (unwritten). A range in one file is not copied. If
         ``start`` is negative or more than MOST_HOLES entries have no file, this raises UsageError.
         """
         if start < 0:
@@ -141,7 +141,7 @@ class Queue(ABC):
     def entry_before(self, offset: int) -> QueueEntry | None:
         """Return the written entry directly before a queue offset, None if there is none.
 
-        If it differs from an earlier call's result, the topic was deleted and recreated.
+        If the entry differs from an earlier call's result, the topic was deleted and recreated.
         """
         found = next(self.entries(offset - 1, offset), None) if offset > 0 else None
         return None if found is None else found[1]
@@ -250,9 +250,9 @@ class FileQueue(Queue):
 
     Args:
         log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
-        with_stale: whether a consume queue includes entries that point after the log's end. Such
-            entries remain in the files if the last recovery cut the log
-            (:attr:`StoreLayout.cut_end`).
+        with_stale: whether a consume queue includes entries that point after the log's end. A
+            recovery that cuts the log (:attr:`StoreLayout.cut_end`) leaves these entries in the
+            files.
     """
 
     entry_size: int

@@ -1,6 +1,6 @@
 """Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
 
-A broker keeps its newest entries in memory. It writes them to RocksDB at a clean shutdown, or when
+A broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown, or when
 there are enough entries. So readers take the messages after the dispatched end from the log.
 """
 
@@ -206,7 +206,7 @@ class RocksQueue(Queue):
 
     @cached_property
     def _low(self) -> int:
-        """Search like ``getMinCqOffset``."""
+        """The min offset, found as ``getMinCqOffset`` does."""
         low = 0
         if self._first is not None:
             low, place = self._first

@@ -1,9 +1,9 @@
 """Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
 
-A read of some topics reads the frames that entries of their queues point to. It walks only the
-parts of the log that no queue covers: frames that are never dispatched, missing entries, blanks. A
-walk over the whole log would give the same result. A read by key uses the index in the same way. If
-the queues may be unsound (an ``abort`` file, entries out of order), the log is walked.
+A read of some topics reads the frames to which the entries of their queues point. The read walks
+only the parts of the log that no queue covers: blanks, frames without an entry. A walk over the
+whole log would give the same result. A read by key uses the index in the same way. If the queues
+may be unsound (an ``abort`` file, entries out of order), the log is walked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from logquarry.log.splits import (
     split_events,
 )
 from logquarry.log.walk import DEFAULT_BATCH_BYTES, Event, LogReader
+from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import last_entries, missing_end, sound_bound
-from logquarry.read.lost_messages import warn_of_lost_tail
+from logquarry.read.log_end import last_entries, missing_end, sound_bound, warn_of_lost_tail
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
@@ -81,8 +81,8 @@ Part = LogSplit | QueueSlice | PlaceList
 class ReadPlan:
     """A plan for reading a selection. Picklable, so that workers can read the parts.
 
-    The filter of the selection must still be applied to each message. If a writer had the store
-    open at the time of planning, ``live`` is true.
+    The caller must still apply the filter of the selection to each message. If a writer had the
+    store open at the time of planning, ``live`` is true.
     """
 
     selection: Selection
@@ -109,8 +109,8 @@ def plan_read(
     Args:
         split_size: maximum bytes of messages in a part.
         min_parts: minimum number of parts, if there are enough messages.
-        skip_damage: whether reading continues after damage. If so, the planner reads the last file
-            to find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
+        skip_damage: whether reading continues after damage. If true, the planner reads the last
+            file to find the log's end (:func:`~logquarry.read.log_end.sound_bound`).
     """
     queues = ConsumeQueue.all_of(layout)
     entries = last_entries(layout)
@@ -119,7 +119,7 @@ def plan_read(
     live = layout.is_live()
     durable = layout.durable_end
     if not live:
-        warn_of_lost_tail(layout, entries)
+        warn_of_lost_tail(layout, entries, CommitLog(layout).store_time_at)
     if clean:
         bound = known_end if durable is None else durable
     else:

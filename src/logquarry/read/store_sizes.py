@@ -44,13 +44,13 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read. With LMQ there are many, and each shows the setting."""
+"""Maximum number of queues to read, because with LMQ a store can have very many."""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
     """Return the layout with the settings that decide the contents of queues and index.
 
-    ``enable_multi_dispatch`` stays None if only the messages themselves can show it.
+    ``enable_multi_dispatch`` stays None if only the messages can show this setting.
     """
     config, kept = layout.config, layout.kept_settings
     if config.dialect is None:

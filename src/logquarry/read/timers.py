@@ -120,7 +120,7 @@ class Timers:
         self._by_key: dict[str, list[int]] = {}
 
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
-        """Add a message; None if it can never be delivered. A roll replaces the older message."""
+        """Add a message; a rolled copy replaces the older one. None if it is never delivered."""
         found = timer_of(frame, queue_offset)
         if found is None:
             return None
@@ -349,7 +349,7 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Timer messages that are in the wheel and not due yet, or not in the wheel yet."""
+    """Counts timer messages: not due yet in the wheel, and not in the wheel yet."""
 
     in_wheel: int
     in_queue: int

@@ -121,7 +121,8 @@ def salvage(
         StoreNotFound: if there is no store.
         UnsupportedStore: if the new store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, or the store changes during the call.
+        CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
+            no longer returns bytes that it returned before.
         UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
     """
     from logquarry.repair.salvage.salvage import salvage as salvage_layout

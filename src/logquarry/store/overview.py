@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format import dledger, frame, java, sys_flag
+from logquarry.format import frame, java, sys_flag
 from logquarry.format.arrays import SIZE
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log import columns
@@ -21,9 +21,14 @@ from logquarry.log.store_files import CHECKPOINT, FileSequence
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import Index
-from logquarry.read.log_end import known_damage, last_entries, log_bound
+from logquarry.read.log_end import (
+    find_lost_tail,
+    known_damage,
+    last_entries,
+    log_bound,
+    lost_messages,
+)
 from logquarry.read.log_queues import QueueKey, UnitCount, count_units
-from logquarry.read.lost_messages import find_lost_tail, lost_messages
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.recover.loss import missing_files
@@ -162,7 +167,7 @@ def _sum_queues(
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
     """Return the bytes of DLedger's entry heads, which precede the frames of messages."""
-    return messages * dledger.HEAD.size if files.has_heads else 0
+    return messages * frame.ENTRY_HEAD.size if files.has_heads else 0
 
 
 def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
@@ -331,7 +336,7 @@ def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     queued = entries[0].end if entries else 0
     if queued > log_end:
         yield f"the log ends at {log_end}, and the queues point to messages up to {queued}"
-    tail = find_lost_tail(layout, entries)
+    tail = find_lost_tail(layout, entries, CommitLog(layout).store_time_at)
     if tail is not None:
         yield tail
     gaps = list(missing_files(layout, log_end))

@@ -128,8 +128,8 @@ def encode_frames(
         heads: uint8 (heads, n).
         topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address, end and physical offset of the file.
-        now: store time in ms. If a message must not be stored before a later time, this message and
-            all next messages get that time.
+        now: store time in ms. If a message has an earliest allowed store time after ``now``, this
+            message and all next messages get that time.
         next_offsets: next queue offset of each queue; each message advances it.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data

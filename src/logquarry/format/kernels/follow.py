@@ -1,8 +1,8 @@
 """The kernel that follows the log for the dispatcher: checks and decodes each frame in one pass.
 
-Only the reference can decode text that is not UTF-8, and a DELAY that is not a plain number; the
-kernel counts such frames. For RocketMQ's recovery the kernel stops at a sound frame if Java might
-not accept the frame as a message.
+The kernel counts the frames that only the reference can decode: with text that is not UTF-8, or a
+DELAY that is not a plain number. For RocketMQ's recovery the kernel stops at a sound frame if Java
+might not accept the frame as a message.
 """
 
 from __future__ import annotations

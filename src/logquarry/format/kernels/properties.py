@@ -156,9 +156,9 @@ def parse_properties(
 
     ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
     (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
-    key and value, each key once with its last value. ``pair_offsets`` gets where each frame's pairs
-    begin. ``table`` and ``stamps`` are int32 scratch arrays. Their length is a power of two, and at
-    least twice the number of a frame's pairs. ``stamps`` must be filled with 0.
+    key and value, each key once with its last value. ``pair_offsets`` gets the index of each
+    frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays. Their length is a power
+    of two, and at least twice the number of a frame's pairs. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format import dledger, frame
+from logquarry.format import frame
 from logquarry.format.arrays import (
     BLANK,
     BODY_AT,
@@ -47,12 +47,12 @@ from logquarry.format.kernels.bytes import (
     prefetch,
 )
 
-ENTRY_HEAD_SIZE = dledger.HEAD.size
-AT_ENTRY_SIZE = dledger.HEAD.offsets["size"]
-AT_ENTRY_POSITION = dledger.HEAD.offsets["position"]
-AT_ENTRY_BODY_SIZE = dledger.HEAD.offsets["body_size"]
-ENTRY_MAGIC = np.int32(dledger.MAGIC)
-ENTRY_BLANK = np.int32(dledger.MAGIC_BLANK)
+ENTRY_HEAD_SIZE = frame.ENTRY_HEAD.size
+AT_ENTRY_SIZE = frame.ENTRY_HEAD.offsets["size"]
+AT_ENTRY_POSITION = frame.ENTRY_HEAD.offsets["position"]
+AT_ENTRY_BODY_SIZE = frame.ENTRY_HEAD.offsets["body_size"]
+ENTRY_MAGIC = np.int32(frame.ENTRY_MAGIC)
+ENTRY_BLANK = np.int32(frame.ENTRY_BLANK_MAGIC)
 
 CACHE_LINE = 64
 PREFETCH_AHEAD = 8192
@@ -155,7 +155,7 @@ def check_frame(
 
 @kernel
 def has_head(address: int, position: int, window: int, end: int, base: int) -> bool:
-    """Whether a DLedger entry's head is at a position; see ``dledger.has_head_reference``."""
+    """Whether a DLedger entry's head is at a position; see ``frame.has_entry_head_reference``."""
     if window - position < ENTRY_HEAD_SIZE:
         return False
     at = address + position
@@ -183,7 +183,7 @@ def walk(
 ) -> tuple[int, int, int]:
     """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
 
-    The walk takes the frames that start before ``stop``, as many as ``rows`` has room for. With
+    The walk ends before a frame that starts at or after ``stop``, or when ``rows`` is full. With
     ``has_heads``, the head of a DLedger entry may be before a frame. Returns the number of frames,
     the position after them, and a code.
     """

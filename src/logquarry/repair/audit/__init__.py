@@ -32,7 +32,8 @@ keys after the index's end       index_behind, index_missing       build_index
 
 Verify reports every harmed (changed) queue offset (:mod:`.queues`). Recover corrects harmed queue
 offsets, with the queue as evidence, and writes a queue again from its first difference
-(:mod:`.first_difference`). The two audits gave different verdicts for 12 of 363 test stores.
+(:mod:`.first_difference`). For 12 of 363 test stores, verify and recover gave different verdicts on
+the queues.
 
 The recovery mode ``rocketmq`` uses no audit (``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

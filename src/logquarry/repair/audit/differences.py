@@ -26,7 +26,7 @@ LostSpans = Sequence[DamagedSpan | ExpiredSpan]
 
 # MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""A gap in the queue offsets may exceed the room in damaged bytes by this many messages."""
+"""A gap in the queue offsets may have this many more messages than fit into the damaged bytes."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
@@ -94,14 +94,14 @@ class FirstDifference:
 class AuditedQueue:
     """The result of the comparison of one queue with the whole log.
 
-    In a batch queue, numbers of entries replace the queue offsets.
+    For a batch queue, the attributes are numbers of entries instead of queue offsets.
 
     Attributes:
         had_until: queue offset at which the queue ends on the disk.
         ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: without a difference, each entry before this queue offset is right: its message
-            is in the log, or was lost or deleted.
+        kept_until: if there is no difference, each entry before this queue offset stays: its
+            message is in the log, or was lost or deleted.
         moved: the right queue offset of each message whose queue offset is harmed, by physical
             offset.
     """
@@ -297,8 +297,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message in the log may stay in a queue.
 
-    Fillers and entries of lost messages may stay. A removal would move later entries to other queue
-    offsets.
+    Fillers and entries of lost messages may stay. Removing an entry would move the later entries to
+    other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

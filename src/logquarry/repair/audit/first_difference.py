@@ -143,7 +143,7 @@ class QueueAudit:
             offset = expected
         is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
         if is_far or not 0 <= offset <= MOST_OFFSET:
-            # No queue reaches the offsets of these messages: count on from the last good offset.
+            # No queue reaches the offsets of these messages: continue after the last good offset.
             right = self._place_in_queue(entries[:1]) if expected is None else expected
             entries = entries[: MOST_MOVED - len(self._moved)]
             if not len(entries):

@@ -161,7 +161,8 @@ def _pairs(numbers: Int64, hashes: Int64) -> Int64:
 
 
 def _distinct(values: Int64) -> Int64:
-    # numpy.unique uses a hash table: ten times slower if the numbers differ in their high bits.
+    # numpy.unique uses a hash table, which is ten times slower if the numbers differ in their high
+    # bits.
     ordered = np.sort(values)
     distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return distinct

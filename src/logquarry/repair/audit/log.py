@@ -10,13 +10,16 @@ A break ends the log (torn tail or stale frames) if one of these rules applies:
 
 Any other break is damage, and the log continues. If rule 3 or 4 applies to a break before
 :attr:`KnownBounds.least`, the bytes up to this offset are damage, and the log ends there. Verify
-reads the log without these rules (:func:`logquarry.read.log_end.log_bound`), except in
-:func:`audit_around`.
+reads the log without these rules (:func:`logquarry.read.log_end.log_bound`), except for frames
+after the log's end.
+
+:func:`are_stale_bytes` recognizes bytes of earlier messages after the log's end.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,13 +27,12 @@ from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
-from logquarry.format.arrays import POSITION, REACHED_STOP, SIZE
+from logquarry.format.arrays import POSITION, SIZE, Bytes, Int64
 from logquarry.format.frame import FIXED_SIZE_V1, DamageKind, Frame
 from logquarry.log import codec
 from logquarry.log.codec import Window
 from logquarry.log.frames import Guess, guided
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import StoreFile
 from logquarry.log.walk import (
     MISSING_FILE,
     BlankSpan,
@@ -44,9 +46,18 @@ from logquarry.log.walk import (
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
-from logquarry.read.log_end import last_entries
-from logquarry.read.lost_messages import checkpoint_times
+from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.queue import Queue
+
+_PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
+"""Page sizes of the systems that run RocketMQ."""
+_BACK: Final = 16 << 20
+"""Number of bytes before the log's end to search for the earlier messages."""
+_MOST_FRAMES: Final = 1 << 14
+_MOST_BATCH: Final = 128
+"""Maximum number of messages in the last append, which can be a batch."""
+_CERTAIN: Final = 32
+"""Number of bytes that suffice as evidence if the store was shut down cleanly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +80,7 @@ class KnownBounds:
 
     @property
     def least(self) -> int | None:
-        """Least physical offset that the log has reached for certain, None if unknown."""
+        """Physical offset that the log has certainly reached, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -89,16 +100,6 @@ def find_bounds(
         is_closed=not layout.has_abort,
         dispatched_timestamp=None if may_lag else checkpoint_times(layout).logics_timestamp or None,
     )
-
-
-def audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the start of the file with the byte before physical offset ``place``."""
-    file = layout.commit_log.at(place - 1)
-    bounds = find_bounds(layout, all_queues(layout))
-    log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)
-    for _ in log.runs():
-        pass
-    return log
 
 
 class TimedRun(Guess, Protocol):
@@ -189,7 +190,7 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut off these frames. A queue entry that points to such a
+                    # An earlier recovery cut off these frames. A queue entry that points to a stale
                     # frame does not prove that the log continues.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
@@ -372,31 +373,6 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     return last.window.base + at if text.endswith(b"\0") else None
 
 
-def made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the message that the end of a too short log file cuts off.
-
-    The result is None unless zeros after the file's bytes make this message look whole. No CRC
-    covers properties, so readers would return the message with incomplete properties.
-    """
-    stop, room = file.base + file.size, layout.commit_log.file_size
-    spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]
-    start = max(file.base, min([log.end, *(span.offset for span in spans)]))
-    if start >= stop:
-        return None
-    data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
-    window = Window.of(bytes(data).ljust(file.base + room - start, b"\0"), start)
-    at = 0
-    while at < stop - start:
-        at, code = codec.find_frame(window, at, stop - start, check_crc=True)
-        if code != REACHED_STOP:
-            return None
-        _, after, _ = codec.walk(window, at, at + 1, codec.empty_rows(1), check_crc=False)
-        if after > stop - start:
-            return start + at
-        at = after
-    return None
-
-
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
     """Return the damage as JSON objects (docs/json.md)."""
     return [
@@ -409,3 +385,110 @@ def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
         }
         for span in spans
     ]
+
+
+def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
+    """Whether the bytes after the log's end come from earlier messages in a reused buffer.
+
+    With ``writeWithoutMmap``, RocketMQ 5.5.0 copies an append into one of 16 shared buffers, and
+    writes the buffer up to the next page of the file (``DefaultMappedFile``). The broker never
+    clears a buffer. So the rest of the page receives bytes of earlier, longer appends::
+
+        buffer   | last append | older append | append before that, longer | zeros
+        file     | last frame  | stale bytes up to the end of the page     | next page
+
+    Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes are
+    never a valid frame, because their PHYSICALOFFSET is that of the earlier message.
+
+    The last frame must end at physical offset ``end``. If the store was shut down cleanly with
+    complete queues, a match of the first bytes suffices, because earlier messages may have expired.
+    """
+    file = layout.commit_log.at(end)
+    reader = LogReader(layout, check_crc=False)
+    last = reader.data_end(end)
+    if file is None or last <= end:
+        return False
+    at = end - file.base
+    rests = [-at % page for page in _PAGES]
+    rest = next((rest for rest in rests if last <= end + rest), None)
+    if rest is None:
+        return False
+    if reader.find(end, end + rest) is not None:
+        # These bytes are whole frames, which an earlier truncation left.
+        return False
+    window = reader.window(end, rest)
+    tail = window.data[: min(rest, window.length)].copy()
+    found = _Appends.before(reader, end)
+    if found is None:
+        return False
+    enough = min(_CERTAIN, last - end) if is_closed else len(tail)
+    return any(found.explained(tail, number) >= enough for number in found.last_appends())
+
+
+class _Appends:
+    def __init__(self, data: Bytes, starts: Int64) -> None:
+        self._data = data
+        self._starts = starts
+        # An append ends with a frame; a batch is one append of several frames.
+        self._is_end = np.zeros(len(data) + 1, np.bool_)
+        self._is_end[starts] = True
+        self._is_end[len(data)] = True
+
+    @classmethod
+    def before(cls, reader: LogReader, end: int) -> _Appends | None:
+        pieces: list[Bytes] = []
+        starts: list[Int64] = []
+        length, reached = 0, 0
+        first = max(reader.files.start, end - _BACK)
+        for event in reader.events(first, end, resync=True):
+            if not isinstance(event, Run):
+                continue
+            at = event.rows[:, POSITION].astype(np.int64)
+            stop = int(at[-1]) + int(event.rows[-1, SIZE])
+            pieces.append(event.window.data[int(at[0]) : stop].copy())
+            starts.append(at - at[0] + length)
+            length += len(pieces[-1])
+            reached = event.end
+        if reached != end:
+            return None
+        return cls(np.concatenate(pieces), np.concatenate(starts)[-_MOST_FRAMES:])
+
+    def last_appends(self) -> range:
+        count = len(self._starts)
+        return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
+
+    def explained(self, tail: Bytes, number: int) -> int:
+        """Return how many bytes of ``tail`` come from appends before the last append.
+
+        The last append begins with frame ``number``. ``tail`` ends with a page.
+        """
+        data, most = self._data, len(tail)
+        from_buffer = len(data) - int(self._starts[number])
+        nonzero = np.flatnonzero(tail)
+        zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
+        # For each position in the tail, the latest append that ends there.
+        reached = {0: number}
+        due, best = [0], 0
+        while due:
+            begin = heapq.heappop(due)
+            if begin >= zeros_from:
+                # No append was longer, so the rest of the buffer is zero.
+                return most
+            numbers = np.arange(reached[begin])
+            for place in range(begin, most):
+                sources = self._starts[numbers] + (from_buffer + place)
+                is_inside = sources < len(data)
+                numbers, sources = numbers[is_inside], sources[is_inside]
+                if place > begin:
+                    ends = numbers[self._is_end[sources]]
+                    if len(ends):
+                        if place not in reached:
+                            heapq.heappush(due, place)
+                        reached[place] = max(reached.get(place, -1), int(ends[-1]))
+                numbers = numbers[data[sources] == tail[place]]
+                if not len(numbers):
+                    break
+                best = max(best, place + 1)
+            else:
+                return most
+        return best

@@ -29,8 +29,8 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.log.walk import Run
 from logquarry.read.fence import other_queues
+from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
@@ -186,7 +186,7 @@ class SeenMessages:
         next_offset: queue offset after the last message.
         epoch_start: physical offset at which the topic was recreated; None if it was not.
         missing_from: physical offset of the first message after the queue's end.
-        missing_since: store time of that message in milliseconds.
+        missing_since: store time of the message at ``missing_from``, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: the log's start after the queue's files were listed; None until it is needed.
     """

@@ -44,7 +44,7 @@ class Facts(Protocol):
     last_time: int
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take the next frames. The arrays are valid only during the call."""
+        """Add the next frames. The arrays are valid only during the call."""
 
 
 F = TypeVar("F", bound=Facts)
@@ -105,7 +105,7 @@ class FrameFacts:
         self._config = config
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take the next frames."""
+        """Add the next frames."""
         rows = followed.rows
         large = np.flatnonzero(rows[:, SIZE] > self._config.max_message_size).tolist()
         for kind, which in (
@@ -146,7 +146,7 @@ class EntryFacts:
         self._with_transactions = with_transactions
 
     def __call__(self, window: Window, followed: Followed) -> None:
-        """Take the next frames."""
+        """Add the next frames."""
         times = followed.requests.store_timestamp
         if not self.parts:
             self.first_time = int(times[0])
@@ -165,8 +165,8 @@ class SoundRun:
     """Frames without a gap between them whose queue entries and index entries are right.
 
     Attributes:
-        queues: for each queue, the run's first queue offset and one past its last; the run has no
-            gap between them.
+        queues: for each queue, the first queue offset in the run, and one past the last; the queue
+            has no gap in the run.
         entries: the first index entry of the run's keys, and the place after the last one.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """
@@ -190,7 +190,7 @@ class SoundParts:
 
 
 class SoundReader:
-    """Finds the sound parts of a store. For one thread."""
+    """Finds the sound parts of a store. Not thread-safe."""
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)

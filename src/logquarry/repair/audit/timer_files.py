@@ -1,7 +1,7 @@
 """Compares the timer files of RocketMQ 5 with the log, and writes new timer files.
 
 The check uses the wheel as a broker will have it after its start (``TimerMessageStore.recover``).
-So a wheel that is older than the timer log is sound; a crash can leave such a wheel.
+So a wheel that is older than the timer log, as a crash can leave it, is sound.
 """
 
 from __future__ import annotations

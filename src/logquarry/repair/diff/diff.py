@@ -17,8 +17,7 @@ from logquarry.log.readable import rereads
 from logquarry.log.store_files import CONFIG
 from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
-from logquarry.read.log_end import last_entries, missing_end
-from logquarry.read.lost_messages import lost_messages
+from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
 from logquarry.repair.diff.queue_diff import Common, StoreQueues, compare_queues
 from logquarry.repair.diff.store_diff import (
@@ -127,8 +126,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that words are aligned if both files start at one
-            # offset.
+            # End chunks at multiples of _STEP, so that words are aligned if both files start at the
+            # same offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -258,7 +257,7 @@ def compare_stores(
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # A retention may have deleted log files, and then queue files, after the log was listed.
+        # Retention may have deleted log files, and then queue files, after the log was listed.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

@@ -34,7 +34,7 @@ _MORE_FIELDS: Final = {
 _ORDER: Final = ("equal", "behind", "differs")
 
 Forms = Mapping[type[Queue], Queue]
-"""The same queue in each form that the store has it in."""
+"""One queue in each form in which the store has the queue."""
 _Run = tuple[int, Records]
 
 
@@ -120,8 +120,8 @@ class StoreQueues:
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
     """Compare all queues of two stores, by name.
 
-    Queues that cannot be read are left out. If a store has such queues, the queues that only the
-    other store has are left out too.
+    Queues that cannot be read are left out. If a store has unreadable queues, the queues that only
+    the other store has are left out too.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})

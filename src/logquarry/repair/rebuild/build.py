@@ -143,7 +143,7 @@ class QueueReport:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was recreated.
-        is_taken_over: whether the old files were copied, because the log has no message.
+        is_taken_over: whether the old files were copied: the log has no message of the queue.
     """
 
     topic: str
@@ -383,7 +383,7 @@ def swap(
     """Move the old folders to quarantine, and the new folders into place.
 
     Returns:
-        The quarantine folder (None if no folder was moved there), and the path of this folder.
+        The quarantine folder (None if no folder was moved there), and its path.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))

@@ -163,7 +163,7 @@ class RocksFiles(QueueFiles):
 
         Raises:
             UnsupportedStore: if a queue has lost messages in the middle. A broker would send a
-                consumer of such a message to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+                consumer of a lost message to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():

@@ -153,7 +153,7 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs again, without their CRCs. ``take`` gets arrays that the next call overwrites."""
+    """Read runs again, but check no CRCs. ``take`` gets arrays that the next call overwrites."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:

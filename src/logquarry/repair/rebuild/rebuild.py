@@ -38,9 +38,8 @@ from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.features import BATCH_QUEUES, ROCKSDB_QUEUES
 from logquarry.read.fence import Action, other_queues, require
-from logquarry.read.log_end import last_entries
+from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes

@@ -158,7 +158,8 @@ class _Work:
             # A broker of 5.5 dispatches from this offset after a crash.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # A broker would take a new message for the lost message of an old timer wheel's entry.
+            # An entry of the old timer wheel can point to a lost message. A broker would read a new
+            # message at this offset.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -312,7 +313,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # The list includes queues that are only cut.
+                # ``plan.queues`` includes queues that are only cut.
                 if not queue.is_sound:
                     queues.writers.get(queue.key)
             for files in queues:
@@ -386,7 +387,7 @@ def disk_json(disk: Disk, path: Path, document: object) -> None:
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Record for later readers the log's end and damage."""
+    """Record the log's end and damage for later readers."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
 

@@ -93,7 +93,7 @@ def check_message(
         levels_ms: delay of each level; empty during a recovery, because Java reads the levels
             later.
         read_body: whether Java reads the body, which it does in a recovery. Dispatching skips the
-            body, and accepts a BODYLEN that is larger than the frame.
+            body, and accepts a BODYLEN larger than the frame.
         is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
             that reaches past the buffer is rejected.
     """
@@ -194,7 +194,8 @@ class JavaRules:
             from the log's end on, not from the end of the queues.
         most_files: maximum number of last files that the recovery reads; None for no limit.
         starts_by_frame: the first frame of the first recovered file must be sound. A normal
-            recovery compares its PHYSICALOFFSET, not the file's name, with the end of the queues.
+            recovery compares the frame's PHYSICALOFFSET, not the file's name, with the end of the
+            queues.
         starts_by_offset: after a crash, begin at the file with the checkpoint's physical offset for
             the queues. Without this offset, compare store times.
     """

@@ -267,9 +267,9 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Count entries with positive size and a physical offset from 0 to below ``limit``.
+        """Count the valid entries from number ``start`` on; also return the last of them.
 
-        Counting begins at number ``start``. Also return the last such entry.
+        A valid entry has a positive size, and a physical offset from 0 to below ``limit``.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start

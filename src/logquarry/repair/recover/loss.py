@@ -35,9 +35,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import MISSING_FILE, DamagedSpan, LogReader
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.index_file import indexed_frames
-from logquarry.read.log_end import known_damage
+from logquarry.read.log_end import checkpoint_times, known_damage
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.log import NEVER_WRITTEN, never_written
 from logquarry.repair.recover.replaced import Frames, ReplacedFiles, frames_of, in_order
@@ -295,7 +294,7 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery cut the log there, so the entries after this offset are stale.
+            # An earlier recovery cut the log at the durable offset: later entries are stale.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -360,7 +359,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no put followed, RocketMQ leaves no trace of the deletion.
+                    # If no put followed, the store has no trace of RocketMQ's deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

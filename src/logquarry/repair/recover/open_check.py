@@ -1,7 +1,7 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-The log ends after the last message to which a queue points and the unbroken chain of frames behind
-this message. Later frames are stale (docs/reliability.md, "Where the log ends").
+The log ends with the unbroken chain of frames that begins at the last message in any queue.
+Later frames are stale (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import FileFault, file_differences, queue_name
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
-from logquarry.repair.audit.stale_bytes import are_stale_bytes
+from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
@@ -365,7 +365,7 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 def _check_rest(layout: StoreLayout, end: int) -> None:
     """Check that only zeros follow the log's end: readers could take other bytes for later frames.
 
-    A broker without maps leaves stale bytes in a sound store. Opening the store zeroes these bytes.
+    A broker with ``writeWithoutMmap`` leaves stale bytes in a sound store; opening zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

@@ -79,6 +79,22 @@ class Step:
         return f"{self.kind.value.replace('_', ' ')}: {place}{size}: {self.reason}"
 
 
+class Steps(list[Step]):
+    """The steps of a plan that is being made."""
+
+    def add(
+        self,
+        kind: StepKind,
+        file: str,
+        reason: str,
+        *,
+        offset: int | None = None,
+        length: int | None = None,
+    ) -> None:
+        """Append a step."""
+        self.append(Step(kind, file, offset, length, reason))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
     """The plan of a recovery, made without a change to the store.
@@ -237,7 +253,7 @@ class IndexPlan:
 
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys of that message in the index.
+        keys_there: number of keys in the index of the message at ``built_from``.
         kept_timestamp: store time of the last key that stays, 0 if none stays.
     """
 
@@ -258,8 +274,8 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ destroys the other
-    files too, but indexes only some of their messages again (#8007).
+    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ, too, destroys the
+    files that the checkpoint does not cover, but indexes only some of their messages again (#8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -32,7 +32,7 @@ from logquarry.log.store_files import (
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.stale_bytes import are_stale_bytes
+from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.loss import require_consent

@@ -1,8 +1,8 @@
-"""Finds messages with an entry in a queue, whose place in the log now has other messages.
+"""Finds messages that queues point to, but whose place in the log now has other messages.
 
-That happens if a log file was replaced, for example by a file of another store. The log is sound
-then, and only the queues show the loss. An entry that points to no frame can also be damaged or of
-another store. The log is right if queues have entries for the frames that follow in the log.
+The reason is a replaced log file, for example a file of another store. The log is sound then, and
+only the queues show the loss. An entry that points to no frame can also be damaged or of another
+store. The log is right, and the entry wrong, if queues have entries for the next frames of the log.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: Int64) -> Bools:
-        """Mark the places among frames for which the store's queues have no entries."""
+        """Mark the places in log files whose frames are in no queue."""
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
         for base in np.unique(bases).tolist():

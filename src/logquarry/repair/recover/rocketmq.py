@@ -41,7 +41,7 @@ from logquarry.repair.recover.java_queues import (
     refuse_unreadable,
 )
 from logquarry.repair.recover.loss import find_loss, missing_files
-from logquarry.repair.recover.plan import RecoveryPlan, Step, StepKind
+from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.store_folders import (
     check_entries,
     refuse_wrong_names,
@@ -98,7 +98,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
 
     Returns:
-        The applied plan. It equals ``plan`` if the store has not changed since.
+        The applied plan; equal to ``plan`` if the store has not changed since.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -106,8 +106,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # Both files describe the log before the recovery. Readers would trust them if the checkpoint
-    # did not change.
+    # DURABLE and DAMAGE describe the log before the recovery. Readers would trust these files if
+    # the checkpoint did not change.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -190,7 +190,7 @@ class _Recovery:
         self._keeper: IndexKeeper | None = None
         self._checkpoint_file: CheckpointFile | None = None
         self._looked_at: list[str] = []
-        self._steps: list[Step] = []
+        self._steps = Steps()
         self._log = JavaLog(root, [], 1, ())
         self._dispatch_from = 0
         self._dispatch = JavaDispatch({}, self.config, target, self._index, self._rules)
@@ -330,10 +330,10 @@ class _Recovery:
         if log.stopped_by is not None:
             self._say(f"the log ends at {end}: {log.stopped_by}")
             path = next(file.path for file in reversed(log.files) if file.base <= end)
-            self._step(StepKind.CUT, path, log.stopped_by, offset=end)
+            self._steps.add(StepKind.CUT, path, log.stopped_by, offset=end)
         for file in reversed(log.cut(end)):
             self._target.set_aside(file.path)
-            self._step(StepKind.SET_ASIDE, file.path, f"it lies after the log's end at {end}")
+            self._steps.add(StepKind.SET_ASIDE, file.path, f"it lies after the log's end at {end}")
         if (self._known if rules.starts_by_frame else known) >= end:
             for queue in self._dispatch.queues.values():
                 queue.truncate_dirty(end)
@@ -358,7 +358,7 @@ class _Recovery:
                 continue
             if self._rules.is_5 and not length and entry is found[-1][-1]:
                 self._target.set_aside(path)
-                self._step(StepKind.SET_ASIDE, path, "the last file is empty")
+                self._steps.add(StepKind.SET_ASIDE, path, "the last file is empty")
                 continue
             if length != size or not entry.is_file():
                 what = f"{length} bytes" if entry.is_file() else "not a file"
@@ -399,12 +399,12 @@ class _Recovery:
                     f"index up to {limit}"
                 )
                 self._target.set_aside(path)
-                self._step(StepKind.SET_ASIDE, path, reason)
+                self._steps.add(StepKind.SET_ASIDE, path, reason)
             elif entry.size < shape.file_size:
                 self._target.extend(path, shape.file_size)
                 length = shape.file_size - entry.size
                 reason = f"{entry.size} bytes instead of {shape.file_size}"
-                self._step(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
+                self._steps.add(StepKind.EXTEND, path, reason, offset=entry.size, length=length)
 
     def _index(self) -> IndexWriter | None:
         if self._disk is None or not self.config.message_index_enable:
@@ -431,30 +431,21 @@ class _Recovery:
     def _say(self, text: str) -> None:
         self._looked_at.append(text)
 
-    def _step(
-        self,
-        kind: StepKind,
-        file: str,
-        reason: str,
-        *,
-        offset: int | None = None,
-        length: int | None = None,
-    ) -> None:
-        self._steps.append(Step(kind, file, offset, length, reason))
-
     def _tell_of_queues(self) -> None:
         for _, queue in sorted(self._dispatch.queues.items()):
             for path, reason in queue.set_aside:
-                self._step(StepKind.SET_ASIDE, path, reason)
+                self._steps.add(StepKind.SET_ASIDE, path, reason)
             if queue.cut is not None:
                 reason = "its messages from there on are after the log's end"
-                self._step(StepKind.CUT, queue.folder, reason, offset=queue.cut)
+                self._steps.add(StepKind.CUT, queue.folder, reason, offset=queue.cut)
             if queue.put_units:
                 reason = "the log has messages that it lacks"
                 length = queue.put_units * UNIT_SIZE
-                self._step(
+                self._steps.add(
                     StepKind.BUILD_QUEUE, queue.folder, reason, offset=queue.put_from, length=length
                 )
         if self._dispatch.keys and self.config.message_index_enable:
             reason = f"{self._dispatch.messages} messages are dispatched again"
-            self._step(StepKind.BUILD_INDEX, store_files.INDEX, reason, offset=self._dispatch_from)
+            self._steps.add(
+                StepKind.BUILD_INDEX, store_files.INDEX, reason, offset=self._dispatch_from
+            )

@@ -16,6 +16,8 @@ from pathlib import Path
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck, UnitsPlan, keeps_transactions
 from logquarry.errors import StoreUnavailable
+from logquarry.format.arrays import REACHED_STOP
+from logquarry.log import codec
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_place import LogFolders
 from logquarry.log.open_files import OpenFiles
@@ -31,9 +33,8 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.walk import LogReader
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.log_end import DamageMap
+from logquarry.read.log_end import DamageMap, checkpoint_times, lost_tail
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import checkpoint_times, lost_tail
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import RocksQueue
 from logquarry.repair.audit.differences import (
@@ -43,7 +44,7 @@ from logquarry.repair.audit.differences import (
     queue_fault,
 )
 from logquarry.repair.audit.first_difference import QueueAudits
-from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, made_whole, torn_end
+from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.rebuild.build import folder_to_recover, why_not_built, why_replaced
 from logquarry.repair.recover.loss import find_loss
@@ -52,8 +53,8 @@ from logquarry.repair.recover.plan import (
     QueueAction,
     QueuePlan,
     RecoveryPlan,
-    Step,
     StepKind,
+    Steps,
     plan_index,
     plan_queue,
 )
@@ -124,7 +125,7 @@ class _Planner:
         self._config = config
         self._is_closed = not layout.has_abort
         self._files = OpenFiles(layout)
-        self._steps: list[Step] = []
+        self._steps = Steps()
         self._words: list[str] = []
         self._unusable: dict[QueueKey, str] = {}
         self._rocksdb = folder_to_recover(layout)
@@ -134,9 +135,9 @@ class _Planner:
         misnamed = misnamed_files(layout)
         leave_out(layout, misnamed)
         for file, reason in misnamed:
-            self._step(StepKind.SET_ASIDE, file.path, None, None, reason)
+            self._steps.add(StepKind.SET_ASIDE, file.path, reason)
         for one in layout.log_names.renames:
-            self._step(StepKind.RENAME, one.path, one.base, None, one.reason)
+            self._steps.add(StepKind.RENAME, one.path, one.reason, offset=one.base)
         self._find_queues()
         bounds = self._bounds()
         torn = torn_end(layout, bounds)
@@ -172,7 +173,7 @@ class _Planner:
         tail = lost_tail(layout, log.latest_timestamp)
         if tail is not None:
             self._words.append(tail)
-            self._step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, "it covers lost messages")
+            self._steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, "it covers lost messages")
         starts = [queue.resume_at for queue in queues if queue.resume_at is not None]
         if index is not None:
             starts.append(max(log.start, index.built_from))
@@ -233,19 +234,19 @@ class _Planner:
             path = self._layout.right_path(file)
             end = file.base + min(file.size, size)
             if file.size < size:
-                torn = made_whole(self._layout, file, log)
+                torn = _made_whole(self._layout, file, log)
                 if torn is not None:
                     why = "the file ends within this message, and zeros would make it look whole"
-                    self._step(StepKind.ZERO, path, torn, end - torn, why)
-                self._step(StepKind.EXTEND, path, end, size - file.size, reason)
+                    self._steps.add(StepKind.ZERO, path, why, offset=torn, length=end - torn)
+                self._steps.add(StepKind.EXTEND, path, reason, offset=end, length=size - file.size)
             else:
-                self._step(StepKind.CUT, path, end, file.size - size, reason)
+                self._steps.add(StepKind.CUT, path, reason, offset=end, length=file.size - size)
         for one in found:
             if one.fault is FileFault.GAP:
                 for base in one.missing:
                     path = self._layout.log_file(base)
                     reason = "this part of the log has no file"
-                    self._step(StepKind.PUT_BLANK, path, base, size, reason)
+                    self._steps.add(StepKind.PUT_BLANK, path, reason, offset=base, length=size)
 
     def _plan_log(self, log: LogAudit) -> None:
         reader = LogReader(self._layout)
@@ -262,10 +263,16 @@ class _Planner:
                 at = max(log.end, file.base)
                 self._require_writable(reader, at, last - at)
                 reason = "bytes after the log's end must not become messages again"
-                self._step(StepKind.ZERO, self._layout.right_path(file), at, last - at, reason)
+                self._steps.add(
+                    StepKind.ZERO,
+                    self._layout.right_path(file),
+                    reason,
+                    offset=at,
+                    length=last - at,
+                )
             else:
                 reason = "the whole file lies after the log's end"
-                self._step(StepKind.SET_ASIDE, self._layout.right_path(file), None, None, reason)
+                self._steps.add(StepKind.SET_ASIDE, self._layout.right_path(file), reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
         # Before a recovery zeroes bytes, it copies them to quarantine, which fails for unreadable
@@ -302,7 +309,7 @@ class _Planner:
                 why = "the topic has batch queues: a broker does not start on these files"
                 folder = f"{CONSUME_QUEUE}/{key[0]}"
                 if all(step.file != folder for step in self._steps):
-                    self._step(StepKind.SET_ASIDE, folder, None, None, why)
+                    self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
             # A queue ignores a file whose name is no multiple of the entry size.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
@@ -330,8 +337,8 @@ class _Planner:
         reason = why_replaced(self._layout, folder, queues, log_end)
         if reason is None:
             return None, None
-        self._step(StepKind.SET_ASIDE, folder, None, None, reason)
-        self._step(StepKind.BUILD_QUEUE, folder, None, None, reason)
+        self._steps.add(StepKind.SET_ASIDE, folder, reason)
+        self._steps.add(StepKind.BUILD_QUEUE, folder, reason)
         return folder, why_not_built(queues)
 
     def _plan_queues(self, queues: tuple[QueuePlan, ...]) -> None:
@@ -341,22 +348,22 @@ class _Planner:
             folder, entry_size = f"{form.root}/{topic}/{queue_id}", form.entry_size
             unusable = self._unusable.get(queue.key)
             if unusable is not None:
-                self._step(StepKind.SET_ASIDE, folder, None, None, unusable)
+                self._steps.add(StepKind.SET_ASIDE, folder, unusable)
             elif queue.action is QueueAction.REBUILD and queue.had_until:
-                self._step(StepKind.SET_ASIDE, folder, None, None, queue.reason)
+                self._steps.add(StepKind.SET_ASIDE, folder, queue.reason)
             elif queue.action is QueueAction.CUT:
                 at = queue.keep_until * entry_size
                 length = (queue.had_until - queue.keep_until) * entry_size
-                self._step(StepKind.CUT, folder, at, length, queue.reason)
+                self._steps.add(StepKind.CUT, folder, queue.reason, offset=at, length=length)
             if queue.resume_at is not None:
                 check_queue_folder(Path(self._layout.root, folder))
                 lacking = (queue.end - queue.keep_until) * entry_size
-                self._step(
+                self._steps.add(
                     StepKind.BUILD_QUEUE,
                     folder,
-                    queue.keep_until * entry_size,
-                    lacking,
                     queue.reason,
+                    offset=queue.keep_until * entry_size,
+                    length=lacking,
                 )
 
     def _plan_transactions(self, check: TransactionCheck | None) -> tuple[UnitsPlan, ...]:
@@ -367,10 +374,10 @@ class _Planner:
             if plan.reason is None:
                 continue
             if plan.had:
-                self._step(StepKind.SET_ASIDE, plan.folder, None, None, plan.reason)
+                self._steps.add(StepKind.SET_ASIDE, plan.folder, plan.reason)
             if plan.units:
                 kind, length = StepKind.BUILD_TRANSACTIONS, len(plan.units)
-                self._step(kind, plan.folder, plan.start, length, plan.reason)
+                self._steps.add(kind, plan.folder, plan.reason, offset=plan.start, length=length)
         return plans
 
     def _plan_index(self, log: LogAudit, has_keys: bool) -> IndexPlan | None:
@@ -387,17 +394,37 @@ class _Planner:
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
         # Move the last file first. After an interruption, the wrong file is then still there.
-        # Without that file, the next recovery would accept the files after it.
+        # Without the wrong file, the next recovery would accept the files after it.
         for name, reason in reversed(found.set_aside):
-            self._step(StepKind.SET_ASIDE, f"{INDEX}/{name}", None, None, reason)
+            self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)
         if found.set_aside or (has_keys and (not left or not self._is_closed)):
             reason = "keys of messages from this physical offset on may be missing"
             at = max(log.start, found.built_from)
-            self._step(StepKind.BUILD_INDEX, INDEX, at, None, reason)
+            self._steps.add(StepKind.BUILD_INDEX, INDEX, reason, offset=at)
         return found
 
-    def _step(
-        self, kind: StepKind, file: str, offset: int | None, length: int | None, reason: str
-    ) -> None:
-        self._steps.append(Step(kind, file, offset, length, reason))
+
+def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
+    """Return the physical offset of the message that the end of a too short log file cuts off.
+
+    The result is None unless zeros after the file's bytes make this message look whole. No CRC
+    covers properties, so readers would return the message with incomplete properties.
+    """
+    stop, room = file.base + file.size, layout.commit_log.file_size
+    spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]
+    start = max(file.base, min([log.end, *(span.offset for span in spans)]))
+    if start >= stop:
+        return None
+    data = layout.open_file(file.path).window(start - file.base, stop - start)[: stop - start]
+    window = codec.Window.of(bytes(data).ljust(file.base + room - start, b"\0"), start)
+    at = 0
+    while at < stop - start:
+        at, code = codec.find_frame(window, at, stop - start, check_crc=True)
+        if code != REACHED_STOP:
+            return None
+        _, after, _ = codec.walk(window, at, at + 1, codec.empty_rows(1), check_crc=False)
+        if after > stop - start:
+            return start + at
+        at = after
+    return None

@@ -118,7 +118,8 @@ def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes
 
 # -------------------------------------------------------------------------------- files of a store
 # A writer may have crashed before its sync, or ended after a failed sync. After a failed sync, the
-# system treats the pages as written, so the recovery writes doubtful bytes of the log again.
+# operating system marks the pages as written, so the recovery writes doubtful bytes of the log
+# again.
 _PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
@@ -377,8 +378,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # RocketMQ names log files by multiples of the file size. In other logs, the most frequent
-    # remainder is the right one.
+    # RocketMQ names log files by multiples of the file size. In a log with other names, the most
+    # frequent remainder is the right one.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:

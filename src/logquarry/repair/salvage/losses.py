@@ -30,7 +30,7 @@ Range = tuple[int, int]
 """Queue offsets: the first, and one past the last."""
 
 _SMALL_GAP: Final = 1 << 12
-"""A gap up to this size counts as real: an earlier salvage can leave gaps without bytes."""
+"""Largest gap to accept without lost bytes: an earlier salvage can leave such gaps."""
 
 
 @dataclass(slots=True)
@@ -288,7 +288,7 @@ def misnamed_messages(
 ) -> list[LostSpan]:
     """Find messages that a queue lacks because damage in the frame names another queue.
 
-    Salvage saves such a message in the queue that the frame names. The frame is damaged if:
+    Salvage saves the message in the queue that the frame names. The frame is damaged if:
 
     - An entry points to the frame, and has the frame's size and queue offset.
     - The entry before or after this entry is right.

@@ -25,8 +25,8 @@ from logquarry.log.readable import rereads
 from logquarry.log.store_files import CHECKPOINT
 from logquarry.log.walk import MISSING_FILE, LogReader, Run
 from logquarry.read.batch_queue import all_queues
+from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.lost_messages import lost_messages, lost_tail
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end

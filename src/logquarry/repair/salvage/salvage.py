@@ -2,11 +2,15 @@
 
 The new store is made in ``DIR/.salvage``, and moved to ``DIR`` when the store is complete. So no
 program opens an incomplete store.
+
+Other files that refer to messages by queue offset are copied. The timer wheel refers to messages by
+physical offset, so the salvage writes a new wheel.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,32 +18,70 @@ from typing import Any, Final
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
-from logquarry.format import broker_json, dledger
+from logquarry.format import broker_json
+from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
+from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
+from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
-from logquarry.log.readable import none_lost
+from logquarry.log.readable import UNREADABLE, none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
-from logquarry.log.store_files import CONFIG, SIDECAR
+from logquarry.log.store_files import COMPACTED, CONFIG, SIDECAR
+from logquarry.read import features as names
 from logquarry.read.batch_queue import all_queues
+from logquarry.read.features import Feature, find_features
 from logquarry.read.fence import Action, require
+from logquarry.read.pops import KV_STORE
 from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
 from logquarry.read.timers import timers_of
 from logquarry.repair.recover.store_folders import check_file_size
-from logquarry.repair.salvage.other_files import (
-    LeftBehind,
-    carry,
-    make_timer_files,
-    other_files,
-    unreadable_files,
-)
 from logquarry.repair.salvage.plan import Pause, SalvagePlan, plan_salvage
-from logquarry.repair.salvage.target import LogWriter, SalvageTarget, check_target
+from logquarry.repair.salvage.target import (
+    LogWriter,
+    SalvageTarget,
+    carry,
+    check_target,
+    make_timer_files,
+)
 from logquarry.text import document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
 """Folder below ``.logquarry/`` of the new store, for the originals of changed files."""
+
+_LOST: Final = {
+    names.ROCKSDB_QUEUES: "the queues become files of {} bytes, which each broker accepts only if "
+    "its mappedFileSizeConsumeQueue agrees (for another size pass --config): run the broker with "
+    "storeType=default",
+    names.ROCKSDB_CONFIG: "copied as it is, but a broker with storeType=default reads JSON files: "
+    "install logquarry[rocksdb] to get them, or create the topics again",
+    names.ROCKSDB_STORE: "index, timers and transactions in RocksDB are not carried over",
+    names.QUEUE_EXT: "the extension units of the queues; the broker then filters by the messages",
+    names.TIERED: "messages that are only in the tiered storage are not read",
+    names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
+    names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
+}
+"""Feature -> the loss if the feature's files are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """A part of the old store that the new store lacks; ``feature`` is a name in
+    docs/rocketmq-5.md.
+    """
+
+    feature: str
+    paths: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OtherFiles:
+    """The files to copy and to leave out, besides log, queues, index and files in ``config/``."""
+
+    carried: tuple[str, ...]
+    left: tuple[LeftBehind, ...]
 
 
 @dataclass(slots=True)
@@ -130,18 +172,11 @@ def salvage(
 ) -> Salvaged:
     """Copy every sound message of a store into a new store; the old store is not changed.
 
+    :func:`logquarry.repair.calls.salvage` lists the errors, and describes the other arguments.
+
     Args:
-        into: the folder of the new store, empty or missing; None to write nothing.
-        include_stale: whether to also copy stale frames, as the last messages of the new log.
         disk: disk of the new store.
         pause: called at safe points; raise to cancel.
-
-    Raises:
-        UsageError: if the folder is not empty, or lies within the store.
-        UnsupportedStore: if a plain store cannot hold the store's queues.
-        StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
-            no longer returns bytes that it returned before.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -200,6 +235,66 @@ def salvage(
     return found
 
 
+# ------------------------------------------------------------------------------------ other files
+def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
+    """Decide which files besides the log are copied, and which files are left out."""
+    found = find_features(layout)
+    is_read = tables_in_rocksdb(layout.filesystem) is not None
+    carried: list[str] = []
+    left = [
+        LeftBehind(
+            feature.name,
+            feature.evidence,
+            f"{feature.detail}: {_LOST[feature.name].format(queue_file_size)}",
+        )
+        for feature in found.features
+        if feature.name in _LOST and not (is_read and feature.name == names.ROCKSDB_CONFIG)
+    ]
+    if layout.filesystem.list(KV_STORE):
+        carried.append(KV_STORE)
+    compacted: Feature | None = found.get(names.COMPACTION)
+    if compacted is not None and layout.filesystem.list(COMPACTED):
+        carried.append(COMPACTED)
+    # Salvage writes these tables as JSON files. If it also copied RocksDB, a broker would read the
+    # tables in RocksDB instead.
+    in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
+    for entry in layout.filesystem.list(CONFIG):
+        if entry.is_dir and entry.name not in in_json:
+            carried.append(f"{CONFIG}/{entry.name}")
+    left += [
+        LeftBehind(UNREADABLE, (path,), f"it {wrong}")
+        for path, wrong in _wrong_entries(layout, carried)
+    ]
+    return OtherFiles(tuple(carried), tuple(left))
+
+
+def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield pipes, broken links and other names that cannot be copied, each with the reason."""
+    files = layout.filesystem
+    for name in sorted(
+        {entry.name for entry in files.list(CONFIG)} | {*files.broken_links(CONFIG)}
+    ):
+        if wrong := files.why_no_file(f"{CONFIG}/{name}"):
+            yield f"{CONFIG}/{name}", wrong
+    for folder in carried:
+        for one in below(files, folder):
+            if one.wrong is not None:
+                yield one.path, one.wrong
+
+
+def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
+    """Yield the files with unreadable bytes; salvage skips them, or copies their readable bytes."""
+    known = tuple(copied)
+    for path, ranges in sorted(layout.filesystem.unreadable.items()):
+        is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
+        if not ranges or not (is_copied or path.startswith(f"{CONFIG}/")):
+            continue
+        what = "copied with the bytes FF in their place" if is_copied else "the file is left out"
+        length = sum(one.length for one in ranges)
+        reason = f"{length} bytes from {ranges[0].offset} on {ranges[0].reason}: {what}"
+        yield LeftBehind(UNREADABLE, (path,), reason)
+
+
 # ----------------------------------------------------------------------------------------- config
 def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress], dict[str, bytes]]:
     documents: dict[str, bytes] = {}
@@ -245,7 +340,8 @@ def _moved_progress(
 ) -> list[MovedProgress]:
     """Find consumer offsets after the end of their queue.
 
-    With such an offset, a broker would repeat all messages of the queue, or skip new messages.
+    With an offset after the end, a broker would repeat all messages of the queue, or skip new
+    messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -294,8 +390,8 @@ def convert(
         into: the folder of the new store, empty or missing; None to write nothing.
 
     Raises:
-        UsageError: if the log is in ``commitlog/``, or for the reasons of
-            :func:`logquarry.repair.salvage.salvage.salvage`.
+        UsageError: if the log is in ``commitlog/``, or the folder is not empty or lies within the
+            store.
         UnsupportedStore: if a folder of the log is not found, or there are several logs.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
     """
@@ -329,7 +425,7 @@ def _last_index(layout: StoreLayout) -> int | None:
     last = None
     for file in layout.commit_log.files[-2:]:
         data, at = layout.open_file(file.path).window(0, file.size), 0
-        while dledger.has_head_reference(data, at, base=file.base, left=file.size - at):
-            head = dledger.HEAD.struct.unpack_from(data, at)
+        while has_entry_head_reference(data, at, base=file.base, left=file.size - at):
+            head = ENTRY_HEAD.struct.unpack_from(data, at)
             last, at = int(head[2]), at + int(head[1])
     return last

@@ -1,4 +1,4 @@
-"""Makes the new store of a salvage: the folder and the log.
+"""Makes the new store of a salvage: the folder, the log and other files.
 
 In a copied frame, :class:`LogWriter` can change PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
 STORETIMESTAMP, QUEUEOFFSET, and the property CRC.
@@ -17,20 +17,22 @@ from typing import Any, Final
 
 import numpy as np
 
+from logquarry.config import StoreConfig
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, alone_in, lock_folder
 from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
-from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag
+from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag, timer
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
 from logquarry.log import columns
-from logquarry.log.filesystem import LocalFileSystem
+from logquarry.log.filesystem import LocalFileSystem, below
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
+    COMPACTED,
     CONFIG,
     CONSUME_QUEUE,
     INDEX,
@@ -41,17 +43,21 @@ from logquarry.log.store_files import (
 )
 from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
+from logquarry.read import timers
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
+from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
-from logquarry.repair.salvage.other_files import carried_names
 from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
 from logquarry.systems import held, read_file
 from logquarry.units import Progress, now_ms
 
 REPORT: Final = "salvage.json"
+_CHUNK: Final = 4 << 20
+_ALIGNED: Final = 4096
 
 
 def check_target(layout: StoreLayout, into: Path) -> None:
@@ -115,13 +121,22 @@ def _undo_or_finish(into: Path) -> bool:
     return True
 
 
+def _carried_names(folder: Path) -> list[str]:
+    """Return the names in a folder that a salvage may have copied from a store's root."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name in (KV_STORE, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
+    )
+
+
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
     # The report is written before any folder is moved to the target.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
-    made += carried_names(into)
+    made += _carried_names(into)
     there = [name for name in made if os.path.lexists(into / name)]
     for name in there:
         if not comes_out or (work / name).exists():
@@ -394,3 +409,62 @@ def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> N
         tail = start + int(sizes[number]) - property_crc.SIZE
         crc = property_crc.encode(data[start:tail].tobytes())
         data[tail : tail + property_crc.SIZE] = np.frombuffer(crc, np.uint8)
+
+
+def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
+    """Copy a folder with its contents into a new store."""
+    disk.make_folders(root / path)
+    for one in below(layout.filesystem, path):
+        if one.wrong is not None:
+            # other_files() has listed this entry as left out.
+            continue
+        if one.is_dir:
+            disk.make_folders(root / one.path)
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            _copy(layout, one.path, disk, root / one.path)
+
+
+def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
+    view = layout.open_file(path)
+    if not view.size:
+        disk.make_folders(target.parent)
+        with disk.refusing(target):
+            disk.let_go(disk.open(target, create=True))
+        disk.sync_names(target.parent)
+        return
+    with disk.writing(target, view.size) as descriptor:
+        position = 0
+        while (position := view.next_data(position)) < view.size:
+            position -= position % _ALIGNED
+            length = min(_CHUNK, view.size - position)
+            data = view.window(position, length)[:length]
+            if any(data):
+                disk.write_all(descriptor, data, position)
+            position += length
+
+
+def make_timer_files(
+    layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path, now: int
+) -> int:
+    """Write the timer wheel, the timer log and ``timercheck`` of a new store.
+
+    Args:
+        layout: the damaged store.
+        root: folder of the new store, with complete log and queues.
+        now: the time in milliseconds.
+
+    Returns:
+        The number of timer messages that are not delivered yet.
+    """
+    new = StoreLayout.open(root, config)
+    if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:
+        return 0
+    check = timers.check_or_none(layout)
+    found = timers.timers_of(new, check)
+    write_timer_files(
+        *(disk, root, found, now),
+        file_size=timer_log_file_size(layout),
+        precision_ms=timers.precision(layout, check.read_time),
+    )
+    return len(found.due())

@@ -42,7 +42,7 @@ from logquarry.log.store_files import (
 from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
-from logquarry.read.lost_messages import lost_tail
+from logquarry.read.log_end import lost_tail
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
 from logquarry.repair.verify.findings import VerifyReport
 
@@ -108,7 +108,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             try:
                 view = layout.filesystem.open(path)
             except FileNotFoundError:
-                # A running broker deletes such files.
+                # A running broker has deleted the file.
                 continue
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
@@ -206,7 +206,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the misnamed queue files, each with the reason, for queues with ``files``."""
+    """Yield the misnamed files of the queues to which ``files`` belong, each with the reason."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}

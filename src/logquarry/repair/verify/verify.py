@@ -25,13 +25,13 @@ from logquarry.log.walk import (
     LogReader,
     Run,
 )
+from logquarry.read.batch_queue import all_queues
 from logquarry.read.compaction import compaction_faults
-from logquarry.read.log_end import known_damage, log_bound
-from logquarry.read.lost_messages import LostMessages, lost_messages
+from logquarry.read.log_end import LostMessages, known_damage, log_bound, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
-from logquarry.repair.audit.log import LogAudit, audit_around
+from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
 from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import (
     AuditedRun,
@@ -41,7 +41,6 @@ from logquarry.repair.audit.runs import (
     audited,
     runs_ahead,
 )
-from logquarry.repair.audit.stale_bytes import are_stale_bytes
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import replaced_files, replaced_frames
 from logquarry.repair.verify import other_files
@@ -346,7 +345,7 @@ class _Verification:
                 stale_bytes += event.end - event.start
         if first is not None:
             found = f"{plural(stale, 'sound frame')} after the log's end at {end}"
-            recovered = audit_around(self.layout, end)
+            recovered = _audit_around(self.layout, end)
             if recovered.end > first:
                 self.recovered = recovered
                 reason = (
@@ -405,3 +404,13 @@ class _Verification:
                 if not is_reported:
                     reason = f"{one.length} bytes {one.reason}"
                     self.report.add(UNREADABLE, path, offset, reason, one.length)
+
+
+def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
+    """Audit the log from the start of the file with the byte before physical offset ``place``."""
+    file = layout.commit_log.at(place - 1)
+    bounds = find_bounds(layout, all_queues(layout))
+    log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)
+    for _ in log.runs():
+        pass
+    return log
