@@ -13,7 +13,6 @@ import numpy as np
 from logquarry.format import frame, java, sys_flag
 from logquarry.format.arrays import SIZE
 from logquarry.format.index import IndexHeader, IndexShape
-from logquarry.log import columns
 from logquarry.log.frames import message_counts
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -225,6 +224,7 @@ class LogCount:
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     """Count messages and bytes of each queue in the log. Skip damage."""
     # Import late: the module imports pyarrow, which only this function needs.
+    from logquarry.log import columns
 
     counted = LogCount()
     reader = LogReader(store.layout, bound=store.bound, live=store.is_live)
