@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.retain import retain
     from logquarry.store.retention.rules import RetentionRules
-    from logquarry.store.stats import StoreState, StoreStats
+    from logquarry.store.state import StoreState
+    from logquarry.store.stats import StoreStats
     from logquarry.store.transaction.checks import CheckReport, OpenTransaction
     from logquarry.store.transaction.transaction import Transaction, TransactionState
     from logquarry.stored_message import StoredMessage
@@ -145,7 +146,7 @@ _HOMES = {
     "StoreDiff": "logquarry.repair.diff.store_diff",
     "StoreFeatures": "logquarry.read.features",
     "StoreReader": "logquarry.store.message_store",
-    "StoreState": "logquarry.store.stats",
+    "StoreState": "logquarry.store.state",
     "StoreStats": "logquarry.store.stats",
     "StoreWriter": "logquarry.store.message_store",
     "StoredMessage": "logquarry.stored_message",

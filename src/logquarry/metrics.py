@@ -19,7 +19,8 @@ from logquarry.errors import StoreError, UsageError
 from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
-from logquarry.store.stats import StoreState, StoreStats
+from logquarry.store.state import StoreState
+from logquarry.store.stats import StoreStats
 
 try:
     from prometheus_client import generate_latest, start_http_server

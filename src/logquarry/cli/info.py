@@ -127,7 +127,7 @@ def _show_features(out: Output, store: str, settings: StoreConfig | None, *, as_
 def _document(store: MessageStore, found: Overview, halves: Transactions | None) -> dict[str, Any]:
     # docs/json.md describes the document.
     layout, log = store.layout, store.layout.commit_log
-    from logquarry.store.stats import file_bytes
+    from logquarry.store.state import file_bytes
 
     return {
         "store": store.root,

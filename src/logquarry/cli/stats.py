@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from logquarry.read.log_queues import QueueKey
     from logquarry.read.pops import Pops
     from logquarry.store.message_store import MessageStore
-    from logquarry.store.stats import StoreState
+    from logquarry.store.state import StoreState
 
 T = TypeVar("T")
 STATES: Final = {

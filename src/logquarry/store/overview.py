@@ -32,7 +32,7 @@ from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.recover.loss import missing_files
 from logquarry.store.reads import StoreReads
-from logquarry.store.stats import State, condition
+from logquarry.store.state import State, condition
 from logquarry.text import plural
 from logquarry.units import Progress
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from logquarry.log.batches import DamageLog, OnDamage
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.registry import Consumers
-    from logquarry.store.stats import StateReader, StoreStats
+    from logquarry.store.state import StateReader
+    from logquarry.store.stats import StoreStats
 
 
 Time = int | str | date
@@ -115,7 +116,7 @@ class StoreReads(LogReads):
     @cached_property
     def _state(self) -> StateReader:
         # Import late, because the import takes 0.1 s.
-        from logquarry.store.stats import StateReader
+        from logquarry.store.state import StateReader
 
         return StateReader(self)
 

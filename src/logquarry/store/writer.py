@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
-    from logquarry.store.stats import StoreState, StoreStats
+    from logquarry.store.state import StoreState
+    from logquarry.store.stats import StoreStats
     from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState

@@ -18,7 +18,7 @@ from logquarry.log.open_files import LogBytes
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.log_end import LogFrontier
 from logquarry.read.store_sizes import require_stated_size
-from logquarry.store import stats
+from logquarry.store import state
 from tests.helpers.store_maker import StoreMaker
 
 FILE_SIZE = 1000
@@ -73,6 +73,6 @@ def test_the_use_of_the_disk_with_most_room(root: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(os, "statvfs", statvfs)
     layout = StoreLayout.open(root)
-    ratio: Callable[..., float | None] = stats._disk_ratio
+    ratio: Callable[..., float | None] = state._disk_ratio
     assert ratio(layout, layout.log_folders.paths) == pytest.approx(0.4)
     assert ratio(layout, ("consumequeue",)) == pytest.approx(0.7)

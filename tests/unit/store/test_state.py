@@ -16,7 +16,7 @@ from logquarry.read.log_queues import RetainedCounter, UnitCount, count_units
 from logquarry.read.queue import Units
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.overview import count_log, overview
-from logquarry.store.stats import DelayLevel, GroupLag, TopicStats
+from logquarry.store.state import DelayLevel, GroupLag, TopicStats
 from logquarry.store.transaction.half import HALF_TOPIC, HalfCounter
 from tests.helpers.small_store import NOW, config
 
