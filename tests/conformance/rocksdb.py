@@ -79,6 +79,9 @@ def _change(database: Any, kind: str) -> None:
     elif kind == "end":
         del database[table.entry_key("Orders", 0, number)]
         offsets[last] = table.BOUND.struct.pack(place, number - 1)
+    elif kind in ("far", "endless"):
+        end = 1 << 62 if kind == "far" else (1 << 63) - 1
+        offsets[last] = table.BOUND.struct.pack(place, end)
     elif kind == "missing":
         del offsets[last]
     elif kind == "ahead":

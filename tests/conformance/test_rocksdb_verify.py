@@ -53,6 +53,19 @@ def test_verify_finds_differences_in_rocksdb(
     assert found.findings[0].file.startswith("consumequeue_rocksdb")
 
 
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["far", "endless"])
+def test_an_impossible_end_in_rocksdb_is_no_endless_queue(kind: str, copied: Copied) -> None:
+    root = copied("5.5.0-rocksdb-separate")
+    with lq.MessageStore.open(root) as store:
+        sound = store.get("Orders", 0, 0, 8)
+    change(root / "consumequeue_rocksdb", kind)
+    assert lq.verify(root).has_damage == (kind == "endless")
+    assert not lq.recover(root).damage
+    with lq.MessageStore.open(root) as store:
+        assert store.get("Orders", 0, 0, 8).messages == sound.messages
+
+
 def test_verify_reports_damaged_files_of_rocksdb(copied: Copied) -> None:
     root = copied("5.5.0-rocksdb")
     for folder in ("consumequeue", "config/topics"):

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from logquarry.errors import CorruptFile
+from logquarry.format import java
 from logquarry.format import queue_entry as table
 from logquarry.format.arrays import Int64, Records
 from logquarry.format.queue_entry import QueueEntry
@@ -76,6 +77,9 @@ class QueueDb:
             if name is None or len(value) != table.BOUND.size:
                 raise self._broken(key, value)
             place, offset = table.BOUND.struct.unpack(value)
+            if offset == java.LONG_MAX:
+                reason = f"queue {name.queue_id} of {name.topic!r} has the queue offset {offset}"
+                raise CorruptFile(self._db.path, 0, reason)
             side = firsts if name.which == table.MIN else lasts
             side[name.topic, name.queue_id] = offset, place
         # The broker records a queue's first queue offset only after a client has asked for it.
@@ -98,6 +102,13 @@ class QueueDb:
                 keys, values = [], []
         if keys:
             yield _arrays(keys, values)
+
+    def next_offset(self, topic: str, queue_id: int, start: int, stop: int) -> int:
+        """Return the queue offset of the first entry in ``[start, stop)``, ``stop`` if none."""
+        first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
+        for key, _ in self._db.items(table.ENTRIES, first, end):
+            return int.from_bytes(key[len(first) - table.OFFSET_SIZE : len(first)])
+        return stop
 
     def keys(self) -> Iterator[bytes]:
         """Yield the keys of all entries."""
@@ -240,10 +251,16 @@ class RocksQueue(Queue):
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield stretches of at most 65,536 entries: RocksDB has no files for single queues."""
-        start, stop = self.bounds()
-        for at in range(start, stop, _SEGMENT):
+        """Yield stretches of at most 65,536 entries: RocksDB has no files for single queues.
+
+        A wrong bound must not cause endless empty stretches.
+        """
+        at, stop = self.bounds()
+        while at < stop:
             yield QueueSegment(at, min(_SEGMENT, stop - at))
+            at += _SEGMENT
+            if at < self._stop:
+                at = self._next_offset(at)
 
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
         """Yield the entries in a range, in runs without a gap."""
@@ -269,6 +286,13 @@ class RocksQueue(Queue):
             if self._is_strict:
                 raise
             logger.warning("%s", error)
+
+    def _next_offset(self, start: int) -> int:
+        try:
+            return self._db.next_offset(*self._key, start, self._stop)
+        except CorruptFile:
+            # Reading the entries reports the damage.
+            return start
 
     def _entry(self, offset: int) -> QueueEntry | None:
         for _, found in self._entries(offset, offset + 1):

@@ -167,3 +167,15 @@ def test_a_new_table_takes_no_folder_of_a_table_of_an_earlier_version(
         assert len(list((dest / name).glob("*.parquet"))) == 2
     assert export(dest, store, "sales.messages") == 2
     assert len(list((dest / "messages").glob("*.parquet"))) == 2
+
+
+def test_a_broken_table_of_another_namespace_does_no_harm(tmp_path: Path) -> None:
+    dest, store = tmp_path / "lake", tmp_path / "store"
+    put(store, b"a")
+    export(dest, store, "sales.messages")
+    for file in (dest / "sales.messages" / "metadata").glob("*.json"):
+        file.write_text("{")
+    assert export(dest, store, "logquarry.messages") == 1
+    put(store, b"b")
+    assert export(dest, store, "logquarry.messages") == 1
+    assert bodies(dest, "logquarry.messages") == [b"a", b"b"]

@@ -174,7 +174,7 @@ class _Pair:
         if self._ends[0] == self._ends[1]:
             return self._diff("equal")
         name = "b" if self._ends[0] > self._ends[1] else "a"
-        return self._diff("behind", f"{name} ends before, like its log")
+        return self._diff("behind", f"{name} ends before the other queue")
 
     def _steps(self, queue: Queue | None) -> Iterator[_Run]:
         if queue is None:

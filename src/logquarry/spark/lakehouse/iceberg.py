@@ -127,15 +127,19 @@ class Iceberg:
         return self._folder
 
     def _is_taken(self, folder: OutputFolder) -> bool:
-        """Whether another table, with the same last part of the name, uses the folder."""
+        """Whether another table, with the same last part of the name, may use the folder."""
         if self._has_no_catalog():
             return False
         with self._catalog() as catalog:
-            return any(
-                catalog.load_table(found).location().rstrip("/") == _uri(folder)
-                for found in _tables(catalog)
-                if found[-1] == self._identifier[-1]
-            )
+            try:
+                return any(
+                    catalog.load_table(found).location().rstrip("/") == _uri(folder)
+                    for found in _tables(catalog)
+                    if found[-1] == self._identifier[-1]
+                )
+            except Exception:
+                # The other table may be broken, or the catalog may hide other namespaces.
+                return True
 
     def _below(self, name: str) -> OutputFolder:
         return OutputFolder(f"{self._dest.location}/{name}", self._dest.storage_options)
