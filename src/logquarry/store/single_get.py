@@ -44,7 +44,7 @@ class SingleGet:
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`~logquarry.store.reads.StoreReads.get`."""
-        began = ticks_ns() if cython.compiled else _monotonic()
+        began = exact_ns() if cython.compiled else _monotonic()
         store: Any = self
         if not (type(queue_id) is int and type(offset) is int and type(max_count) is int):
             topic, queue_id, offset, max_count, tag = get_arguments(
@@ -68,7 +68,7 @@ class SingleGet:
             store._require_open()
             get_arguments(topic, queue_id, offset, max_count, tag)
             result = store._getter.reference(queue, offset, max_count, wanted)
-        took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
+        took = (exact_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         count = len(cython.cast(tuple, result)[1] if cython.compiled else result.messages)
         CallCounter.got(self._counter, count, took)
         return result

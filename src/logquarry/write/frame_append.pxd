@@ -19,6 +19,7 @@ cdef extern from *:
         return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
     }
     #define logquarry_ticks_ns() logquarry_ns(LOGQUARRY_TICKS)
+    #define logquarry_exact_ns() logquarry_ns(CLOCK_MONOTONIC)
     #define logquarry_time_ns() logquarry_ns(CLOCK_REALTIME)
 
     static inline int logquarry_load16(const char *at) {
@@ -74,6 +75,7 @@ cdef extern from *:
     }
     """
     long long ticks_ns "logquarry_ticks_ns"() nogil
+    long long exact_ns "logquarry_exact_ns"() nogil
     long long time_ns "logquarry_time_ns"() nogil
     int load16 "logquarry_load16"(const char *at) nogil
     int load32 "logquarry_load32"(const char *at) nogil
