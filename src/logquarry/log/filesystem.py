@@ -75,7 +75,9 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read a range. Return the first overlapping unreadable range; None if there is none."""
+        """Read a range of the file. Return the first unreadable range that overlaps it; None if all
+        its bytes are readable.
+        """
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
@@ -84,7 +86,9 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the start of the probed readable bytes that end at ``position``."""
+        """Return the lowest position from which all bytes up to ``position`` are known to be
+        readable.
+        """
         return position
 
     def next_data(self, position: int) -> int:
@@ -112,7 +116,9 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """Read access to a store's folder. ``unreadable``: path below the root -> unreadable ranges."""
+    """Read access to a store's folder. ``unreadable`` maps the path of a file below the root to the
+    unreadable ranges that were found in this file.
+    """
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]
@@ -181,7 +187,8 @@ class _LocalFile(FileView):
             self._map: ReadableMap | None = None
             self.is_mapped = True
             if self.size:
-                # The map keeps its own reference to the file until all windows are released.
+                # The descriptor can be closed below, because the map holds its own reference to the
+                # file.
                 mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
                 self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
                 self.is_growing = not self.is_mapped
@@ -224,7 +231,8 @@ class LocalFileSystem(FileSystem):
     """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # The process may later change its working folder.
+        # Make a relative path absolute now, because the process may change its working folder
+        # later.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
@@ -413,7 +421,9 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """A name below a folder. ``wrong`` is the reason why it is neither file nor folder."""
+    """One name in a folder or its subfolders. ``wrong`` describes a name that is neither a file nor
+    a folder; otherwise it is None.
+    """
 
     path: str
     is_dir: bool
