@@ -26,8 +26,9 @@ def find_stores(
     """Resolve paths, URLs and globs to stores, in their order, each store once.
 
     A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
-    ``[...]``) matches within one name. An existing path is a path, even if its name has a wildcard
-    character. Locations without wildcards are not checked.
+    ``[...]``) matches within one name. If a path exists, it is not used as a glob, even if it
+    contains a wildcard character. The function does not check whether a location without wildcards
+    is a store.
 
     Raises StoreNotFound if a glob matches no store, and UsageError for a wildcard in the name of a
     bucket or host.
@@ -53,9 +54,9 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
 
-    The name of a store that a glob matches is the text that the wildcards match: ``b1`` for
-    ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError if two stores get the same
-    name.
+    If a glob matches a store, the store's name consists of the folder names that the parts with
+    wildcards match: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError
+    if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -151,11 +152,13 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a different broker name for each store. Raises UsageError if a store is given twice.
+    """Return a broker name for each store, all different. Raises UsageError if a store is given
+    twice.
 
     - The name is the name of the store's folder.
-    - If several folders have one name, the name is that of the nearest parent folder at a level
-      where all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
+    - If several stores' folders have the same name, each store has the name of a parent folder
+      instead. All these parent folders are at the same level above the stores, the lowest level at
+      which all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
     - If there is no such level, the name is the shortest end of the path that no other path has
       (``r1/b1/store``).
     """
