@@ -108,7 +108,7 @@ class Window:
         return cls(array, base, len(array) if end is None else end, has_heads)
 
     def after(self, position: int) -> Window:
-        """Return the part of the window from a position on."""
+        """Return a window over the data from a position on."""
         return Window(
             self.data[position:], self.base + position, self.end - position, self.has_heads
         )
@@ -145,10 +145,12 @@ def empty_rows(count: int) -> Rows:
 def walk(
     window: Window, position: int, stop: int, rows: Rows, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Walk the chain of frames from ``position``, up to the last frame that starts before ``stop``.
+    """Check the frames that follow each other from ``position`` on, up to the last frame that
+    starts before ``stop``.
 
-    Returns (number of frames, position after the last frame, code). The code is REACHED_STOP,
-    BLANK, NEED_MORE, TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
+    Returns (number of frames, position after the last frame, code). The code tells why the walk
+    ended there: REACHED_STOP, BLANK, NEED_MORE (the window ends inside a frame), TABLE_FULL or a
+    :class:`~logquarry.format.frame.DamageKind`.
     """
     fast = kernels()
     if fast is not None:
@@ -342,7 +344,7 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    # The comparison copies the bytes, because a live log may change.
+    # The comparison makes a new array, which cannot change during the search, as a live log can.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[0]) if len(found) else stop
 
@@ -352,7 +354,7 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison copies the bytes, because a live log may change.
+    # The comparison makes a new array, which cannot change during the search, as a live log can.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 

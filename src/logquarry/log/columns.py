@@ -214,7 +214,9 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Return the index of each frame's topic in the second result, a list of the topics."""
+    """Return two results: for each frame, the index of its topic in a list, and this list of
+    topics.
+    """
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
@@ -254,9 +256,9 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
-    The frame's CRC covers only the body, so only this check finds a torn page in topic or
-    properties. A frame whose property CRC is right is not returned, even if its text has such
-    bytes.
+    The frame's CRC covers only the body. So if a crash has torn the page with the topic or the
+    properties, only this check finds it. A frame whose property CRC is right is not returned, even
+    if its text has such bytes.
     """
     fast = codec.kernels()
     if fast is not None:

@@ -92,7 +92,9 @@ class KernelColumns:
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Make columns by name. If a frame has bad UTF-8, do not request property columns."""
+        """Make columns by name. If :attr:`has_bad_utf8` is true, do not request columns that are
+        made from properties.
+        """
         if not WHOLE_PROPERTIES.isdisjoint(names):
             self._parse(want_pairs=True)
         made = self._fixed([name for name in names if name in FIXED])
@@ -136,7 +138,9 @@ class KernelColumns:
         return pa.array(names, pa.string()).take(pa.array(ids))
 
     def topic_ids(self) -> tuple[Int32, list[str]]:
-        """Return the index of each frame's topic in the second result, a list of the topics."""
+        """Return two results: for each frame, the index of its topic in a list, and this list of
+        topics.
+        """
         ids = np.empty(self.count, np.int32)
         found = np.empty((_MAX_TOPICS, 2), np.int32)
         table = np.full(_TOPIC_TABLE, -1, np.int32)
@@ -286,7 +290,8 @@ class KernelColumns:
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # Each pair contains one separator, and another separator is between two pairs.
+        # In the encoding, a separator is between name and value of each pair, and another one
+        # between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -30,7 +30,8 @@ from logquarry.log.schema import EXACT_PROPERTIES
 KEY: Final = b"logquarry.properties_string"
 """Key of the list in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""Approximate maximum bytes of strings in one file. Readers of Parquet limit the size of metadata.
+"""Approximate maximum bytes of strings in one file. There is a limit because readers of Parquet
+reject a file with too much metadata.
 """
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()

@@ -50,7 +50,7 @@ class FileView(ABC):
 
     Attributes:
         is_mapped: whether a window is a view of a map; False if a window is a copy.
-        is_growing: whether another program may write to the file. A copy of the bytes can then
+        is_growing: whether another program may write to the file, so that a copy of its bytes can
             become outdated.
     """
 
@@ -103,7 +103,7 @@ def unreadable_file(view: FileView, fault: Unreadable | None = None) -> Unreadab
 
 
 class GoneFile(FileView):
-    """The view of a file that was deleted: no bytes."""
+    """The view of a file that was deleted. It has no bytes."""
 
     is_mapped = True
 
@@ -131,8 +131,8 @@ class FileSystem(ABC):
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises FileNotFoundError for a missing or irregular file, and StoreNotFound for a file that
-        cannot be read.
+        Raises FileNotFoundError if there is no file, or something else such as a folder or a pipe,
+        and StoreNotFound if the file cannot be read.
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class FileSystem(ABC):
         """
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
-            # A sparse file can be larger than the memory.
+            # The size is limited, because a sparse file can be larger than the memory.
             fault = Unreadable(0, view.size, "are too many for a file of this name")
             self.unreadable[path] = (fault,)
             raise unreadable_file(view, fault)
@@ -171,7 +171,7 @@ class FileSystem(ABC):
         return data
 
     def full_path(self, path: str) -> str:
-        """Return the full path of ``path`` below the root, for messages."""
+        """Return the full path of a path below the root, to show it to users."""
         return f"{self.root.rstrip('/')}/{path}"
 
 
@@ -219,7 +219,8 @@ class _LocalFile(FileView):
             # The file was deleted, but its map remains valid.
             return position
         try:
-            # The file may have grown after it was mapped. Readers use only the mapped part.
+            # The result is limited to the size at the time of mapping, because the file may have
+            # grown since then.
             return min(next_data(descriptor, position), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
@@ -387,7 +388,7 @@ class ArrowFileSystem(FileSystem):
 
 
 def whole_file(path: Path) -> FileView:
-    """Open one local file for reading; raises the errors of :meth:`FileSystem.open`."""
+    """Open one local file for reading. Raises the same errors as :meth:`FileSystem.open`."""
     return LocalFileSystem(path.parent).open(path.name)
 
 

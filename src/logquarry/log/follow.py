@@ -1,4 +1,6 @@
-"""Decodes the fields that the dispatcher needs of each frame (``DispatchRequest``) to arrays."""
+"""Decodes to arrays what the dispatcher needs to make the queue and index entries of a frame
+(RocketMQ's ``DispatchRequest``).
+"""
 
 from __future__ import annotations
 
@@ -93,10 +95,10 @@ def index_keys(
     """Hash the index keys of frames. Return the hash of each key, and the number of the frame that
     each key is from.
 
-    The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
-    KEYS, and the tag. With ``raw``, hashes keep their sign, as in RocketMQ 3.x. With ``only_keys``,
-    UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is added, as in
-    RocketMQ 5.4.
+    The keys are in the order of ``IndexService.buildIndex``: for each frame, UNIQ_KEY, then the
+    words of KEYS, then the tag. With ``raw``, a negative hash stays negative, as in RocketMQ 3.x.
+    With ``only_keys``, UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is
+    added, as in RocketMQ 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -140,8 +142,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The kernel walks and decodes in one pass. If the kernel cannot decode a frame of a run, the
-# reference decodes the whole run.
+# The kernel checks and decodes the frames of a run in one pass. If it cannot decode one of them,
+# the pure-Python reference decodes the whole run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9

@@ -76,7 +76,9 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk from the event's end would report the same events as the current walk."""
+    """Whether a guess may replace the walk after this event: a new walk from the event's end would
+    report the same events as the current walk.
+    """
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
@@ -155,7 +157,7 @@ def _in_file(
         stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
         first = int(offsets[start]) - file.base
         if not view.is_mapped:
-            # One fetch reads the frames of the batch and the bytes between the frames.
+            # Read all frames of the batch with one request, including the bytes between them.
             near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
             stop = max(start + 1, min(stop, near))
         last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
@@ -261,7 +263,7 @@ def is_lost(run: Run) -> bool:
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # The call of window() finds the lost pages.
+    # Call window() only for its effect: it adds lost pages to view.unreadable.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -294,7 +296,8 @@ def copied(run: Run, start: int = 0) -> Run | None:
     """Copy the frames of a run from physical offset ``start`` on, without lost frames; None if all
     are lost.
 
-    Raises CorruptFrame if a frame is lost and the read must not continue without it.
+    Raises CorruptFrame if a frame is lost and the run's ``on_lost`` does not allow the read to
+    continue without the frame.
     """
     # Copy before the check, because a page that is lost later does not affect the copy.
     window = replace(run.window, data=run.window.data.copy())
@@ -378,7 +381,9 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """Return how many queue offsets each frame uses (INNER_NUM); None if each uses one offset."""
+    """Return how many queue offsets each frame takes: INNER_NUM for an inner batch, else one. None
+    if there is no inner batch.
+    """
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

@@ -53,8 +53,8 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON requires escapes only below U+0020, but DEL, C1 controls, bidirectional marks and line
-# separators also affect a terminal.
+# JSON requires escapes only for characters below U+0020. These characters are escaped too, because
+# they affect a terminal: DEL, C1 controls, bidirectional marks and line separators.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000

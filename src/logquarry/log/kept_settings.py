@@ -71,7 +71,9 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """A log without its first files: its former start, and the start of the first existing file."""
+    """A log that has lost its first files: its recorded start, and the start of its first existing
+    file.
+    """
 
     start: int
     stop: int
@@ -136,7 +138,9 @@ def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str 
 
 
 class Schedule(Protocol):
-    """The files of a store from which delay levels are inferred: log and schedule queues."""
+    """The parts of a store that delay levels are inferred from: the log and the queues of delayed
+    messages (schedule queues).
+    """
 
     config: StoreConfig
 

@@ -80,7 +80,7 @@ class BrokenLink(StoreNotFound):
 
 
 class StoreLayout:
-    """The files of one store. Each folder is listed at the first use of its files.
+    """The files of one store. A folder is listed when its files are used for the first time.
 
     Attributes:
         left_out: (topic, queue id) of queues that this layout does not list.
@@ -180,7 +180,9 @@ class StoreLayout:
         self._listing = _Listing(self)
 
     def use_commit_log(self, files: FileSequence) -> None:
-        """Use these files as the commit log, until the next refresh."""
+        """Use given files as the commit log, instead of the listed files, until the next
+        refresh.
+        """
         self._listing.found["commit_log"] = files
         self._listing.has_given_log = True
 
@@ -212,7 +214,8 @@ class StoreLayout:
             and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
-        # RocketMQ's file size is an int, and logquarry's positions have 32 bits.
+        # A file has less than 2 GiB, because RocketMQ's file size is an int, and the kernels use
+        # positions of 32 bits.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -239,7 +242,7 @@ class StoreLayout:
     def missing_log(self) -> LogPlace | None:
         """Evidence that an empty log once had messages; None if there is no evidence."""
         found = find_missing_log(self.filesystem, self._names, self.config)
-        # A writer may have created its first file after the log was listed.
+        # List again, because a writer may have created its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
@@ -371,7 +374,8 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # The topic may be from an untrusted message. The path must not leave the store.
+        # A topic can come from an untrusted message. Reject a topic with which the path would leave
+        # the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 

@@ -113,7 +113,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # fsspec would accept this text as a path.
+        # Reject the text here, because fsspec would accept it as a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs

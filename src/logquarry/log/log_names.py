@@ -311,7 +311,9 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        # Accept files whose names are not offsets, except copies of expired files.
+        # Add files to the log whose names are not offsets, but whose frames show one. A file before
+        # the log's start is added only if it ends where the log starts, because it is otherwise
+        # probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -390,7 +392,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # RocketMQ 3 can give a queue offset to two messages after a restart.
+        # One different offset proves nothing, because RocketMQ 3 can use a queue offset for two
+        # messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

@@ -228,9 +228,11 @@ class LogBytes:
         return min(file.size, self.view(file).size) if file.size else 0
 
     def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
-        """Return ``length`` bytes or more from a position in a file, or all bytes up to its end."""
+        """Return a window of ``length`` bytes or more from a position in a file, or of all bytes up
+        to the file's end.
+        """
         data = self.view(file).window(at, length)
-        # Bytes after the file's regular size are not part of the log.
+        # Drop bytes after the file's regular size, which are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
         return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
@@ -313,7 +315,8 @@ class LogBytes:
                 at += piece
                 continue
             if window.length == self.view(file).size - at:
-                # The window reaches the end of the file, so the frame is incomplete.
+                # The window cannot be larger, because the file ends there. So the frame is
+                # incomplete: search after its first byte.
                 at += place + 1
                 continue
             if place == 0:

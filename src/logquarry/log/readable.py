@@ -70,7 +70,7 @@ class Unreadable(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The range and its reason, as text for a finding."""
+        """The range and the reason, as text for a report of the damage."""
         return f"{self.length} bytes at position {self.offset} of the file {self.reason}"
 
 
@@ -108,7 +108,8 @@ class Probe:
         call.
         """
         if sys.platform != "linux":
-            # On other systems, this number of madvise does not exist or means something else.
+            # Only Linux has this call. On other systems, its number means nothing, or something
+            # else.
             return None
         for _ in range(3):
             result = memory_call("madvise", address, length, _POPULATE_READ)
@@ -240,8 +241,8 @@ class ReadableMap:
     Args:
         mapped: the map. The map stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
-        descriptor: the open file, if windows must be copies; else None. This object closes the
-            descriptor.
+        descriptor: the file descriptor from which windows are copied, if they must be copies; else
+            None. This object closes the descriptor.
         note: called each time a new unreadable range is found, with all ranges found so far.
     """
 

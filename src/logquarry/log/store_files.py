@@ -50,9 +50,11 @@ LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
 SETTINGS = f"{SIDECAR}/settings.json"
-"""The settings with which logquarry last opened the store for writing."""
+"""File with the settings that logquarry used when it last opened the store for writing."""
 REBUILD = f"{SIDECAR}/rebuild"
-"""Folder in which a rebuild makes queues and index."""
+"""Folder in which a rebuild makes new queues and a new index, before it moves them to their
+places.
+"""
 SALVAGE = ".salvage"
 """Folder in which a salvage builds a store. The salvage removes the folder at its end."""
 
@@ -269,7 +271,7 @@ class StoreFolders:
 
     def ignore(self, path: str) -> None:
         """Add a file to the stray files, and log a warning."""
-        # RocketMQ refuses to start if there is a stray file.
+        # Log a warning, because RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))

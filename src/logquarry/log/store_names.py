@@ -23,12 +23,13 @@ def find_stores(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Resolve paths, URLs and globs to stores, in their order, each store once.
+    """Resolve paths, URLs and globs to the locations of stores. The result has the order of the
+    arguments, and contains each store once.
 
-    A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
-    ``[...]``) matches within one name. If a path exists, it is not used as a glob, even if it
-    contains a wildcard character. The function does not check whether a location without wildcards
-    is a store.
+    A glob is replaced by the folders that match and are stores, sorted by name. Each wildcard
+    (``*``, ``?``, ``[...]``) matches within one name. If a path exists, it is not used as a glob,
+    even if it contains a wildcard character. The function does not check whether a location without
+    wildcards is a store.
 
     Raises StoreNotFound if a glob matches no store, and UsageError for a wildcard in the name of a
     bucket or host.
@@ -107,7 +108,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = path_or_url(text)
     if "://" in text:
         return text.rstrip("/")
-    # Windows accepts both separators, but logquarry splits paths at "/".
+    # On Windows, use "/" instead of a backslash, because logquarry splits paths at "/".
     return os.path.abspath(text).replace(os.sep, "/")  # noqa: PTH100
 
 

@@ -5,8 +5,8 @@ continues there. The search can recognize a frame, because each frame contains i
 offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
-``bound``, and sound frames after the end are stale. Without a bound (after a crash, or beside a
-live writer), all sound frames belong to the log.
+``bound``, and sound frames after the end are stale. If there is no bound, because the store crashed
+or a writer has it open, all sound frames belong to the log.
 
 A break of the chain before the bound is damage inside the log if the durable offset
 (:mod:`logquarry.format.checkpoint`) is at or above the bound, or if the store crashed.
@@ -56,10 +56,10 @@ class Run:
 
     Attributes:
         rows: one row per frame (:mod:`logquarry.format.arrays`).
-        view: the file; None if the window is a copy.
+        view: the view of the mapped file, whose pages can be lost; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk; returns whether the read
-            continues without the frame.
+        on_lost: called for each frame that became unreadable after the walk had checked it, with a
+            span of damage. It returns whether the read continues without the frame.
     """
 
     window: codec.Window
@@ -121,7 +121,7 @@ class DamagedSpan:
 
     @property
     def is_tail(self) -> bool:
-        """Whether the damage is a torn tail, without a sound frame after it."""
+        """Whether the damage is a torn tail: no sound frame follows it."""
         return self.kind == TORN_TAIL
 
 
@@ -148,7 +148,8 @@ class LogReader:
 
     Args:
         bound: offset up to which the log is known to reach; None if unknown. In a store that was
-            shut down cleanly, the bound is the largest end of a queued message.
+            shut down cleanly, the bound is usually the largest end of a message that a queue entry
+            points to.
         live: whether a writer has the store open. The walk then reads a torn tail again, because
             the writer may complete it.
     """
@@ -414,7 +415,8 @@ class LogReader:
             length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
-            # Only zeros follow, so no writer has begun a frame at the position.
+            # Only zeros follow the position, so this is the end of the log, not the torn start of a
+            # frame.
             return LogEnd(position), position
         if may_heal and self._heals(position):
             event, after = self._step(position, None)

@@ -42,7 +42,9 @@ _MOST_KEPT: Final = 4
 
 
 def is_batch_written(entries: BatchEntries) -> Bools:
-    """Whether each entry points to a message, by the rule of ``BatchConsumeQueue.recover``."""
+    """Return for each entry whether it points to a message, by the rule of
+    ``BatchConsumeQueue.recover``.
+    """
     found: Bools = (entries["physical_offset"] >= 0) & (entries["size"] > 0)
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
@@ -189,7 +191,7 @@ class BatchQueue(FileQueue):
         return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield the range of queue offsets of each file."""
+        """Yield a segment for each file: the range of the file's queue offsets."""
         for index in range(len(self.files)):
             spans = self._of_file(index)
             if len(spans.starts):
@@ -290,7 +292,8 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # Replace the cache instead of emptying it: another thread may be reading it.
+                # Make a new cache instead of emptying the old one, because another thread may be
+                # reading it.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found
@@ -326,7 +329,7 @@ class BatchQueue(FileQueue):
 def all_queues(
     layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
 ) -> list[FileQueue | RocksQueue]:
-    """All consume queues and batch queues that have files, and all queues in RocksDB."""
+    """Return all consume queues and batch queues that have files, and all queues in RocksDB."""
     files = files or OpenFiles(layout)
     found: list[FileQueue | RocksQueue] = [
         queue
@@ -352,7 +355,9 @@ def open_queue(
 
 
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
-    """The queues with unreadable bytes in a file, each with the reason. Reads all entries."""
+    """Return the queues with unreadable bytes in a file, each with the reason. All entries are
+    read.
+    """
     found = {}
     files = OpenFiles(layout, is_strict=True)
     for queue in (*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files)):

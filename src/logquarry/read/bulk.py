@@ -1,4 +1,6 @@
-"""``scan`` and ``to_arrow``: read many messages in physical order, as objects or Arrow batches."""
+"""Reads many messages in physical order, as objects (``scan``) or as Arrow batches
+(``to_arrow``).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def message_filter(
     since: int | str | date | None,
     until: int | str | date | None,
 ) -> MessageFilter:
-    """Make a filter from the arguments of ``scan``; an invalid argument raises UsageError."""
+    """Make a filter from the arguments of ``scan``. Raises UsageError for an invalid argument."""
     since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
         topics=names(arguments.optional(arguments.names, topics, "topics"), "topics"),
@@ -55,7 +57,9 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """Yield the messages before ``stop_offset`` that could pass a filter, in physical order."""
+    """Yield runs with all messages before ``stop_offset`` that can pass a filter, in physical
+    order. The caller must still apply the filter.
+    """
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")

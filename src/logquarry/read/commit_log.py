@@ -53,8 +53,8 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used; the next read often needs this
-        # view.
+        # The view that the last read used, as (offset, end, bytes). It is cached, because the next
+        # read often needs it too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
@@ -85,8 +85,8 @@ class CommitLog:
 
         The search starts at the durable offset. If there is none, it starts at the message of the
         queue entry with the highest physical offset, or, if that message is missing, at the last
-        file with a frame. The search does not find damage before its start. Without queues, the
-        search reads the whole log.
+        file with a frame. The search does not find damage before its start. If no queue has an
+        entry, the search reads the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -154,7 +154,7 @@ class CommitLog:
         return hot
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Read bytes of a file; FILL replaces unreadable bytes."""
+        """Read bytes of a file, with FILL in place of unreadable bytes."""
         start, data = self._reader.window(path, position, length)
         return data[position - start : position - start + length]
 

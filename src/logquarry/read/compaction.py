@@ -2,8 +2,8 @@
 
 In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
-    compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
-    compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
+    compactionLog/TOPIC/QUEUE/ frames; their PHYSICALOFFSET is their offset in this log
+    compactionCq/TOPIC/QUEUE/ entries of batch queues; each file is named like its log file
 
 Messages that the broker has not compacted yet are only in ``commitlog/``. A get finds these
 messages through the consume queue.
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """The topics with files in ``compaction/`` that still have the cleanup policy COMPACTION."""
+    """Return the topics that have files in ``compaction/`` and still have the cleanup policy
+    COMPACTION.
+    """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}

@@ -1,9 +1,9 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
-``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files, and
-the frames of these entries. To find out whether timer messages are pending, it reads the used pages
-of the file ``timerwheel``.
+:mod:`.fence` uses the features to decide which calls a store allows. Detection reads names of
+files, ``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files,
+and the frames of these entries. To find out whether timer messages are pending, it reads the used
+pages of the file ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
 
 
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
+    """Return the kind of queues of each topic, and whether the store has queues in RocksDB.
 
     Reads only names and ``config/topics.json``. The function does not find topics that are only in
     RocksDB.
@@ -278,8 +278,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. An unused folder has no table and an empty
-        # log.
+        # Every store of RocketMQ 5.4 has this folder, even if it is unused. An unused folder
+        # contains no table, and its write-ahead log is empty.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name

@@ -99,7 +99,7 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features of stores that the recovery mode ``rocketmq`` refuses."""
+"""The recovery mode ``rocketmq`` refuses a store with one of these features."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:

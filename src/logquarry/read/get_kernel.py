@@ -159,7 +159,7 @@ class KernelGet:
         delay_levels_ms: delay of each level, for the messages' tags codes.
     """
 
-    # If this module is compiled, its .pxd declares the attributes.
+    # In the compiled module, the attributes below are C fields that the .pxd file declares.
     def __init__(
         self, log: CommitLog, limits: TransferLimits, broker: str, delay_levels_ms: tuple[int, ...]
     ) -> None:
@@ -195,7 +195,7 @@ class KernelGet:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult | None:
-        """Messages from a queue offset on; None if only the reference can answer.
+        """Get messages from a queue offset on. Return None if only the reference can answer.
 
         Arguments and result are those of :func:`logquarry.read.get_message.get_message`.
         """
@@ -394,7 +394,7 @@ class MessageGetter:
     def reference(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult:
-        """Messages from a queue offset on, without the kernel."""
+        """Get messages from a queue offset on, without the kernel."""
         return get_message(
             self.log,
             queue,

@@ -1,6 +1,7 @@
 """Gets messages of a queue in pure Python, as ``DefaultMessageStore.getMessage`` of 4.9.3 does.
 
-A get checks the CRC of a message at once, and decodes the fields of the message on first use.
+A get checks the CRC of each message at once. The fields of a message are decoded when one is used
+for the first time.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ def frames_of(messages: Sequence[StoredMessage]) -> bytes:
 
 
 class GotMessage(GotFields, StoredMessage):
-    """A message whose frame the kernel found sound. Made by :class:`GotMessages`."""
+    """A message whose frame the kernel has checked. Made by :class:`GotMessages`."""
 
     __slots__ = ()
 
@@ -235,7 +236,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """None of the messages that the get read has a wanted tag."""
+    """The get has read messages, but none of them has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries at the offset, but the log no longer has their messages."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
@@ -460,7 +461,9 @@ def may_match(tags_code: int, codes: Collection[int]) -> bool:
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """Return the first physical offset that counts as in memory (``checkInDiskByCommitOffset``)."""
+    """Return the physical offset from which on messages count as in memory
+    (``checkInDiskByCommitOffset``).
+    """
     # If the whole log is in memory, do not find its end, which takes long.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN

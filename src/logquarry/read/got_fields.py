@@ -30,7 +30,7 @@ _new = object.__new__
 
 
 class GotFields:
-    """The fields of a message that most readers use; the base class of
+    """The fields of a message that most callers read. Base class of
     :class:`~logquarry.read.get_message.GotMessage`.
 
     If this module runs compiled, fields are stored as C values, and converted to Python objects
@@ -75,7 +75,8 @@ class GotFields:
 
 
 class GotBlock:
-    """The frames of a get; the base class of :class:`~logquarry.read.get_message.GotMessages`.
+    """The frames of the messages of a get. Base class of
+    :class:`~logquarry.read.get_message.GotMessages`.
 
     Attributes:
         frames: the frames of the messages, one after the other.

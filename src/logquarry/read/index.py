@@ -1,4 +1,5 @@
-"""Finds messages by key: with the index (``IndexService``, ``queryMessage``) or in the log.
+"""Finds messages by key, with the index (``IndexService``, ``queryMessage``) or by a search in the
+log.
 
 Since RocketMQ 5.4.0, ``IndexService.buildIndex`` adds three kinds of keys per message: UNIQ_KEY,
 the words of KEYS, and ``topic#T#TAGS``.
@@ -79,8 +80,8 @@ class Index:
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys has begin time 0. A query with a begin time stops at a file
-            # without keys, and finds nothing in older files.
+            # QUIRK: a file without keys has begin time 0. So a query with a later begin time stops
+            # at such a file, and finds nothing in older files.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found
@@ -156,7 +157,7 @@ searches for older messages than before.
 """
 
 Lookup = Callable[[int], Frame | None]
-"""Returns the sound frame at a physical offset; None if there is none."""
+"""Function that returns the sound frame at a physical offset; None if there is none."""
 
 
 @rereads
@@ -179,7 +180,8 @@ def query_message(
             if message is None:
                 continue
             if number == 0:
-                # QUIRK: if the oldest message was deleted, the next round reads the same offsets.
+                # QUIRK: if the log no longer has the oldest message, last_time stays the same, so
+                # the next round finds the same offsets.
                 last_time = message.store_timestamp
             found.append(message)
         if found or last_time < begin:
@@ -190,7 +192,9 @@ def query_message(
 def search_log(
     events: Iterable[Event], topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Return the newest messages with a key, in the order of the log; reads the whole log."""
+    """Search the whole log for the newest messages with a key. Return them in the order of the
+    log.
+    """
     if not key or max_count <= 0:
         return []
     needle = key.encode("utf-8", "surrogatepass")

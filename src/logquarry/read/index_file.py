@@ -1,4 +1,5 @@
-"""Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
+"""Reads index files (``IndexFile``): their headers, their entries and the messages that the entries
+point to. Also infers the shape of a file, its numbers of slots and entries.
 
 The entries with one slot form a chain, from the newest to the oldest. A query follows a chain only
 to older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes.
@@ -56,7 +57,8 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # A wrong number of slots fits almost no entry, even if the file is damaged.
+    # With a wrong number of slots, almost no entry is valid. So a number with which most are valid
+    # is right, even if the file is damaged.
     for share in (1.0, _ENOUGH):
         for slots in _guesses(data, header):
             if _share_that_fits(data, header, slots) >= share:
@@ -96,9 +98,7 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """Return the only number of slots with which the last entry contains the word at this
-        index.
-        """
+        """Return the only number of slots for which the word at this index is in the last entry."""
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -292,8 +292,8 @@ class IndexFile:
             if entry is None or entry.seconds < 0:
                 return
             yield entry
-            # QUIRK: Java follows each pointer except a pointer to the entry itself. If a torn chain
-            # points forwards, Java loops for ever (apache/rocketmq#8018).
+            # QUIRK: Java follows every pointer except a pointer to the entry itself. So if a
+            # damaged pointer leads to a newer entry, Java loops for ever (apache/rocketmq#8018).
             if entry.previous >= number:
                 return
             number = entry.previous
@@ -308,7 +308,7 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """The hashes that an entry of a key can have; the first hash determines the slot."""
+    """Return the two hashes that an entry of a key can have. The first hash determines the slot."""
     # RocketMQ 3.x stored the hash with its sign, but used the same slot. In 4.9.3 a hash is never
     # negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
@@ -335,7 +335,8 @@ class Span(Protocol):
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """Return the last message in the index as a queue entry; None if it starts before ``least``.
+    """Return the last message in the index, in the form of a queue entry. Return None if it starts
+    before the physical offset ``least``.
 
     The result is also None if the entries of the index file contradict its header, because the file
     is then damaged.
@@ -361,7 +362,8 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """Return physical offset and size of the messages that the index has from ``least`` on.
+    """Return the physical offsets and the sizes of the messages in the index that start at the
+    physical offset ``least`` or later.
 
     A size is an estimate, because the index has no sizes. A message is assumed to end where the
     next message in the index starts, or earlier, where its log file or its span in ``spans`` ends.

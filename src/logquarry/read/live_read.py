@@ -1,4 +1,4 @@
-"""The log and the queues of a store that this process writes, read from the writer's files.
+"""Reads the log and the queues of a store that this process writes, from the writer's files.
 
 The writer's objects for the files are in the same process, and know how far each file is written.
 So a read lists no folders. Any number of threads may read at the same time, and no read waits for
@@ -47,7 +47,7 @@ class LiveLog(CommitLog):
         self._sequence: tuple[tuple[int, ...], FileSequence] = ((), FileSequence((), 1))
 
     def refresh(self) -> None:
-        """Does nothing: each read asks the writer for the files and the end."""
+        """Does nothing, because each read gets the files and the end from the writer."""
 
     @property
     def files(self) -> FileSequence:
@@ -63,7 +63,7 @@ class LiveLog(CommitLog):
         return sequence
 
     def reaches(self, end: int) -> bool:
-        """True: only the writer, this process, changes the files."""
+        """Always true, because no program except the writer, this process, changes the files."""
         return True
 
     @property

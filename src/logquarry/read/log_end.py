@@ -8,12 +8,13 @@
   entry points to. If the chain of frames continues there, the log reaches to the end of the chain.
 
 QUIRK: the queues may have entries for messages that the log no longer has. After a bad frame,
-RocketMQ's recovery deletes all later log files. But RocketMQ cuts the file with the bad frame, and
+RocketMQ's recovery deletes all later log files. But it truncates the file with the bad frame, and
 the queues, only in memory. So after a clean shutdown, a break in the *last* file is the log's end
 (:func:`sound_bound`), and an earlier break is damage.
 
 Lost messages can be found from the entries that queues and index still have for them. If queues and
-index are lost too, the checkpoint still has the store time of the last synced message.
+index are lost too, the checkpoint still shows the loss, because it has the store time of the last
+synced message.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """Return the durable offset, or the end of the last message in the queues of a closed store.
+    """Return the durable offset. If none is recorded, return the end of the last message that a
+    queue entry points to.
 
     Does not read the log. For a walk over the log, pass the result to :func:`sound_bound`. The
     result is None if:
@@ -176,7 +178,8 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
+    """Return the first break of the chain in the last log file, if it is before ``bound``
+    (:func:`log_bound`); else ``bound``.
 
     If such a break can be the log's end (:meth:`StoreLayout.is_sure_of` is false), the function
     reads the last file and checks CRCs.
@@ -219,7 +222,7 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     The log must have no damage. The function walks the last file that has a message, but does not
     check the bodies' CRCs.
     """
-    # The import loads pyarrow, which a reader of a few messages does not need.
+    # Import here: the module loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):
@@ -244,8 +247,8 @@ class LogFrontier:
     - with a durable offset: that offset;
     - if a process has the store open, or may have it open: the end of the last whole frame;
     - if the store was not shut down cleanly and no process has it open: the end of the last frame;
-    - if the store was shut down cleanly: the end of the last message in the queues, and further
-      while the chain of frames is unbroken.
+    - if the store was shut down cleanly: the end of the chain of frames that starts after the last
+      message that a queue entry points to.
 
     With ``skips_damage``, a reader continues after damage, and a closed log ends at the first break
     in its last file, where RocketMQ would cut the log.
@@ -314,7 +317,7 @@ class LogFrontier:
         entries = last_entries(layout)
         if not entries:
             return None
-        # The import loads pyarrow, which a reader of a few messages does not need.
+        # Import here: the module loads pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
         bound = entries[0].end
@@ -370,7 +373,7 @@ class LogFrontier:
 
 
 def checkpoint_times(layout: StoreLayout) -> Checkpoint:
-    """The times of the checkpoint; zeros if it is missing or cannot be read."""
+    """Return the times of the checkpoint; zeros if the checkpoint is missing or cannot be read."""
     try:
         return layout.read_checkpoint() or Checkpoint()
     except ValueError:
@@ -413,7 +416,8 @@ def find_lost_tail(
     if entries:
         last = entries[0]
         if log.at(last.physical_offset) is None:
-            # The entries already show that a file is lost.
+            # The file of the message does not exist, so the caller knows of the loss from the
+            # entries.
             return None
         if lost_tail(layout, store_time_at(*last[:2])) is None:
             return None

@@ -1,8 +1,9 @@
 """Builds consume queues in memory from the log. Counts the messages of queues that are still in the
 log.
 
-One walk over the log fills every queue as RocketMQ's dispatcher does
-(``ConsumeQueue.putMessagePositionInfoWrapper``): each frame contains its queue and queue offset.
+One walk over the log makes the same entries as RocketMQ's dispatcher
+(``ConsumeQueue.putMessagePositionInfoWrapper``), because each frame contains its queue and its
+queue offset.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class _Counted:
     Attributes:
         files: counts by file number.
         until: the queue offset up to which entries were counted.
-        last: the entry before ``until``; None if there is none.
+        last: the entry directly before ``until``, by which a recreated topic is recognized; None if
+            there is none.
     """
 
     __slots__ = ("files", "last", "until")
@@ -277,7 +279,7 @@ class QueueBuilder:
         return result
 
     def _add_run(self, run: Run) -> None:
-        # The import loads pyarrow, which a store with queue files does not need.
+        # Import here: the module loads pyarrow, which a store with queue files does not need.
         from logquarry.log import columns
 
         decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
@@ -294,7 +296,8 @@ class QueueBuilder:
         queued &= numbers["queue_offset"] >= 0
         offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)
-        # The sort is stable: each queue keeps the order of the log.
+        # Sort by topic and queue. lexsort is stable, so the entries of each queue stay in the order
+        # of the log.
         rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
         keys = np.stack((ids[rows], numbers["queue_id"][rows]))
         cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
@@ -306,7 +309,7 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
-        """Add messages to the further queues that their properties name
+        """Add an entry to each further queue that a message's properties name
         (``multiDispatchLmqQueue``).
         """
         from logquarry.log import columns
@@ -378,7 +381,9 @@ def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
 
 
 def is_lmq(name: str, config: StoreConfig) -> bool:
-    """Whether RocketMQ keeps a separate counter for a queue (``MixAll.isLmq``)."""
+    """Whether a queue is a light message queue (LMQ), for which RocketMQ counts queue offsets
+    separately (``MixAll.isLmq``).
+    """
     if not name.startswith(LMQ_PREFIX):
         return False
     if config.enable_lmq is not None:

@@ -1,7 +1,7 @@
 """Finds the messages that consumers of RocketMQ 5 have received with a pop request, but not
 acknowledged.
 
-The broker keeps the pops in these places; a store may have all of them::
+The broker records pops in these places, and a store may have records in all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.
@@ -131,7 +131,8 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 
 
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
-    """Add the messages of check points that are not acknowledged (``PopCheckPoint``).
+    """Add the messages that check points (``PopCheckPoint``) list as popped, without the
+    acknowledged messages.
 
     Like the broker, the function ignores invalid messages.
     """
@@ -169,7 +170,7 @@ def _offsets_left(body: dict[str, Any]) -> list[int]:
 def _add_orders(popped: _Popped, table: Any) -> None:
     """Add the last pops of ordered groups (``ConsumerOrderInfoManager``).
 
-    Invalid entries are ignored. If ``table`` is not a JSON object, this raises TypeError.
+    Invalid entries are ignored. Raises TypeError if ``table`` is not a JSON object.
     """
     for key, queues in _members(table):
         topic, _, group = key.rpartition("@")

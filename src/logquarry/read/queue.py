@@ -90,17 +90,20 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset after the last message (``maxPhysicOffset``), if there is a message."""
+        """Physical offset after the queue's last message (``maxPhysicOffset``); None if it has
+        none.
+        """
         entry = self.last_entry
         return None if entry is None else entry.end
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield the queue's files, first to last, including empty files."""
+        """Yield a segment for each file of the queue, in order, even if the file is empty."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in ``[start, stop)`` file by file, each with its first queue offset.
+        """Yield the entries in ``[start, stop)``: for each file, its first queue offset and an
+        array.
 
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
@@ -345,7 +348,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """Return the index of the last file with written entries, and the number of these entries."""
+        """Return the index of the last file with written entries, and their number."""
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
             written = self._written_prefix(index, count if is_known else 0)
@@ -355,7 +358,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Return the number of entries before a file's first unwritten entry; at least ``start``."""
+        """Return how many entries are before a file's first unwritten entry; at least ``start``."""
 
     def _room_of(self, index: int) -> int:
         room = self.sequence.file_size
@@ -444,7 +447,7 @@ class ConsumeQueue(FileQueue):
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Return how many entries a file has. All files before the last one with entries are full."""
+        """Return how many entries a file has. Files before the last one with entries are full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -464,7 +467,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Return the number of entries up to the last one that points before the log's end ``cut``."""
+        """Return how many entries there are up to the last one that points before ``cut``."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

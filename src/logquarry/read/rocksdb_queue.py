@@ -1,4 +1,4 @@
-"""Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
+"""Reads the consume queues that RocketMQ 5 keeps in RocksDB (``RocksDBConsumeQueueStore``).
 
 A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
 shutdown, or when there are enough entries. RocksDB also records the physical offset up to which it
@@ -46,7 +46,9 @@ def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
 
 
 def require_package(layout: StoreLayout) -> None:
-    """Refuse a store with queues in RocksDB if the package to read them is missing (UsageError)."""
+    """Raise UsageError if a store has queues in RocksDB, and the package to read them is
+    missing.
+    """
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")
 
@@ -183,7 +185,8 @@ def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
 def derived_queues(
     layout: StoreLayout, reader: LogReader
 ) -> tuple[Mapping[QueueKey, Queue], int | None]:
-    """Return the queues in RocksDB with the later messages of the log, and the log's end.
+    """Return two results: the queues in RocksDB, continued with entries for the log's later
+    messages, and the log's end.
 
     If RocksDB cannot be used, the queues are made from the whole log. The log's end is None if the
     log is empty.
@@ -291,7 +294,9 @@ class RocksQueue(Queue):
             yield from self._tail.runs(start, stop)
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, RocksEntries]]:
-        """See :meth:`Queue.rows`; without the tail, which has no stored entries."""
+        """See :meth:`Queue.rows`. The result ends before the tail, because its entries are not
+        stored.
+        """
         for offsets, entries in self._entries(start, min(stop, self._stop)):
             cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
             for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):

@@ -1,4 +1,4 @@
-"""Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
+"""Plans a read with a filter: which ranges of the log and which slices of consume queues it needs.
 
 A read of some topics reads the frames that the entries of their queues point to. Besides, it walks
 only the parts of the log that no entry of any queue points to, such as blanks and frames without an
@@ -111,7 +111,7 @@ def plan_read(
     min_parts: int = 1,
     skip_damage: bool = False,
 ) -> ReadPlan:
-    """Plan the parts to read for a selection; each part can be read separately.
+    """Divide the read of a selection into parts that can be read independently.
 
     Args:
         split_size: maximum bytes of messages in a part.
@@ -362,7 +362,7 @@ class _QueuePlanner:
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
-        """Return the parts of the wanted range that no queue covers.
+        """Return the parts of the wanted range that no entry of any queue points to.
 
         Return None if the messages of two entries overlap. Then one of the entries is wrong, so the
         bytes that it claims may contain a message without an entry.

@@ -1,10 +1,10 @@
 """Infers settings from a store's files: file sizes, and which entries the queues and the index
 contain.
 
-Each setting comes from the first of these sources that has it: the user's configuration, the files,
-the record in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
-contradict the configuration, the store is refused, because with wrong sizes, reads would miss
-messages, and writes would destroy entries.
+A setting is taken from the first of these sources that determines it: the user's configuration, the
+files, the settings recorded in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default.
+If the files contradict the configuration, the store is refused, because with wrong sizes, reads
+would miss messages, and writes would destroy entries.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ message queues) a store can have very many queues.
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
-    """Return the layout with the settings that determine which entries queues and index contain.
+    """Return the layout, completed with the settings that determine which entries queues and index
+    contain.
 
     ``enable_multi_dispatch`` stays None if neither the files nor the recorded settings show it.
     """
@@ -230,7 +231,7 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
 
 
 def require_own_settings(layout: StoreLayout) -> None:
-    """Refuse a configuration with sizes that the files contradict (UsageError)."""
+    """Raise UsageError if the files contradict a size in the configuration."""
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
@@ -300,7 +301,7 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is missing or in another folder (UnsupportedStore).
+    """Raise UnsupportedStore if the log of a store is missing, or in a folder that is not read.
 
     Also refuses a configuration with sizes that the files contradict (UsageError).
     """

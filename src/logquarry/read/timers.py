@@ -108,7 +108,7 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store, by queue offset.
+    """The timer messages that still wait in one store (``waiting``, by queue offset).
 
     ``done`` has the slot time of each message that no longer waits, by queue offset. ``stop`` is
     the queue offset after the last message that was added.
@@ -213,11 +213,11 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 class Known(NamedTuple):
     """The deliveries that a caller knows without reading the log.
 
-    ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
-    message's slot is before the check's read time, the message was delivered. ``delivered`` has
-    further queue offsets of delivered messages. No message with a queue offset before ``first``
-    waits. All delivered copies before the physical offset ``since`` are known, and before the
-    physical offset ``wheel_since`` those of messages that were in the wheel.
+    ``checks`` are contents of ``timercheck``. A message was delivered if it was in the wheel at the
+    time of such a check, and its slot is before the check's read time. ``delivered`` has further
+    queue offsets of delivered messages. No message with a queue offset before ``first`` waits. All
+    delivered copies before the physical offset ``since`` are known, and before the physical offset
+    ``wheel_since`` those of messages that were in the wheel.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -242,8 +242,9 @@ def find_timers(
 ) -> Timers:
     """Find the timer messages that still wait in a store.
 
-    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` reads the message at a physical
-    offset, given its size. ``runs`` reads the log from a physical offset on, even inside a frame.
+    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` is a function that returns the
+    frame with a given physical offset and size. ``runs`` is a function that reads the log from a
+    physical offset on, which may be inside a frame.
     """
     found = Timers()
     if queue is None:
@@ -266,7 +267,7 @@ def find_timers(
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
-        # The import loads pyarrow, which stores without timers do not need.
+        # Import here: the module loads pyarrow, which stores without timers do not need.
         from logquarry.log.columns import frames_with_property
 
         for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
@@ -282,7 +283,7 @@ def find_timers(
 def read_check(layout: StoreLayout) -> TimerCheck:
     """Read ``config/timercheck``; zeros if there is no such file.
 
-    If the file is too short, or has numbers that no broker writes, this raises ValueError.
+    Raises ValueError if the file is too short, or has numbers that no broker writes.
     """
     try:
         check = timer.decode_check(layout.filesystem.read(CHECK))
@@ -343,7 +344,8 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return a physical offset before which ``timercheck`` shows all deliveries from the wheel.
+    """Return a physical offset before which the log needs no search for delivered copies of
+    messages that were in the wheel, because ``timercheck`` shows their delivery.
 
     The broker delivers a slot after the slot's time. So a message whose slot is not before the read
     time has no delivered copy among the frames stored before the read time. The result is the start
