@@ -245,7 +245,11 @@ class StretchReader:
     def read_all(
         self, start: int, stop: int, size: int, make: Callable[[], E]
     ) -> Iterator[tuple[Stretch, E]]:
-        """Decode all frames between two positions of one file, in stretches of ``size`` bytes."""
+        """Decode all frames between two positions of one file, in stretches of ``size`` bytes.
+
+        ``start`` may lie inside a frame. ``make`` is called before each stretch, and returns the
+        object that receives the frames of the stretch.
+        """
         at, resync = start, True
         while at < stop:
             upto = min(at + size, stop)
