@@ -1,5 +1,6 @@
-"""Measure sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT]
-[RATE]``.
+"""Measure how fast a broker accepts the sends of clients that do not wait for each answer.
+
+Run ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
 
 The broker is ``logquarry broker`` with its default settings, in a separate process. The result
 counts the processor time of all threads of the broker, not of the client. With RATE, the clients

@@ -1,5 +1,6 @@
-"""Measure the cost of idle consumers for a broker: ``python -m benchmarks.bench_idle [CONSUMERS]
-[SECONDS]``.
+"""Measure how much processor time and memory idle consumers cost a broker.
+
+Run ``python -m benchmarks.bench_idle [CONSUMERS] [SECONDS]``.
 
 Each consumer opens a connection, belongs to one of 100 groups, and sends pulls that ask the broker
 to wait up to 15 seconds for messages, as RocketMQ's clients do. The result is the processor time of

@@ -1,6 +1,6 @@
 """Measure exports of a store to Iceberg or Delta tables, on a local disk or S3.
 
-With ``--kills``, the program also kills exports, and checks that no message is lost or doubled.
+With ``--kills``, the program also kills exports, to test that no message is lost or doubled.
 
     python -m benchmarks.bench_lakehouse --store DIR --to /tmp/tables --kind iceberg --rounds 3
     python -m benchmarks.bench_lakehouse --store DIR --to s3://bucket/tables --s3 127.0.0.1:7070 \\

@@ -1,5 +1,6 @@
-"""Compare the replication of logquarry and RocketMQ on loopback: ``python -m
-benchmarks.bench_replication``.
+"""Compare the replication of logquarry and RocketMQ on loopback.
+
+Run ``python -m benchmarks.bench_replication``.
 
 The program makes two measurements. In both, master and slave run in separate processes, which
 accept the same commands for logquarry and for RocketMQ:

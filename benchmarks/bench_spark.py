@@ -1,4 +1,6 @@
-"""Compare Spark on a store with Spark on Parquet: ``python -m benchmarks.bench_spark --store DIR``.
+"""Compare Spark reading a store with Spark reading Parquet.
+
+Run ``python -m benchmarks.bench_spark --store DIR``.
 
 The program makes two comparisons. Each measures both sides in the same run, and takes the best of
 some rounds:

@@ -2,8 +2,9 @@
 
 The store of `logquarry demo` is the store that a real RocketMQ broker wrote for the tests. Every
 run makes the same archive: members are sorted, owners are cleared, and each file keeps its
-modification time, which retention and reports use. Run from the project's root: python -m
-tools.bundle_demo
+modification time, which retention and reports use.
+
+Run ``python -m tools.bundle_demo`` in the project's root.
 """
 
 from __future__ import annotations

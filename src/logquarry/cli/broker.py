@@ -130,10 +130,13 @@ def broker(
     serves a temporary store, and deletes it when the broker stops. The broker is one node: no
     slaves, no cluster, no gRPC (docs/broker.md).
 
-    \b Pass the name server's address to the client: Java producer.setNamesrvAddr("127.0.0.1:9876")
-    Go producer.WithNameServer([]string{"127.0.0.1:9876"}) Python
-    producer.set_namesrv_addr("127.0.0.1:9876") Node new Producer({nameSrv: "127.0.0.1:9876",
-    producerGroup: "orders"}) admin mqadmin topicList -n 127.0.0.1:9876
+    \b
+    Pass the name server's address to the client:
+      Java    producer.setNamesrvAddr("127.0.0.1:9876")
+      Go      producer.WithNameServer([]string{"127.0.0.1:9876"})
+      Python  producer.set_namesrv_addr("127.0.0.1:9876")
+      Node    new Producer({nameSrv: "127.0.0.1:9876", producerGroup: "orders"})
+      admin   mqadmin topicList -n 127.0.0.1:9876
 
     Example: logquarry broker /data/store
     """
