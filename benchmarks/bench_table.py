@@ -48,7 +48,7 @@ class Row:
     """One row of the table.
 
     Attributes:
-        name: the work.
+        name: name of the measured work.
         ours: arguments of ``logquarry bench``.
         rate: key of messages per second in the JSON of ``logquarry bench``.
         java: arguments of ``oracle/bench``; empty if RocketMQ has no such work.

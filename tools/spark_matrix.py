@@ -1,4 +1,7 @@
-"""Runs tests/spark/matrix on each version of Spark: `make test-matrix`, or with names of cells.
+"""Runs tests/spark/matrix on each version of Spark.
+
+Run `make test-matrix`, or this script with the names of cells. A cell is a version of Spark with a
+version of Python.
 
 Each cell has a virtual environment below `.matrix/`, or below the folder in MATRIX_DIR. If this
 machine lacks the Python of a cell, the cell is skipped, and the summary names the cell. An argument

@@ -2,9 +2,9 @@
 
 The result counts the calls, files and hops of each path.
 
-Run from the project's root: ``python -m tools.trace_paths``. ``--list PATH`` prints the files and
-the calls of one path in their order, ``--check`` fails if a path exceeds its limits, which the
-column mark shows.
+Run from the project's root: ``python -m tools.trace_paths``. With ``--list PATH``, the program
+prints the files and the calls of one path in their order. With ``--check``, it fails if a path
+exceeds its limits, which the column mark shows.
 
 The tool counts a call when the main thread enters a function of src/logquarry, or resumes a
 generator. Code of a module that runs at its import is not counted. A hop is a call into a file

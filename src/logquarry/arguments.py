@@ -202,7 +202,8 @@ def choice(value: object, field: str, known: Collection[str]) -> str:
 def time_ms(value: object, field: str) -> int:
     """Convert a time to milliseconds since 1970.
 
-    Accepts milliseconds, a date or datetime (UTC without a zone), and the texts of ``--since``.
+    Accepts milliseconds, a date or datetime (in UTC if it has no zone), and the texts that the
+    option ``--since`` accepts.
     """
     takes = "milliseconds since 1970, a datetime, or ISO 8601 text (UTC without a zone)"
     if isinstance(value, (str, date)):

@@ -169,7 +169,8 @@ class StoreConfig(LayoutConfig):
         flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
             ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves whose lag in bytes is below this value.
+        ha_slave_fallbehind_max: a put waits only for slaves that are fewer bytes than this behind
+            the end of the log.
         ha_send_heartbeat_interval: time without traffic after which master and slave send a
             heartbeat.
         ha_housekeeping_interval: time without traffic after which master and slave close their
@@ -197,7 +198,7 @@ class StoreConfig(LayoutConfig):
         transaction_time_out: age from which on the broker asks the producer about a half message (a
             check).
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
-        transaction_check_interval: pause between two rounds of checks.
+        transaction_check_interval: time between two rounds in which all half messages are checked.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.

@@ -191,7 +191,9 @@ def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
 
 
 def byte_count(text: str) -> int:
-    """Parse a size as ``1048576``, ``1m`` or ``1.5 MB``; units are powers of 1024, as in Spark.
+    """Parse a size such as ``1048576``, ``1m`` or ``1.5 MB``.
+
+    Units are powers of 1024, as in Spark.
 
     Raises:
         UsageError: if the text is not a size, or the size is below one byte.
@@ -207,7 +209,8 @@ def byte_count(text: str) -> int:
 def time_ms(value: str | date) -> int:
     """Convert a time to milliseconds since 1970; round fractions of a millisecond up.
 
-    Accepts milliseconds, ISO 8601, a date (midnight) or a datetime; UTC without a zone.
+    Accepts milliseconds, ISO 8601, a date (which means midnight) or a datetime. A time without a
+    zone is in UTC.
 
     Raises:
         UsageError: if a text is not a number of milliseconds and not a time.

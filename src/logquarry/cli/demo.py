@@ -70,7 +70,7 @@ def _unpack(folder: Path) -> Path:
     ):
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")
-        else:  # Python before 3.11.4 lacks filters; our own archive is safe
+        else:  # tarfile has no filters before 3.11.4; our archive is safe
             tar.extractall(folder)
     # The export takes the broker's name from the name of this folder.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")

@@ -179,8 +179,8 @@ def bundle(
     """Make a decorator that adds options to a command, and passes all their values as one argument.
 
     Args:
-        kind: the class or function that makes the argument's value; its parameters are named like
-            the options.
+        kind: the class or function that makes the argument's value; its parameters have the same
+            names as the options.
     """
     names = inspect.signature(kind).parameters
 

@@ -40,7 +40,7 @@ LINES_BYTES: Final = 8 << 20
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
-"""Columns whose value is also a property of the message."""
+"""Columns whose values are also in the properties of the message."""
 _KINDS: Final = {
     "topic": pa.string(),
     "queue_id": pa.int32(),

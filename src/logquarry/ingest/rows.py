@@ -172,7 +172,7 @@ class Rows:
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Check all bodies, and return the batch for ``put_stored``, with hosts as bytes."""
+    """Check all bodies; return a batch that ``put_stored`` accepts, in which hosts are bytes."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)

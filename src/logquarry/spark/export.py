@@ -90,7 +90,8 @@ def export_parquet(
             for the stores' options.
 
     Raises:
-        CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
+        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+            damage; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.

@@ -1,4 +1,6 @@
-"""Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
+"""Writes the messages of one task to Parquet files, in a worker.
+
+This module does not import PySpark.
 
 Rows keep the order in which the task reads messages. Whatever its size, a task needs memory for
 about one row group. Each attempt of a task writes to its own folder.

@@ -126,7 +126,7 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query end at the current ends of the logs."""
+        """Make the query end where the logs end now."""
         with without_traceback():
             self._planner.prepare_available_now()
 
@@ -201,7 +201,7 @@ class RocketMQDataSource(DataSource):
 
 
 class RocketMQReader(Packaged, DataSourceReader):
-    """Reads a batch. Spark plans on the driver, and reads in the workers.
+    """Reads a batch. Spark plans the tasks on the driver, and reads the messages in the workers.
 
     This class must not override `pushFilters`: up to version 4.3, PySpark caches the plan of the
     first query with its filters, so later queries with other filters on the same DataFrame would

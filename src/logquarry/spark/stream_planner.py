@@ -146,7 +146,7 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, until, size)]
 
     def prepare_available_now(self) -> None:
-        """Make the query end at the current ends of the logs (Trigger.AvailableNow)."""
+        """Make the query end where the logs end now (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()

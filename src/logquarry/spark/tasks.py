@@ -6,7 +6,7 @@ If a read has ``onDamage=quarantine``, :class:`Quarantine` copies the damaged by
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
 A file name depends only on broker and physical offset, so a second read finds the copies of the
-first. The data source, the exports and the summary use this module. Needs no PySpark.
+first. The data source, the exports and the summary use this module, which does not import PySpark.
 """
 
 from __future__ import annotations
@@ -391,7 +391,8 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     Bodies get a CRC check only if ``body`` is a wanted column, or if the filter searches bodies.
 
     Raises:
-        CorruptFrame: on damage, depending on ``options.on_damage``.
+        CorruptFrame: if the log is damaged, unless ``options.on_damage`` makes the read skip or
+            stop at damage.
         MessageNotFound: if retention has deleted files since the planning, and
             ``options.fail_on_data_loss`` is true.
         StoreNotFound: if a file cannot be read.

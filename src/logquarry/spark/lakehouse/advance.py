@@ -2,8 +2,8 @@
 
 A step plans a batch, writes its files and commits them, so each message is exported exactly once.
 
-The table holds all state of a step, so any process can make the next step. Needs no PySpark: the
-caller passes a function that runs tasks.
+The table holds all state of a step, so any process can make the next step. This module does not
+import PySpark: the caller passes a function that runs tasks.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""Bytes of log without a message for the table after which the export commits offsets without
-files. A restart then does not read these bytes again.
+"""If this many bytes of log contain no message for the table, the export commits their end as the
+new offset, without adding files. A restart then does not read these bytes again.
 """
 
 Work = Callable[[int, ReadTask], TableResult]
@@ -182,7 +182,8 @@ class Advance:
         """Export the next batch; return False if there was no new batch.
 
         Raises:
-            CorruptFrame: on damage, depending on the options.
+            CorruptFrame: if a log is damaged, unless the options make the read skip or stop at
+                damage.
             StoreUnavailable: if another export has committed to the table since this export began.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """

@@ -67,10 +67,11 @@ class TableOptions:
     Attributes:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
-            text ``json`` infers the schema from a sample.
+            text ``json`` means JSON bodies, whose schema is inferred from a sample of messages.
         dead_letters: folder for undecodable messages; None for a folder beside the table.
-        follow: whether to also export new messages until the user interrupts the export.
-        interval: with `follow`: seconds between two steps.
+        follow: whether to continue with messages that arrive during the export, until the user
+            interrupts it.
+        interval: seconds between two steps of an export with `follow`.
         moved: whether to accept a store whose path has changed since the last export.
     """
 
@@ -191,7 +192,8 @@ def export_delta(
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: on damage, depending on the options; the table keeps its last commit.
+        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+            damage; the table stays as its last commit left it.
         UsageError: if an option is invalid, or if it must equal the option of the table's first
             export but differs.
         StoreNotFound: if a path is not a store.

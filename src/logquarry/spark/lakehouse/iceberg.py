@@ -111,9 +111,9 @@ class Iceberg:
     def folder(self) -> OutputFolder:
         """Folder of the table's files.
 
-        An existing table keeps its folder. A new folder has the full name of the table; in
-        DEFAULT_NAMESPACE it has only the last part of the name, unless another table uses that
-        folder.
+        An existing table keeps its folder. A new folder is named like the table, with its
+        namespace. The namespace is omitted if it is DEFAULT_NAMESPACE and no other table uses the
+        folder with the shorter name.
         """
         if self._folder is None:
             short, whole = self._identifier[-1], ".".join(self._identifier)

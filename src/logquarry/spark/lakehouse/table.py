@@ -172,7 +172,7 @@ DEAD_LETTERS: Final = "_dead_letters"
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
 
-A store has the same offset under two names: ``broker:NAME`` and ``store:PATH``.
+The offset of each store is stored under two names, ``broker:NAME`` and ``store:PATH``.
 """
 
 
@@ -209,7 +209,10 @@ class CommitUnknown(StoreUnavailable):
 
 
 class Table(Protocol):
-    """A table that exports append to. Each call reads the table's current state."""
+    """A table that exports append to.
+
+    Each call reads the table's current state, because other programs can change the table.
+    """
 
     @property
     def name(self) -> str:

@@ -1,7 +1,9 @@
-"""Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
+"""Writes the messages of one task to files of a table, in a worker.
+
+This module does not import PySpark.
 
 The task writes directly into the table's folder. A file name contains the run (one call of an
-export) and the task's attempt. During a commit, the run has a note::
+export) and the task's attempt. During a commit, a file (the run's note) describes the commit::
 
     DEST/_logquarry/RUN.json     the table, and its marks after the run's commit
 
