@@ -1,6 +1,7 @@
 """Base classes with the fields that each put or get reads.
 
-If this module is compiled, a put reads such a field in a tenth of the time of a Python attribute.
+If this module is compiled, a put reads such a field in a tenth of the time that an ordinary Python
+attribute takes.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ A lock of a folder needs no lock file, and ends when its process ends.
 A RocketMQ broker cannot run on a store that logquarry has locked. But a broker that is started on
 such a store tries to take the lock only after its own recovery, and this recovery deletes files
 after the log's end. So logquarry gives each log file and index file that a writer changes a second
-name, a hard link (:class:`NameGuard`). If the broker deletes the file's first name, the writer
-restores it from the hard link.
+name, a hard link (:class:`NameGuard`). If the broker deletes the file's own name (the first name),
+the writer restores it from the hard link.
 """
 
 from __future__ import annotations

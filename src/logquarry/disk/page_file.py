@@ -89,9 +89,10 @@ class PageFile(OpenFile):
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times: up to these times, the messages in the log, their queue
-# entries, and their index entries are on the disk. So a writer sets each time only after the sync
-# of these files, and writes the checkpoint last:
+# The checkpoint has three store times. Messages up to the first time are on the disk. Up to the
+# second time, the queue entries of messages are on the disk, and up to the third time, their index
+# entries. So a writer sets each time only after the sync of the files in question, and writes the
+# checkpoint last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #

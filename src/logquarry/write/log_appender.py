@@ -345,8 +345,8 @@ def end_file(file: MappedFile) -> int:
     Only the first eight bytes of the blank are written; the bytes after them do not change.
     """
     left = file.room
-    # Less room than a blank is possible only in a file that another program wrote. In such a file,
-    # readers treat the remaining bytes as the end.
+    # Less room than a blank is possible only in a file that another program wrote. For readers,
+    # such a file ends before these bytes.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

@@ -11,9 +11,9 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
     WAIT=false         no wait                 no wait
 
 On a SYNC_MASTER, a put whose message does not have WAIT=false also waits for a slave. Both waits
-run at the same time. If both waits were not successful, the put returns the status of the replica
-wait; if the sync failed, the put raises an error. The caller's thread waits, or gets a future that
-another thread completes (:mod:`logquarry.write.settling`).
+run at the same time. If neither wait is successful, the put returns the status of the replica wait.
+If the sync fails, the put raises an error. The caller's thread waits, or gets a future that another
+thread completes (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations

@@ -129,8 +129,7 @@ def encode_frames(
     Args:
         rows, head_facts: tables of :mod:`logquarry.format.put_frames`.
         heads: uint8 (heads, n).
-        topics: uint8; all topics, each with its length before it. Topic i ends at ``topic_ends[i +
-            1]``.
+        topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
         address, end, base: address of the file's first byte in memory, end of the file, and
             physical offset of its first byte.
         now: store time in ms. If the earliest allowed store time of a message is after ``now``,
@@ -402,9 +401,10 @@ def place_staged(
     """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
     fields that depend on their place: offsets and store time.
 
-    ``source`` is the address of the staged frames. The kernel stops after the frame with which it
-    has copied ``most`` bytes or more. ``next_offsets`` has the next queue offset of each queue. The
-    kernel adds the messages of each queue to row 0 of ``placed``, and their bytes to row 1.
+    ``source`` is the address of the staged frames. The kernel stops, at the latest, after the frame
+    with which it has copied ``most`` bytes. ``next_offsets`` has the next queue offset of each
+    queue. The kernel adds the messages of each queue to row 0 of ``placed``, and their bytes to row
+    1.
 
     Returns the position after the last copied frame among the staged frames, the position after it
     in the file, the number of copied frames, and the reason why the copy ended.

@@ -1,9 +1,9 @@
 """The kernel that reads the log for the dispatcher. It checks and decodes each frame in one pass.
 
-The kernel cannot decode a frame whose text is not UTF-8, or whose DELAY is not one to nine digits.
-It only counts such frames, and the caller decodes them with the pure-Python version (the
-reference). To do the same as RocketMQ's recovery (``as_java``), the kernel stops at a sound frame
-that Java might not accept as a message.
+The kernel cannot decode a frame whose text is not UTF-8, or, in the schedule topic, whose DELAY is
+not one to nine digits. It only counts such frames, and the caller decodes them with the pure-Python
+version (the reference). To do the same as RocketMQ's recovery (``as_java``), the kernel stops at a
+sound frame that Java might not accept as a message.
 """
 
 from __future__ import annotations

@@ -233,9 +233,9 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    If the DELAY of a frame is not one to nine ASCII digits, the kernel computes no code, and writes
-    the frame's index to ``odd``. The caller must then use the pure-Python version for this frame.
-    Returns the number of such frames. Times are in milliseconds.
+    If a frame of the schedule topic has a DELAY that is not one to nine ASCII digits, the kernel
+    writes the frame's index to ``odd``. The caller must then compute the code of this frame with
+    the pure-Python version. Returns the number of such frames. Times are in milliseconds.
     """
     left_over = 0
     for i in range(count):
