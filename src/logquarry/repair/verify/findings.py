@@ -33,12 +33,12 @@ Severity = Literal["damage", "note"]
 
 
 class Kind(NamedTuple):
-    """A kind of finding.
+    """One kind of finding, with the texts that verify and the docs show for it.
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
-        meaning: the meaning of the finding, in the docs' words.
-        words: the next step in the docs' words; if empty, the docs use ``action.value``.
+        meaning: what a finding of this kind means, as text for the docs.
+        words: the next step, as text for the docs. If it is empty, the docs show ``action.value``.
     """
 
     severity: Severity
@@ -48,7 +48,7 @@ class Kind(NamedTuple):
 
     @property
     def step(self) -> str:
-        """The next step, in the docs' words."""
+        """The next step, as text for the docs."""
         return self.words or self.action.value
 
 
@@ -257,7 +257,7 @@ class Finding:
         kind: a name in :data:`KINDS`.
         file: path below the store's folder.
         offset: a physical offset for the commit log; for other files a position in the file.
-        length: number of affected bytes, 0 if unknown.
+        length: number of bytes to which the finding applies, 0 if unknown.
     """
 
     kind: str
@@ -278,8 +278,10 @@ class VerifyReport:
 
     Attributes:
         store: path or URL of the store.
-        counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
-        recorded: physical offsets of the damage that a recovery has recorded.
+        counts: name -> number of checked things: messages, bytes, blanks, files, queue entries,
+            index entries.
+        recorded: physical offsets of the damage that an earlier recovery found, and recorded in the
+            store.
     """
 
     store: str
@@ -325,7 +327,7 @@ class VerifyReport:
             )
 
     def downgrade(self, kinds: frozenset[str]) -> None:
-        """Turn findings of some kinds into notes."""
+        """Give all findings of these kinds the severity ``note``."""
         self.findings = [
             replace(one, severity="note") if one.kind in kinds else one for one in self.findings
         ]
@@ -336,7 +338,7 @@ class VerifyReport:
 
 
 def markdown() -> str:
-    """Return the kinds as a table for the documentation."""
+    """Return the table of all kinds that the documentation contains."""
     lines = ["| kind | severity | meaning | next step |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {kind.severity} | {kind.meaning} | {kind.step} |"
@@ -349,8 +351,9 @@ class Next(NamedTuple):
     """The next step for a store.
 
     Attributes:
-        words: the command, then its options; the store's path goes between them.
-        before: what the user does before the command, in words.
+        words: the words of the command line: the command first, then its options. The caller puts
+            the store's path after the command.
+        before: the step that the user must do before the command, as text.
     """
 
     words: tuple[str, ...]
@@ -403,7 +406,8 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery replaces no file of ``config/``, but a rebuild writes ``timercheck``.
+    # A recovery cannot repair a file of ``config/``. The exception is ``timercheck``, which a
+    # rebuild writes again.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action
