@@ -1,14 +1,12 @@
 """Audit of the log for a repair: decides whether a break is the log's end or damage.
 
-A break is a place at which no valid frame begins.
-
-A break ends the log (torn tail or stale frames) if one of these rules applies:
+A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
+one of these rules applies:
 
 1. The break is at or after the durable offset.
 2. The store was shut down cleanly, and the break is after the last message in a queue.
-3. The frame after the break is older than the frame before the break. Or the frame after the break
-   is newer than the checkpoint, although the store was shut down cleanly. (A checkpoint of RocketMQ
-   5.5 does not show this.)
+3. The frame after the break is older than the frame before the break. Or the store was shut down
+   cleanly, and the frame after the break is newer than the checkpoint (not for RocketMQ 5.5).
 4. No frame follows.
 
 Any other break is damage, and the log continues. If rule 3 or 4 applies to a break before
@@ -55,9 +53,7 @@ from logquarry.read.queue import Queue
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
 """Page sizes, in bytes, of the systems on which RocketMQ runs."""
 _BACK: Final = 16 << 20
-"""Number of bytes before the log's end that are searched for the messages from which stale bytes
-come.
-"""
+"""Number of bytes before the log's end that are searched for the source of stale bytes."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
 """Maximum number of messages that the last append is assumed to have. A batch is one append."""
@@ -70,8 +66,8 @@ class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
     ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
-    the store time in the checkpoint of the last message in the queues. It is None if the store may
-    be from RocketMQ 5.5, whose checkpoint can be older.
+    the store time of the last message in the queues, as the checkpoint has it. It is None if the
+    store may be from RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -81,16 +77,12 @@ class KnownBounds:
 
     @property
     def likely_end(self) -> int | None:
-        """The largest known physical offset that the log has probably reached, None if none is
-        known.
-        """
+        """Physical offset that the log has probably reached, None if unknown."""
         return max(self.durable or 0, self.queued or 0) or None
 
     @property
     def least(self) -> int | None:
-        """The largest known physical offset that the log has certainly reached, None if none is
-        known.
-        """
+        """Physical offset that the log has certainly reached, None if unknown."""
         queued = self.queued if self.is_closed else None
         return max((known for known in (self.durable, queued) if known is not None), default=None)
 
@@ -98,12 +90,9 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds; if ``ignores_cut``, queue entries of messages that an earlier
-    recovery cut off count too.
-    """
+    """Return the known bounds; ``ignores_cut`` also uses entries of messages a recovery cut off."""
     entries = last_entries(layout, queues)
-    # RocketMQ 5.5 updates this time only when it syncs the queues. So the time can be older than
-    # the last message even after a clean shutdown.
+    # RocketMQ 5.5 updates this time only when it syncs the queues, and not at a clean shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].end if entries else None
     cut = None if ignores_cut else layout.cut_end
@@ -116,9 +105,7 @@ def find_bounds(
 
 
 class TimedRun(Guess, Protocol):
-    """A run (valid frames without a gap) that a thread or a Spark task has read
-    (:class:`AuditedRun`).
-    """
+    """A run (valid frames without a gap) from a thread or a Spark task (:class:`AuditedRun`)."""
 
     @property
     def count(self) -> int:
@@ -144,8 +131,7 @@ class LogAudit:
     Attributes:
         start: physical offset at which the audit begins; always the first byte of a file.
         last_timestamp: store time of the last message in milliseconds, 0 if there is none.
-        latest_timestamp: latest store time of all messages. If a clock was set back, this is later
-            than ``last_timestamp``.
+        latest_timestamp: latest store time; later than ``last_timestamp`` if a clock was set back.
         words: reasons for the log's end, as text.
     """
 
@@ -176,8 +162,8 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield all frames in order, taken from runs that threads or Spark tasks have read. No
-        writer may have the log open.
+        """Yield all frames in order, in runs that threads or tasks have read. Not for a
+        live log.
         """
         assert not self._is_live
         return (
@@ -295,8 +281,7 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Also report zeros as damage if they lie between damaged spans, or between a span and
-        ``least``.
+        """Add spans for the zeros that lie between damaged spans, and after them up to ``least``.
 
         If the durable offset is unknown, the method does so only in files that have other damage.
         """
@@ -418,12 +403,11 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
         file     | last frame  | stale bytes up to the end of the page     | next page
 
     Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes never
-    form a valid frame: their PHYSICALOFFSET is that of the earlier message, and not the place where
-    they lie.
+    form a valid frame, because their PHYSICALOFFSET is that of the earlier message.
 
     The last frame must end at physical offset ``end``. If the store was shut down cleanly with
-    complete queues, only the first bytes must match, because the messages from which the later
-    bytes come may have expired.
+    complete queues, only the first bytes must match: the source of the later bytes may have
+    expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -482,8 +466,7 @@ class _Appends:
     def explained(self, tail: Bytes, number: int) -> int:
         """Return how many bytes of ``tail`` come from appends before the last append.
 
-        ``number`` is the number of the frame with which the last append begins. ``tail`` has the
-        bytes from the log's end to the end of the page.
+        The last append begins with frame ``number``. ``tail`` is the page's rest after the log.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])

@@ -1,10 +1,10 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-The audit reports differences only after it has read the whole log: if the log shows that a topic
-was deleted and created again, the differences of earlier messages are dropped. Memory does not grow
-with the log. If the log has no message of the queue with an entry's queue offset, the entry is
-called spare. Its message is expired or lost, or belongs to another queue offset, or is a copy by
-multi-dispatch. In a queue file with a wrong name, all entries have wrong queue offsets.
+The audit reports differences after it has read the whole log: if a topic was deleted and created
+again, the earlier differences do not count. Memory does not grow with the log. An entry is spare if
+the log has no message with this queue offset in the queue. Its message is expired or lost, has
+another queue offset, or has a multi-dispatch copy in the queue. In a queue file with a wrong name,
+all entries have wrong queue offsets.
 """
 
 from __future__ import annotations
@@ -54,13 +54,9 @@ _COPIES: Final = re.compile(
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
 _OWN, _COPY, _FOREIGN = range(3)
-"""The queue of a message: this queue; another queue, with a multi-dispatch copy in this queue; or
-only another queue.
-"""
+"""Queue of a message: this queue, another queue with a copy in this queue, or another queue."""
 _FITS, _MOVED, _STRANGE = range(3)
-"""Result of the check of an entry: it is right, its message has another queue offset, or its
-message is of another queue.
-"""
+"""Result for an entry: right, message of another queue offset, or message of another queue."""
 
 
 class SpareEntries:
@@ -148,12 +144,11 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        # The queue offset in a frame is that in the message's own queue. So it cannot be compared
-        # with the queue offset of a multi-dispatch copy.
+        # For a multi-dispatch copy, the frame has the queue offset in another queue: do not compare
+        # it.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A new group of misplaced entries begins where the result, or the distance to the right
-        # queue offset, changes.
+        # A new group begins if the result, or the distance to the right queue offset, changes.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
         self._last = int(ways[-1]), int(shifts[-1])
@@ -182,9 +177,7 @@ class SpareEntries:
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps that are recorded for one queue. The last record covers all
-further gaps.
-"""
+"""Maximum number of gaps to record for one queue; the last record covers all further gaps."""
 
 
 @dataclass(slots=True)
@@ -193,13 +186,11 @@ class SeenMessages:
 
     Attributes:
         next_offset: queue offset after the last message.
-        epoch_start: physical offset of the first message since the topic was recreated; None if it
-            was not.
+        epoch_start: physical offset of the first message of a recreated topic; else None.
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of the message at ``missing_from``, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
-        log_start: physical offset of the log's start, read after the queue's files were listed. It
-            is None until a comparison needs it.
+        log_start: the log's start after the queue's files were listed; None if not yet read.
     """
 
     queue: Queue | None
@@ -227,8 +218,8 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The joined gap also covers messages that exist. Their entries are checked a second
-                # time, with the same result.
+                # The joined gap also covers right entries, which are checked again. This does no
+                # harm.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
@@ -268,24 +259,19 @@ class QueuesAudit:
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # The queue offset in the frame is that in the message's own queue, not that of a
-                # multi-dispatch copy.
+                # For a multi-dispatch copy, the frame has the queue offset in another queue.
                 values["queue_offset"] = part.offsets
                 self._compare(key, values)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether the first offset given for each queue directly follows the queue's previous
-        message.
-        """
+        """Whether each first queue offset directly follows the previous message of its queue."""
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()
         )
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
-        """Count the entries with these queue offsets as right, because a Spark task has compared
-        them.
-        """
+        """Count these entries as right: a Spark task has already compared them."""
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
@@ -364,9 +350,7 @@ class QueuesAudit:
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
-        """Record the messages in the log that are before the queue's first entry as missing.
-        Messages that retention has deleted since are left out.
-        """
+        """Record messages before the queue's first entry that retention has not deleted."""
         if seen.queue is None or not early.any():
             return
         if seen.log_start is None:
@@ -381,7 +365,7 @@ class QueuesAudit:
     ) -> Iterator[Difference]:
         """Yield all differences, queue by queue, after the whole log is read.
 
-        Set ``is_explained`` if a crash explains that the newest entries of the queues are missing
+        ``is_explained``: whether a crash explains that newest entries are missing
         (:meth:`is_crash`).
         """
         for key in sorted({*self._seen, *self._names}):
@@ -399,11 +383,10 @@ class QueuesAudit:
 
         Two conditions must hold:
 
-        - No queue lacks a message that is before the physical offset that the dispatcher had
-          reached. RocketMQ dispatches one message after the other. logquarry dispatches one part of
-          the log after the other, and in each part, one queue after the other.
-        - No missing message is older than the checkpoint: all messages up to its time were
-          dispatched.
+        - Every queue has all messages before the physical offset that the dispatcher had reached.
+          (RocketMQ dispatches single messages. logquarry dispatches part after part of the log, and
+          within a part, queue after queue.)
+        - No missing message is older than the checkpoint, because older messages were dispatched.
         """
         if not self.layout.has_abort:
             return False
@@ -489,9 +472,7 @@ class QueuesAudit:
 
 
 def has_entries(queue: Queue, part: QueuePart) -> bool:
-    """Whether a queue has the entries of ``part`` at their queue offsets, byte for byte. False if
-    these queue offsets have a gap.
-    """
+    """Whether a queue has exactly the entries of ``part``, byte for byte and without a gap."""
     offsets = part.offsets
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     if stop - first != len(offsets) or first < queue.min_offset or stop > queue.max_offset:
@@ -508,9 +489,7 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
 
 
 def _entries_at(queue: Queue, offsets: Int64) -> Units:
-    """Return the entry at each of ``offsets`` (ascending); all zeros if the queue has no such
-    entry.
-    """
+    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
     for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
