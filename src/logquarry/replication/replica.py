@@ -276,8 +276,8 @@ class Replica:
             # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # An empty slave has all of the master's log if the log has no bytes after the slave's
-        # start.
+        # A slave without bytes has all of the log if no data follows. This happens if the master's
+        # log ends where the slave's log is to begin.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
