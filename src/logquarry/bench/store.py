@@ -1,8 +1,8 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
-A benchmark makes a store with RocketMQ's file sizes, warms up, measures, and deletes the store.
-Messages are dispatched during the puts. So there are two measured times: one until the last put
-returns, and one until all messages are dispatched.
+A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
+deletes the store. Messages are dispatched during the puts. So there are two measured times: one
+until the last put returns, and one until all messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string

@@ -1,6 +1,6 @@
-"""Functions that check or repair the store at a path; the commands of the same names use them.
+"""The functions behind the commands of the same names: they check or repair the store at a path.
 
-``recover``, ``rebuild`` and ``retain`` take a path themselves
+The functions for ``recover``, ``rebuild`` and ``retain`` are elsewhere
 (:mod:`logquarry.repair.recover.recover`, :mod:`logquarry.repair.rebuild.rebuild`,
 :mod:`logquarry.store.retention.retain`).
 """
@@ -86,7 +86,7 @@ def diff(
     from logquarry.repair.diff.diff import compare_stores
 
     arguments.optional(arguments.function, progress, "progress")
-    # Check both paths before a store is opened.
+    # Check both paths first, so that no store is opened if one of them is invalid.
     arguments.path(a, "a"), arguments.path(b, "b")
     layouts = [StoreLayout.open(path, config, storage_options) for path in (a, b)]
     return compare_stores(*layouts, progress=progress)
@@ -101,7 +101,7 @@ def salvage(
     storage_options: Mapping[str, Any] | None = None,
     bars: Bars | None = None,
 ) -> Salvaged:
-    """Copy the sound messages of a damaged store into a new store.
+    """Copy all messages of a damaged store that can be read without errors into a new store.
 
     The damaged store is not changed, but no other process may have it open. ``to_json()`` of the
     result is the document that ``logquarry salvage --json`` prints (docs/json.md).

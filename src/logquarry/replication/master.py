@@ -54,7 +54,7 @@ class SlaveView(NamedTuple):
     Attributes:
         next_offset: physical offset of the next byte to send.
         acknowledged: the slave has reported that it has all bytes before this physical offset.
-        sent_bytes: bytes of the log sent over this connection.
+        sent_bytes: number of bytes of the log that were sent over this connection.
     """
 
     peer: str
@@ -70,7 +70,8 @@ class MasterStatus(NamedTuple):
         max_offset: physical offset of the log's end.
         acknowledged: highest physical offset that any slave has acknowledged since the store was
             opened.
-        refused: number of connections refused, or closed because of invalid bytes.
+        refused: number of connections that were refused, or closed because the slave sent invalid
+            bytes.
         has_ended: whether an error has ended the master, so that it no longer serves slaves.
     """
 

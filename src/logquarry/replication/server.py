@@ -32,7 +32,9 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Admission:
-    """Decides which peers may connect, and logs refusals. Not thread-safe."""
+    """Decides which addresses may connect, counts refused connections, and logs them. Not
+    thread-safe.
+    """
 
     def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
         self._allowed = allowed
@@ -119,7 +121,7 @@ class Server(ABC, Generic[P]):
         read_size: maximum number of bytes to read at once.
 
     Attributes:
-        error: the error that ended the server; None while the server works.
+        error: the error that has ended the server; None while it runs.
     """
 
     def __init__(
@@ -167,7 +169,7 @@ class Server(ABC, Generic[P]):
             raise
 
     def close(self) -> None:
-        """End all connections, and stop listening. A second call does nothing."""
+        """End all connections and the thread, and stop listening. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         if self._thread.ident is not None:

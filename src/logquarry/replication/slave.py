@@ -108,7 +108,7 @@ class SlaveStatus(NamedTuple):
     Attributes:
         max_offset: physical offset of the log's end.
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
-        received_bytes: bytes of the log received since the start.
+        received_bytes: number of bytes of the log received since the start.
         connections: number of connections made since the start.
         has_all: whether the slave has the master's whole log, as far as the master's last message
             shows.
@@ -137,7 +137,7 @@ class HaSlave:
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
-        surroundings: clock and sockets; a simulation passes its own.
+        surroundings: provides clock and sockets. A test passes its own, to simulate them.
 
     Attributes:
         error: the error that has ended the slave; None while it runs.
@@ -208,7 +208,7 @@ class HaSlave:
             raise
 
     def close(self) -> None:
-        """End the connection, and stop. A second call does nothing."""
+        """End the connection and the threads. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         self._sync_wanted.set()

@@ -69,7 +69,7 @@ class Table:
     Attributes:
         rows: for each row, its cells as text that is not escaped. :func:`render` escapes them.
         numbers: indexes of the columns that contain numbers.
-        words: indexes of columns whose text is never broken into two lines.
+        words: indexes of the columns whose text is always kept on one line.
     """
 
     title: str

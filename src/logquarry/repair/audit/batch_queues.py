@@ -73,7 +73,8 @@ class BatchQueuesAudit(QueuesAudit):
             return
         stops = starts + entries["count"]
         seen = self._of(key, int(starts[0]))
-        # If a queue offset does not increase, the topic was recreated.
+        # If a queue offset does not increase, the topic was deleted and created again at this
+        # message.
         cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
         for number, (at, stop) in enumerate(pairwise(cuts)):
             if number:
@@ -253,7 +254,8 @@ _CHUNK: Final = 1 << 12
 
 
 class BatchQueueAudit:
-    """Compares one batch queue with the log; ``disk`` is None if the queue has no usable files.
+    """Compares one batch queue with the log. ``disk`` is the queue on the disk, None if its files
+    are missing or unusable.
 
     The methods are those of :class:`~logquarry.repair.audit.first_difference.QueueAudit`, but their
     arguments and results are numbers of entries instead of queue offsets.
@@ -383,7 +385,7 @@ class BatchQueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result; call this after the whole log is read."""
+        """Return the result. Call this only after the whole log is compared."""
         first = None
         if self._disk is not None and self._disk.files:
             first = self._disk.files[0].base // ENTRY_SIZE

@@ -1,4 +1,6 @@
-"""Typed differences between log, queues and index, with the rules and limits that decide them."""
+"""The differences between log, queues and index: their types, and the rules and limits by which
+they are found.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class Difference:
         file: path below the store's folder.
         offset: physical offset in the log; position in any other file.
         length: number of affected bytes, 0 if unknown.
-        is_explained: a crash explains the difference, so it is not damage.
+        is_explained: whether a crash explains the difference, so that it is not damage.
     """
 
     kind: str
@@ -65,7 +67,8 @@ class Difference:
 class EntryGroup:
     """Entries of a queue or of an index file that differ from the log in the same way.
 
-    ``number`` and ``reason`` describe the first entry; in a queue, ``number`` is its queue offset.
+    ``number`` and ``reason`` are those of the first entry, ``count`` is the number of entries. In a
+    queue, ``number`` is the first entry's queue offset.
     """
 
     kind: str
@@ -165,7 +168,9 @@ class FileDifference:
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """Return the fault as text; ``path`` replaces the path below the store's folder."""
+        """Return the fault as text. If ``path`` is given, the text shows it in place of the file's
+        path below the store's folder.
+        """
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -180,7 +185,8 @@ class FileDifference:
         ``offset`` is the physical offset at which the file's fault begins; 0 if it is no file of
         the log.
         """
-        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
+        # QUIRK: RocketMQ refuses to start if the last file has 0 bytes, although no message is
+        # lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -250,7 +256,7 @@ class TagsRule:
 
     @classmethod
     def of_readers(cls, topic: str) -> TagsRule:
-        """Return the rule for a check that does not know the broker's delay levels."""
+        """Return the rule for verify, which does not know the broker's delay levels."""
         return cls(any_time=topic == SCHEDULE_TOPIC)
 
     @classmethod
@@ -343,5 +349,5 @@ def names_ends(header: IndexHeader, first: int, last: int) -> bool:
 
 
 def queue_name(key: QueueKey) -> str:
-    """Return a queue's name for reasons and findings."""
+    """Return the text with which reasons and findings name a queue."""
     return f"queue {key[1]} of {key[0]}"

@@ -1,4 +1,5 @@
-"""Audit of the consume queues for a recovery: the first difference of each queue from the log.
+"""Compares the consume queues with the log, for a recovery: finds the first difference of each
+queue.
 
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
 still seems valid. This audit calls such a queue offset harmed.
@@ -44,7 +45,8 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 class QueueAudit:
     """Compares one queue with the log; if ``mends``, also finds the right value of harmed offsets.
 
-    ``disk`` is None if the queue has no usable files. Memory does not grow with the log.
+    ``disk`` is the queue on the disk, None if its files are missing or unusable. Memory does not
+    grow with the log.
     """
 
     def __init__(
@@ -144,7 +146,8 @@ class QueueAudit:
     def _take_run(self, offset: int, entries: Units) -> None:
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, entries):
-            # The offsets in all these frames are harmed, and the offsets in the queue are right.
+            # The queue has these entries at the expected offsets. So the offsets in all these
+            # frames are harmed.
             for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                 self._moved[place] = expected + at
             offset = expected
@@ -276,7 +279,7 @@ class QueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result; call this after the whole log is read."""
+        """Return the result. Call this only after the whole log is compared."""
         found, end = self.difference, self._next
         if self._first is not None:
             stop = min(self._first, self._had)

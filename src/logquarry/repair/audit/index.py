@@ -96,7 +96,8 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has exactly the entries of the log's keys, in the order of the keys.
+        """Whether the index has one entry for each key in the log, in the same order, and no other
+        entries.
 
         If False, read the log again, and call :meth:`count` for each run.
         """
@@ -338,7 +339,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """Return the fault of an index file's header or entries as text, or None."""
+    """Return why the header or the entries of an index file are wrong, as text, or None."""
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault
@@ -382,7 +383,9 @@ def sequence_fault(
 
 
 def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
-    """Whether the log has, or retention has deleted, the message of an index file's last key."""
+    """Whether an index file is of this log: the log has the message of the file's last key, or
+    retention has deleted it.
+    """
     if header.end_offset < log_start:
         return True
     outcome = log.outcome_at(header.end_offset, check_crc=False)

@@ -57,7 +57,7 @@ class EntryAudit:
         self._between = between
 
     def check(self, entries: Entries) -> None:
-        """Check all entries of the file, from number 1 on."""
+        """Check all entries of the file. ``entries`` begins with entry number 1."""
         start = last = 0
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
@@ -132,8 +132,8 @@ class EntryAudit:
 class KeyCounter:
     """Counts the keys for which index files should have entries, one run of the log at a time.
 
-    Only keys of the messages between a file's first and last message count, because the keys of
-    those two messages can be in the neighbouring files. COMMIT messages do not count, because 3.x
+    For each file, the keys of its first and its last message are not counted, because entries of
+    these keys can be in the previous or the next file. COMMIT messages do not count, because 3.x
     did not index their keys.
     """
 
@@ -143,7 +143,9 @@ class KeyCounter:
         self.keys = np.zeros(len(ranges), np.int64)
 
     def add(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run; ``has_key`` marks its frames with keys for the index."""
+        """Count the keys of a run. ``has_key`` is a mask: whether each frame has keys for the
+        index.
+        """
         if not ((self._begins < run.end) & (self._ends > run.start)).any():
             return
         rows = run.rows[has_key & ~_is_commit(run)]
@@ -204,7 +206,7 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of all index files with a sound header, oldest file first.
+    """The entries of all index files with a valid header, oldest file first.
 
     Entries at a file's start that point before ``log_start`` are skipped.
     """
@@ -240,7 +242,9 @@ class IndexEntries:
         return False
 
     def start(self, number: int) -> int:
-        """Return the first entry of a file whose message may still be in the log."""
+        """Return the position in a file of the first entry whose message retention has
+        not deleted.
+        """
         known = self._starts[number]
         if known is None:
             known = 0
@@ -311,7 +315,9 @@ class EntryStream:
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys: physical offsets of their messages, and hashes."""
+        """Compare the next keys. ``places`` has the physical offsets of their messages, ``hashes``
+        the keys' hashes.
+        """
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place

@@ -223,7 +223,7 @@ class SeenMessages:
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
-        """Forget the earlier messages: the topic was recreated at physical offset ``place``."""
+        """Forget the earlier messages: the topic was created again at physical offset ``place``."""
         self.groups.clear()
         self.gaps.clear()
         self.messages = 0

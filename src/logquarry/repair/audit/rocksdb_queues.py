@@ -1,4 +1,4 @@
-"""Audit of all queues of a store: queues in files, and queues in RocksDB (RocketMQ 5).
+"""Compares all queues of a store with the log: those in files, and those in RocksDB (RocketMQ 5).
 
 With ``rocksdbCQDoubleWriteEnable``, a store has each queue twice, in files and in RocksDB. The
 audit then compares both with the log.
@@ -136,7 +136,7 @@ class RocksQueuesAudit(QueuesAudit):
                 or "queue_entry_wrong" in seen.groups
             ):
                 continue
-            # If the topic was recreated within the run, the queue has only the later messages.
+            # If the topic was created again within this run, compare only the messages after that.
             falls = np.flatnonzero(np.diff(part.offsets) <= 0)
             start = int(falls[-1]) + 1 if len(falls) else 0
             offsets = part.offsets[start:]

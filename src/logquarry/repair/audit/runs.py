@@ -195,14 +195,18 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """Sound runs of one store in order, and paths of the index files with right chains."""
+    """What Spark tasks have found right: runs of the log in order, and paths of index files whose
+    chains are right.
+    """
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()
 
 
 class SoundReader:
-    """Finds the sound parts of a store. Not thread-safe."""
+    """Finds the parts of a store that agree with each other (:class:`SoundParts`). Not
+    thread-safe.
+    """
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)

@@ -103,7 +103,7 @@ class _Wheel:
         return dict(sorted(found.items()))
 
     def _read_end(self) -> None:
-        """Read the end of the timer log again, as the broker does."""
+        """Apply the last entries of the timer log to the wheel again, as the broker does."""
         begin = max(0, self._check.log_end - self._size)
         starts = [base for base in self._files if base <= begin][-1:] or list(self._files)[:1]
         for base, entries in self._files.items():
@@ -266,7 +266,9 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries in the queue's order; the last entry points to the queue's last message."""
+    """Yield the entries for the new timer log, in the order of the queue. The last one points to
+    the queue's last message.
+    """
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset

@@ -39,7 +39,8 @@ class LogDiff:
     """Compares two logs between two physical offsets.
 
     Attributes:
-        divergence: the first difference, None if there is none.
+        divergence: the first difference that a reader of the logs could notice, None if there is
+            none.
         notes: differences in the padding of blanks, as text. They are no divergence.
     """
 
@@ -126,8 +127,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that words are aligned if both files start at the
-            # same offset.
+            # End each chunk at a multiple of _STEP. Then the words of 8 bytes that are compared are
+            # aligned if both files start at the same offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size

@@ -41,7 +41,7 @@ _Run = tuple[int, Records]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The physical offsets that both logs have.
+    """The part of the log that both stores have, between two physical offsets.
 
     If ``is_live``, a writer has a store open. Its queues may then still lack the newest messages of
     its log.
@@ -70,8 +70,8 @@ class StoreQueues:
         unread: folder of a RocksDB that could not be read -> the reason.
         folder: (full path, path below the store's folder) of the folder of RocksDB; None if the
             store has no RocksDB.
-        dispatched_end: after a crash, the physical offset up to which RocksDB has all entries. None
-            if RocksDB has all entries, or the store has no RocksDB.
+        dispatched_end: after a crash, the physical offset up to which RocksDB has the entries of
+            all messages. None after a clean shutdown, or if the store has no RocksDB.
     """
 
     forms: dict[QueueKey, dict[type[Queue], Queue]] = field(default_factory=dict)

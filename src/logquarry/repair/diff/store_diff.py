@@ -10,7 +10,7 @@ Side = Literal["a", "b"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A message, a blank or damage in one log.
+    """What one log has at a physical offset: a message, a blank, damage, or nothing.
 
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
@@ -49,7 +49,7 @@ class LogPart:
 
     Attributes:
         offset: physical offset of the first byte.
-        length: number of bytes that were compared, or that one store lacks.
+        length: number of bytes of this part.
         different_bytes: number of bytes that differ. Different padding of blanks counts only after
             the divergence.
         first_difference: physical offset of the first difference, None if there is none.
@@ -112,8 +112,8 @@ class StoreDiff:
         end: physical offset of the common part's end. If the logs have no common part, it is not
             greater than ``start``.
         divergence: the first difference of the logs, None if there is none.
-        config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
-            change these files, so they do not affect the verdict.
+        config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
+            Consumers change these files, so they do not affect the verdict.
         notes: further facts about the comparison that are no divergence, as text.
         lost: the stores whose last log files are missing.
         unread: the stores whose queues in RocksDB could not be read, and were not compared.

@@ -43,8 +43,8 @@ class BuiltBatchQueue:
     """One batch queue during the build. Offsets are queue offsets.
 
     Attributes:
-        written: bytes of the entries in the files.
-        restarts: number of times that the topic was recreated.
+        written: number of bytes of the entries that are written to the files.
+        restarts: number of times that the topic was deleted and created again.
         fillers: number of queue offsets of messages that the log has lost in the middle of the
             queue.
     """

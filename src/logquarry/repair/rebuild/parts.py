@@ -215,7 +215,10 @@ def read_entries(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Keys of the index, from the run (start, end), or from offsets, times and hashes in ``keys``.
+    """Some keys for the index.
+
+    The keys are those of the run (``start``, ``end``), or if ``keys`` is given, those in it:
+    (physical offsets, store times, hashes).
 
     Of these keys, ``skip`` are left out at the start, and the next ``take`` are used.
     """

@@ -51,7 +51,7 @@ class BuiltQueue:
 
     Attributes:
         written: one past the last entry that is written to the files; :meth:`begin` if none is.
-        restarts: number of times that the topic was recreated.
+        restarts: number of times that the topic was deleted and created again.
         gaps: ranges (start, stop) without a message in the log. Fillers are written for them.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
     """
@@ -178,7 +178,7 @@ class QueueFiles(EntryFiles):
 
     # ------------------------------------------------------------------- built by several tasks
     def takes(self, key: QueueKey) -> bool:
-        """Whether a queue can have this name."""
+        """Whether the topic of ``key`` can be the name of a folder."""
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:

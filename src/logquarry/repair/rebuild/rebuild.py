@@ -1,4 +1,5 @@
-"""Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
+"""Rebuild: makes new consume queues and a new index from the log, in the store or in another
+folder.
 
 The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. The
 file ``complete`` is made before the renames, and removed after them. If a rebuild was interrupted,

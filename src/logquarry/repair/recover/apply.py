@@ -1,4 +1,4 @@
-"""Applies the plan of a safe recovery, with the store's lock held.
+"""Applies the plan of a safe recovery. The caller holds the store's lock.
 
 If the recovery is interrupted, it can be run again, because it changes the store in this order:
 
@@ -70,11 +70,13 @@ it would take too long to write terabytes again.
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan that was made with the lock held. The caller removes ``abort`` afterwards.
+    """Apply a plan. The caller must have held the store's lock since before the plan was made. The
+    caller removes ``abort`` afterwards.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if bytes have become unreadable; the store can be recovered again.
+        UnreadableFile: if bytes can no longer be read that could be read for the plan; the store
+            can be recovered again.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()

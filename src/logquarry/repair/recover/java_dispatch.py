@@ -6,10 +6,10 @@ accepts a blank of any size. Java rejects a frame if its DELAY property is not a
 lengths point past the end of Java's read buffer. Apart from that, RocketMQ 4.9.3 accepts every V1
 frame that is valid for :func:`logquarry.format.frame.decode_at`. RocketMQ 5 also accepts V2 frames.
 
-The rules of the dispatch (``doDispatch``) are for stores with queue files. They come from
-``CommitLog.recoverNormally``, ``recoverAbnormally`` and ``DefaultMessageStore.load`` of 4.9.3,
-5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not show whether 5.1 or 5.3 wrote it, so the
-rules of 5.3 are used for both. The two differ after a clean shutdown: 5.1 then dispatches no
+The rules by which messages are dispatched (``doDispatch``) apply to stores with queue files. They
+come from ``CommitLog.recoverNormally``, ``recoverAbnormally`` and ``DefaultMessageStore.load`` of
+4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not show whether 5.1 or 5.3 wrote it,
+so the rules of 5.3 are used for both. The two differ after a clean shutdown: 5.1 then dispatches no
 message of the log.
 """
 
@@ -97,8 +97,8 @@ def check_message(
             by 4.9, because Java reads the levels after that.
         read_body: whether Java reads the body. A recovery does. The later dispatch skips the body,
             and so accepts a BODYLEN that is larger than the frame.
-        is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
-            that reaches past the buffer is rejected.
+        is_5: whether to use the rules of 5.3 and later, which accept V2 frames, and reject a frame
+            or a blank that ends after the end of the buffer.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)

@@ -229,9 +229,10 @@ class JavaQueue:
     """One queue, as RocketMQ treats it.
 
     Attributes:
-        max_physical: physical offset after the last message (``maxPhysicOffset``), or -1.
+        max_physical: physical offset after the last message in the queue (``maxPhysicOffset``), -1
+            if there is none.
         files: the files in order. At first, Java takes each file as full.
-        set_aside: paths of the files that Java would destroy, each with its reason.
+        set_aside: (path, reason) of each file that Java would delete.
         cut: position in bytes of the first entry that was cut off because it is after the log's
             end; None if none was.
         put_from: position in bytes of the first entry that was appended.

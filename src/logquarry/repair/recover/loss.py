@@ -1,4 +1,4 @@
-"""Finds the messages that a recovery would lose, and decides whether the loss needs consent.
+"""Finds the messages that a recovery would lose, and decides whether the user must consent to it.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
 existed, and the recovered log does not have the message. Messages that retention deleted, and

@@ -78,7 +78,7 @@ class StoreFound:
         pieces: the parts of the log that are not dispatched yet, without damage, as physical
             offsets (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
-        recovered: result of a recovery in mode ``rocketmq``, or None.
+        recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
         transactions: state table and redo log. Only in dialect 3.1, the formats of RocketMQ 3.1.
     """
 

@@ -31,7 +31,7 @@ class StepKind(Enum):
     RENAME = "rename"
     """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"
-    """Shorten the log or a queue."""
+    """Cut off the end of the log or of a queue."""
     ZERO = "zero"
     """Overwrite the bytes after the end of the log or of a queue with zeros. They are copied to
     quarantine first.
@@ -49,9 +49,9 @@ class StepKind(Enum):
     BUILD_TRANSACTIONS = "build_transactions"
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
-    """Put the missing keys into the index."""
+    """Add the missing keys to the index."""
     WRITE_CHECKPOINT = "write_checkpoint"
-    """Write a new checkpoint, because the old one cannot be read or covers lost messages."""
+    """Write a new checkpoint: the old one is missing, cannot be read, or covers lost messages."""
     NOTE_DAMAGE = "note_damage"
     """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
@@ -110,7 +110,8 @@ class RecoveryPlan:
         looked_at: the facts in the store on which the plan is based, as text.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
-        dispatch_from: physical offset of the first message to dispatch again.
+        dispatch_from: physical offset of the first message that the recovery dispatches to queues
+            and index.
         damage: damaged parts before the log's end. The recovery does not remove them.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
@@ -290,8 +291,9 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ also removes the
-    other files, but adds only some of their messages to the index again (RocketMQ issue #8007).
+    After a crash, the plan keeps only the index files whose last message is not newer than the
+    checkpoint. RocketMQ also removes the other files, but adds only some of their messages to the
+    index again (RocketMQ issue #8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -89,8 +89,8 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
     Raises:
         StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
-            the place of a file.
-        UsageError: if the shape of the index is neither given nor can be inferred.
+            the path of a file.
+        UsageError: if the sizes of the index files are not given, and cannot be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
 
@@ -187,7 +187,8 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 treats a store of 3.x like a store of 4.x.
+        # RocketMQ 4.9 does not distinguish a store of 3.x from one of 4.x, so neither does this
+        # recovery.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout

@@ -389,7 +389,7 @@ def lost_by_queue(
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Sort ranges, and join adjacent or overlapping ranges."""
+    """Return the ranges in ascending order. Ranges that touch or overlap are joined."""
     result: list[Range] = []
     for start, stop in sorted(ranges):
         if result and start <= result[-1][1]:
@@ -421,7 +421,8 @@ class StoreTimes:
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
-        raised: number of messages that were earlier than the previous message.
+        raised: number of messages that get a later store time, because they were earlier than the
+            previous message.
     """
 
     def __init__(self) -> None:

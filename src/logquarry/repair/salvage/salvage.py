@@ -104,7 +104,7 @@ class MovedProgress:
 
 @dataclass(slots=True)
 class Salvaged:
-    """The result of a salvage, or a preview.
+    """The result of a salvage. In a preview, nothing was written.
 
     Attributes:
         into: the new store's folder, None for a preview.
@@ -178,13 +178,14 @@ def salvage(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Copy every sound message of a store into a new store; the old store is not changed.
+    """Copy every undamaged message of a store into a new store. The old store is not changed.
 
     :func:`logquarry.repair.calls.salvage` describes the errors and the other arguments.
 
     Args:
-        disk: disk of the new store.
-        pause: called at safe points; raise to cancel.
+        disk: writes the new store; None for the default.
+        pause: called at points where the work can end safely. To cancel the salvage, raise an
+            exception in it.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -265,8 +266,8 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # Salvage writes these tables as JSON files. If it also copied RocksDB, a broker would read the
-    # tables in RocksDB instead.
+    # Do not copy the RocksDB with tables that salvage writes as JSON files: a broker would read its
+    # tables instead of these files.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:

@@ -1,4 +1,6 @@
-"""Findings of verify: their kinds with severity, meaning and next step, and the report."""
+"""The findings of verify: their kinds, each with severity, meaning and next step, and the report
+that lists findings.
+"""
 
 from __future__ import annotations
 
@@ -395,7 +397,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """Return the next step if a file that is no index has the name of an index file."""
+    """Return the next step if a file has the name of an index file, but is not one; else None."""
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)

@@ -156,7 +156,9 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_sidecar(
     layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
 ) -> None:
-    """Check logquarry's own files: settings, durable offset, and leftovers of interrupted work."""
+    """Check logquarry's own files: settings, durable offset, and files that an interrupted rebuild
+    has left.
+    """
     files = layout.filesystem
     try:
         kept_settings.decode(files.read(SETTINGS))

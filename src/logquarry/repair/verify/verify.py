@@ -93,7 +93,7 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store without changing it. Damaged contents give findings, but no error.
+    """Check a store without changing it. Damage is reported as findings, and not as an error.
 
     Args:
         progress: called with two numbers of bytes: those checked so far, and all bytes of log,
@@ -101,7 +101,7 @@ def verify_store(
         sound: parts of the log that Spark tasks have already checked (default: none).
 
     Raises:
-        UsageError: if the files contradict the configuration.
+        UsageError: if files have other sizes than the configuration gives.
     """
     layout = layout.by_content()
     require_own_settings(layout)
