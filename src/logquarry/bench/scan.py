@@ -7,7 +7,7 @@ of fixed width. ``all_to_arrow`` makes all columns, and checks the CRC of every 
 The other benchmarks measure recovery, rebuild and verify. For RocketMQ, ``oracle/bench recover``
 and ``oracle/bench rebuild`` measure the same work. Each benchmark makes a store with RocketMQ's
 file sizes, and does its work on this store three times in one process. The files are then in the
-page cache. A measured time ends when all messages are dispatched.
+page cache. The measured time of a recovery or a rebuild ends when all messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown

@@ -12,9 +12,9 @@ before its offset. A transfer can end in the middle of a frame.
 The caller passes received bytes and the time, and gets events and the bytes to send. If the network
 divides the bytes of a transfer differently, its data comes in more or fewer events, and nothing
 else changes. A connection keeps at most a part of a header in memory. If a peer sends invalid
-bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A put that waits for a slave ends
-only if the master has sent the bytes of its message over this connection. A slave accepts only
-bytes that directly follow its own last byte.
+bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends the wait of a
+put only if the master has sent the bytes of the put's message over this connection. A slave accepts
+only bytes that directly follow its own last byte.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class ConfigAnswers:
             ]
         found = self._found(request.table)
         if found.document is None:
-            # Do not send the reason to the peer, which must not learn the file's content.
+            # Do not send the reason why the file is invalid: the peer must not learn it.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
             return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]

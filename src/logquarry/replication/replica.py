@@ -291,7 +291,7 @@ class Replica:
 
         Raises:
             LogsDiverged: if the master's log ends at ``offset``.
-            ReplicationError: if the master's log begins at ``offset``, and has no longer the bytes
+            ReplicationError: if the master's log begins at ``offset``, and no longer has the bytes
                 that the slave needs, or those that it compares.
         """
         wrote = self.feed.wrote_offset

@@ -372,8 +372,8 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return why an index file does not fit, as text, or None. It can be a file of another log, or
-    overlap the previous index file.
+    """Return a text if an index file is of another log, or overlaps the previous file;
+    else None.
     """
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"

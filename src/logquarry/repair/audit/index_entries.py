@@ -268,8 +268,7 @@ class IndexEntries:
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """Return the place of the first entry that points to ``offset``, a physical offset, or
-        further.
+        """Return the place of the first entry whose physical offset is ``offset`` or higher.
 
         The entries must be in the order of the log; else the search returns a wrong place.
         """

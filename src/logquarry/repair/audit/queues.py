@@ -2,9 +2,9 @@
 
 The audit reports differences after it has read the whole log: if a topic was deleted and created
 again, the earlier differences do not count. Memory does not grow with the log. An entry is spare if
-the log has no message with this queue offset in the queue. Its message is expired or lost, has
-another queue offset, or has a multi-dispatch copy in the queue. In a queue file with a wrong name,
-all entries have wrong queue offsets.
+the log has no message of the queue with the entry's queue offset. Its message is expired or lost,
+has another queue offset, or has a multi-dispatch copy in the queue. In a queue file with a wrong
+name, all entries have wrong queue offsets.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COPIES: Final = re.compile(
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
 _OWN, _COPY, _FOREIGN = range(3)
-"""Queue of a message: this queue, another queue with a copy in this queue, or another queue."""
+"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
 _FITS, _MOVED, _STRANGE = range(3)
 """Result for an entry: right, message of another queue offset, or message of another queue."""
 

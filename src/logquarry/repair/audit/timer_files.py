@@ -208,7 +208,7 @@ def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, asid
 # then reads the queue of ``rmq_sys_wheel_timer``, from the message after the timer log's last entry
 # (``TimerMessageStore.recover``). So the last entry of the new timer log must point to the queue's
 # last message. If that message was already delivered, its entry is put into a slot before the
-# broker's read time, from which the broker delivers nothing.
+# broker's read time, which the broker does not read again.
 
 _LEAST_BLANK: Final = timer.BLANK.size
 
@@ -277,8 +277,8 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Put all overdue messages into the slot of the present time. In earlier slots, a broker would
-    # not deliver them if it starts up to a week later.
+    # Put all overdue messages into the first slot, that of the present time. So a broker delivers
+    # them even if it starts up to a week from now.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):

@@ -162,7 +162,7 @@ class RebuildReport:
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether no process has the store open, and it was not shut down cleanly.
+        has_abort: whether no process has the store open, but it was not shut down cleanly.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         log_start: physical offset of the log's first byte.

@@ -424,8 +424,8 @@ class _IndexRest(KeyThread):
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """Divide the part of the log to dispatch: into the bytes that only the queues need, and those
-    that the index needs too. Return (start, end, whether the index needs the keys) of each part.
+    """Return the parts of the log to dispatch, as (start, end, whether the index needs the keys).
+    Only the queues need the other parts.
     """
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)

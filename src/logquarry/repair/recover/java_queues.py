@@ -205,7 +205,7 @@ def refuse_unreadable(view: FileView, length: int, remedy: str = "makes the file
 
 
 RECOVERED_FILES: Final = 3
-"""A recovery begins at the file that is this number of files before a queue's or the log's end."""
+"""A recovery reads this number of files at the end of a queue or of the log."""
 LARGEST_BASE: Final = java.LONG_MAX // 2
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _CHUNK: Final = 1 << 12

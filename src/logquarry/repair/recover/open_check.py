@@ -79,7 +79,8 @@ class StoreFound:
             offsets (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
         recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
-        transactions: state table and redo log. Only in dialect 3.1, the formats of RocketMQ 3.1.
+        transactions: the state table and the redo log, which only a store in the format of RocketMQ
+            3.1 has.
     """
 
     config: StoreConfig

@@ -291,9 +291,9 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only the index files whose last message is not newer than the
-    checkpoint. RocketMQ also removes the other files, but adds only some of their messages to the
-    index again (RocketMQ issue #8007).
+    After a crash, the plan keeps only the index files that are full, and whose last message is not
+    newer than the checkpoint. RocketMQ, too, removes files that are newer than the checkpoint, but
+    adds only some of their messages to the index again (RocketMQ issue #8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -157,8 +157,8 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # An earlier recovery has recorded the same end of the log. RocketMQ cuts queues only in
-            # memory, so the plan has the same steps again, but nothing needs to be done.
+            # An earlier recovery has recorded the same end of the log. RocketMQ cuts only in
+            # memory, so the plan has the same steps again, although nothing is left to do.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)

@@ -1,9 +1,9 @@
 """Recovery in the mode ``rocketmq``: makes the same changes as RocketMQ's load() and start().
 
-The recovery does what the RocketMQ version does that wrote the store, including its bugs. If the
-files do not show the version, it is taken as 4.9.3. As in Java, only the log's end in memory
-changes, and the bytes after it stay in the file. Files that Java deletes are moved to quarantine.
-If Java would fail on a store, the recovery raises an error.
+The recovery follows the RocketMQ version that wrote the store, including its bugs. If the files do
+not show the version, the recovery follows 4.9.3. As in Java, only the log's end in memory changes,
+and the bytes after it stay in the file. Files that Java deletes are moved to quarantine. If Java
+would fail on a store, the recovery raises an error.
 """
 
 from __future__ import annotations

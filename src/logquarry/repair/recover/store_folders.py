@@ -199,8 +199,8 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """The path of a store file has a folder, a pipe, a broken link, or a second name of another
-    file.
+    """There is no regular file at the path of a store file, or it is a second name of
+    another file.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
