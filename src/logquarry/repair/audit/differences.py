@@ -302,9 +302,10 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
-    """Return, for each physical offset, the number of the span that contains it, or -1.
+    """Return, for each physical offset, the index in ``spans`` of the span (part of the log) that
+    contains it; -1 if none does.
 
-    The spans must be ordered and must not overlap.
+    The spans must be in ascending order, and must not overlap.
     """
     if not spans:
         return np.full(len(places), -1, np.int64)

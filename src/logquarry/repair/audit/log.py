@@ -162,8 +162,8 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield all frames in order, in runs that threads or tasks have read. Not for a
-        live log.
+        """Yield all frames in order, in runs that threads or tasks have read. No writer may be
+        active.
         """
         assert not self._is_live
         return (
@@ -324,7 +324,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
     QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
     PUT_OK. RocketMQ writes a queue entry that points to the second file and has the size of a file.
-    A sound message never has this size, because a frame leaves room for a blank of 8 bytes.
+    A real message never has this size, because its frame leaves room for a blank of 8 bytes.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()

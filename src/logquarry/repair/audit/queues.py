@@ -182,7 +182,7 @@ MOST_GAPS: Final = 1 << 12
 
 @dataclass(slots=True)
 class SeenMessages:
-    """The messages of one queue in the log so far, since its topic was last recreated.
+    """The messages of one queue that were read so far, since its topic was last created again.
 
     Attributes:
         next_offset: queue offset after the last message.
@@ -304,7 +304,7 @@ class QueuesAudit:
     def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
         offsets: Int64 = values["queue_offset"]
         seen = self._of(key, int(offsets[0]))
-        # If a queue offset does not increase, the topic was recreated.
+        # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):

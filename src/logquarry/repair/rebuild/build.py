@@ -142,7 +142,7 @@ class QueueReport:
     Attributes:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
-        restarts: number of times that the topic was recreated.
+        restarts: number of times that the topic was deleted and created again.
         is_taken_over: whether the old files were copied, because the log has no message of the
             queue.
     """
@@ -166,7 +166,7 @@ class RebuildReport:
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         log_start: physical offset of the log's first byte.
-        messages: number of sound messages in the log.
+        messages: number of messages in the log, without damaged ones.
         queues: the new queues, None if no queues were built.
         index: the new index, None if no index was built.
         left_out: messages for which no queue entry can be made.
@@ -221,7 +221,7 @@ class BuildJob:
         clock: the time in milliseconds, for the names of index files.
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
         log: the audit that reads the log. After the build, it has read the whole log.
-        likely_end: physical offset near the log's end.
+        likely_end: physical offset near the log's end, for the progress.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
     """

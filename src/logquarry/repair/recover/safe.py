@@ -77,7 +77,7 @@ class SafePlan(RecoveryPlan):
         last_timestamp: store time of the last message in milliseconds.
         message_count: number of messages in the log after the recovery.
         pieces: the parts of the log without damage, as physical offsets (start, end).
-        misnamed: paths of files in the log's folder that do not belong to the log.
+        misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if a recovery builds these queues again.
     """
 

@@ -98,7 +98,7 @@ def verify_store(
     Args:
         progress: called with two numbers of bytes: those checked so far, and all bytes of log,
             queues and index.
-        sound: parts of the log that Spark tasks have already checked (default: none).
+        sound: parts of the log in which Spark tasks have found no difference (default: none).
 
     Raises:
         UsageError: if files have other sizes than the configuration gives.
