@@ -1,6 +1,7 @@
 """After an append, wakes the dispatcher, the flush service and replication, and settles the put.
 
-A put is settled when its flush wait and its replica wait are over. Compiled if possible.
+A put is settled when it no longer waits for the flush or for the replica, so that its status is
+final. The module is compiled if a C compiler was found at the installation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from logquarry.write.settling import FlushWait
 
 
 class Wakeable(Protocol):
-    """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
+    """A flag to set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether the flag must be set. Each put calls this method, which must be fast."""
+        """Whether the flag must be set. Each put calls this method, so it must be fast."""
 
     def set(self) -> None:
         """Set the flag: the log has grown."""
@@ -29,8 +30,9 @@ class Wakeable(Protocol):
 class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    ``flushing`` syncs the messages of puts that do not wait for a sync. If no put of the store
-    waits, ``settle_now`` settles the puts.
+    ``flushing`` is the flush service: it syncs the messages of puts that do not wait for a sync. If
+    the settings of the store make no put wait, the put path uses ``settle_now`` in place of
+    :meth:`settle`.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:
