@@ -45,12 +45,12 @@ class LogGrowth:
         self._set(())
 
     def follow(self, flag: Wakeable) -> None:
-        """Set a flag whenever the log grows, from now on."""
+        """From now on, set a flag whenever the log grows."""
         with self._change:
             self._set((*self._followers, flag))
 
     def unfollow(self, flag: Wakeable) -> None:
-        """Stop setting a flag."""
+        """No longer set a flag when the log grows."""
         with self._change:
             self._set(tuple(other for other in self._followers if other is not flag))
 
@@ -62,17 +62,17 @@ class LogGrowth:
         self.settle_now.use(after_append if flush is None else (*after_append, flush))
 
     def wake(self) -> None:
-        """Wake the dispatcher and the followers: the log has grown."""
+        """Wake the dispatcher and all followers, after an append to the log."""
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Like :meth:`wake`, but also wake the flush service: no put waits for the new bytes."""
+        """Wake the flush service too: no put waits for the new bytes, so no put starts a flush."""
         self.wake()
         self._wait.appended()
 
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
-        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`."""
+        """Settle a put after its message was written to the log; see :meth:`FlushWait.settle`."""
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle(result, wait, asked)

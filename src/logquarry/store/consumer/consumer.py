@@ -282,7 +282,7 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Try the queues in the order of `_turns`; return messages of the first one with messages."""
+        """Try the queues in the order of `_turns`; return messages of the first one with any."""
         # If the assignment changes after this line, a queue may get another owner, so the messages
         # that are read below must be discarded.
         self._is_disturbed = self._has_more = False

@@ -229,7 +229,7 @@ class QueueReader:
             return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the first queue offset, and the last queue offset plus 1; (0, 0) without a queue."""
+        """Return the first queue offset, and the last one plus 1; (0, 0) without a queue."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:

@@ -448,7 +448,7 @@ def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
 
 
 def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent: Intent) -> None:
-    """Truncate the log to the start of a load. A later recovery corrects the queues and the index."""
+    """Truncate the log to the start of a load. A later recovery corrects queues and index."""
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
