@@ -335,7 +335,7 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules | None:
-        """Return the rules for dialect 3.1 or for property CRCs; None for the rules of 4.9."""
+        """Return the append rules of dialect 3.1 or for property CRCs; None for those of 4.9."""
         table = self.files.transactions
         if table is None:
             return PropertyCrcRules() if self._has_property_crc else None
@@ -382,13 +382,14 @@ class StoreEngine:
     # -------------------------------------------------------------------------------------- end
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a thread of the store: a listener, or a callback of a put."""
+        """Whether the calling thread is the store's, so that it runs a listener or a callback."""
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
-        """Close the store, cleanly if possible; a second call does nothing.
+        """Close the store, cleanly if possible. A second call does nothing.
 
-        A listener or a callback of a put gets UsageError: its thread would wait for itself.
+        If a listener or a callback of a put calls this method, it raises UsageError: the thread of
+        the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -398,16 +399,17 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # Do not wait for a put that has already passed the check of the flags: the log refuses
-            # it, and its caller may be a listener or a callback, in a thread that must end now.
+            # A put may have passed the check of the flags just before. Do not wait for it: the log
+            # refuses its message. Its caller may be a listener or a callback, whose thread must end
+            # now.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
                     logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
-        """Sync all files, and delete ``abort``; return whether all of this succeeded."""
-        # Replication ends with the store, so no replica wait can succeed any more.
+        """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
+        # From now on, no replica can acknowledge a message, so end all replica waits.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
@@ -423,7 +425,8 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Bytes and queue entries of an earlier log may follow the log's end.
+                # Bytes and queue entries of an earlier log may follow the log's end in the files,
+                # so save the end.
                 note_end(self.disk, self.root, log_end)
             if not (all(ended) and is_whole and failure is None):
                 return False
