@@ -322,31 +322,33 @@ class LogFeed:
         With ``durably``, sync the saved offset too, so that it survives a power cut. This is not
         necessary if all frames are undamaged, because a recovery keeps undamaged frames anyway.
         """
-        # The log may have been synced before vouch() raised the limit of the durable offset.
+        # vouch() may have raised the limit of the durable offset after the last sync, so apply the
+        # synced offset again.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self.files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
-        """After a sync of the log up to an offset, raise the durable offset."""
-        # Bytes of another store's log may end inside a frame. Dispatched bytes and vouched bytes
-        # end between two frames.
+        """After the log was synced up to an offset, raise the durable offset."""
+        # Bytes of another store's log may end inside a frame. The durable offset must lie between
+        # two frames: use the end of the vouched bytes, or else of the dispatched frames.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
             offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
         self.files.durable.move(offset)
 
     def adopt(self) -> None:
-        """Read the next queue offsets from the bytes that :meth:`append_data` appended.
+        """Continue the queue offsets after the bytes that :meth:`append_data` appended, so that
+        puts may follow.
 
-        If the bytes end inside a frame, raise StoreUnavailable, because no put may follow them.
+        Raise StoreUnavailable if the bytes end inside a frame: no put may follow them.
         """
         with self._adopting:
             if not self.writer.has_foreign:
                 return
             end = self._log.wrote_offset
-            # A listener runs in the dispatcher's thread, so a listener cannot wait for the
-            # dispatcher.
+            # A listener that puts a message runs in the dispatcher's thread, so it cannot wait for
+            # the dispatcher.
             waits = not self.dispatching.is_current
             if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
@@ -357,15 +359,15 @@ class LogFeed:
             self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
-        """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
+        """Remove the copied bytes of another store's log that are after the last vouched offset.
 
-        The bytes usually end inside a message, and the zeros after them may seem to complete the
-        message.
+        These bytes usually end inside a message. The zeros after them in the file could be mistaken
+        for the rest of the message.
         """
         vouched = self.dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:
             return
-        # If the log starts above 0, the vouched offset may be below the log's start.
+        # If the log starts above 0, the vouched offset may be lower than the log's start.
         vouched = max(vouched, self._log.min_offset)
         file = self._log.last
         if file is not None and file.base <= vouched:
