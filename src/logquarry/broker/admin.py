@@ -221,7 +221,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """Answer with a topic's settings, which mqadmin 5 requests before the topic's statistics."""
+        """Answer with a topic's settings, which mqadmin 5 requests before its statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_json.topic_entry(topic))
 

@@ -206,8 +206,8 @@ class Core:
         writer: the same store if it is open for writing; None in a read-only broker.
         clock: function that returns the current time in milliseconds.
         spawn: runs a coroutine as a task, which the broker cancels when it stops.
-        address: host:port that clients get from the name server.
-        host: the broker's address in the binary form that a frame has.
+        address: the broker's address (host:port), which clients learn from the name server.
+        host: the broker's address and port, in the binary form of the hosts in a frame.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -225,7 +225,7 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """Return a topic; raise Refused if the topic is missing or lacks a permission."""
+        """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
@@ -237,19 +237,25 @@ class Core:
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """Return the topic of a queue; raise Refused if a client may not use the queue."""
+        """Return the topic of a queue.
+
+        Raise Refused if the topic lacks a permission or has no such queue.
+        """
         topic = self.require_topic(name, permission)
-        # A queue above write_queues can still have messages and offsets.
+        # If write_queues was reduced, the queues above it can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """Return the settings of a subscription group; create the group if that is allowed."""
+        """Return the settings of a subscription group.
+
+        If it is missing, create it if the options allow this.
+        """
         found = self.tables.groups.get(name)
         if found is None:
-            # A read-only broker serves every group.
+            # A read-only broker serves any group, even if it may not create groups.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     f"subscription group [{name[:200]}] does not exist",
@@ -260,12 +266,15 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic in memory, and schedule a write of the tables."""
+        """Create a topic in memory, and have the tables saved soon."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Schedule a write of the tables. One write saves all changes of a loop iteration."""
+        """Have the tables saved at the end of this iteration of the event loop.
+
+        One write then saves all changes of the iteration.
+        """
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -277,7 +286,7 @@ class Core:
             self.loop.call_later(_PAUSE_SECONDS, self._save)
 
     async def slow(self, job: Callable[[], T]) -> T:
-        """Run a call of the store in the thread for slow calls."""
+        """Call the store in the thread for slow calls, and wait for the result."""
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
@@ -286,7 +295,7 @@ class Core:
 
 
 def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
-    """Mark a method of a :class:`Part` as the handler of request codes."""
+    """Mark a method of a :class:`Part` as the handler of requests with these codes."""
 
     def mark(method: _Method) -> _Method:
         vars(method)["codes"] = codes
@@ -296,13 +305,16 @@ def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
 
 
 class Part:
-    """A part of the broker. The methods marked with :func:`answers` answer requests."""
+    """A part of the broker that answers some kinds of requests.
+
+    Its methods that are marked with :func:`answers` are the handlers.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handler of each request code that this part answers."""
+        """Return the handlers of this part, by request code."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()
