@@ -31,8 +31,8 @@ class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
     ``flushing`` is the flush service: it syncs the messages of puts that do not wait for a sync. If
-    the settings of the store make no put wait, the put path uses ``settle_now`` in place of
-    :meth:`settle`.
+    the store's settings let no put wait for a flush or a replica, the put path uses ``settle_now``
+    in place of :meth:`settle`.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:

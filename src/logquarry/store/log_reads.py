@@ -143,7 +143,8 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Return where the log file after the one with a physical offset starts (``rollNextFile``).
+        """Return the start of the log file that follows a physical offset's file
+        (``rollNextFile``).
 
         The log need not have this next file yet.
         """

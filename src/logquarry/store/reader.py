@@ -296,7 +296,7 @@ class _Found:
 
     @cached_property
     def other_queues(self) -> OtherQueues:
-        """The queues that are stored in other forms than as files of 20-byte entries."""
+        """The queues that are not stored as files of 20-byte entries."""
         return other_queues(self._store.layout)
 
     @cached_property

@@ -120,8 +120,8 @@ class StoreState:
         dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
             If another process writes the store, this counts all bytes after the last message in a
             queue, even a blank.
-        flush_behind: number of bytes at the log's end that may not be synced; None if the store has
-            no record of the durable offset.
+        flush_behind: number of bytes at the log's end that are not known to be synced; None if the
+            store has no record of the durable offset.
         retained: for each topic, the number of messages in its queues that are still in the log,
             and their bytes. With multi-dispatch, a message has entries in several queues, and
             counts in the topic of each.

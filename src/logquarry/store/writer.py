@@ -336,10 +336,10 @@ class BaseWriter(LiveStore):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        When the ``with`` block begins, it puts a half message, which consumers do not receive. If
-        the block ends without a commit, the transaction is rolled back, even if there was no
-        exception. If the process crashes in the block, a later check of the half message ends the
-        transaction (:meth:`start_transaction_checks`).
+        At the start of the ``with`` block, the transaction puts a half message, which consumers do
+        not receive. If the block ends without a commit, the transaction is rolled back, even if
+        there was no exception. If the process crashes in the block, a later check of the half
+        message ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
             message: the message to put at a commit. It must not have a delay.

@@ -52,8 +52,8 @@ class TransactionState(enum.StrEnum):
 class Transaction:
     """A transaction with one message; made by ``store.transaction``.
 
-    Only a commit puts the message into its topic. A transaction is a context manager. When the
-    ``with`` block begins, it puts the half message. When the block ends and the transaction is
+    Only a commit puts the message into its topic. A transaction is a context manager. At the start
+    of the ``with`` block, it puts the half message. When the block ends and the transaction is
     still open, it is rolled back, unless :meth:`leave_open` was called. If the process dies in the
     block, a later check of the half message ends the transaction.
 
