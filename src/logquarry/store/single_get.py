@@ -1,4 +1,7 @@
-"""Gets messages from a store that is open for writing. Compiled if possible."""
+"""Gets messages from a store that is open for writing.
+
+The module is compiled if a C compiler was found at the installation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.I
 
 
 class SingleGet:
-    """The method of :class:`~logquarry.store.reader.LiveStore` that gets messages of a queue."""
+    """The part of :class:`~logquarry.store.reader.LiveStore` that gets messages of a queue."""
 
     _live_queues: Mapping[QueueKey, Queue]
     _health: Health
