@@ -60,6 +60,7 @@ class Harmed:
         harms: the harms.
         hit: bodies of the messages that the harms have destroyed.
         tokens: other bytes than messages that no recovery may lose.
+        spoilt: queue files whose first entry is wrong, so that a recovery overwrites the entry.
     """
 
     root: Path
@@ -72,6 +73,7 @@ class Harmed:
     harms: list[str] = field(default_factory=list)
     hit: set[bytes] = field(default_factory=set)
     tokens: list[bytes] = field(default_factory=list)
+    spoilt: set[Path] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         live = self.root if not self.is_durable else self.root.with_name(f"{self.root.name}-live")
@@ -246,10 +248,14 @@ class Harmed:
         if (path := self._queue_file()) is not None:
             # A recovery overwrites these bytes and does not keep them: it has the right ones from
             # the log.
-            overwrite(path, 20 * self.rng.randrange(UNITS), self.rng.randbytes(20))
+            at = 20 * self.rng.randrange(UNITS)
+            overwrite(path, at, self.rng.randbytes(20))
+            if not at:
+                self.spoilt.add(path)
 
     def _change_tags(self) -> None:
-        if (path := self._queue_file()) is not None and any(path.read_bytes()[:20]):
+        path = self._queue_file()
+        if path is not None and path not in self.spoilt and any(path.read_bytes()[:20]):
             token = b"\xee" + self.rng.randbytes(7)
             self.tokens.append(token)
             overwrite(path, 12, token)

@@ -115,3 +115,8 @@ def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_
                 assert not wrong, f"{work.harmed.harms}\n{explain(wrong)}"
         for path in shm.iterdir():
             shutil.rmtree(path)
+
+
+def test_a_recovery_keeps_no_bytes_of_an_entry_that_is_wrong(shm: Path) -> None:
+    """Two harms of one entry: in seed 110001043, other tags are in an entry that is wrong anyway."""
+    recovery_of(shm, 110001043, mode="rocketmq")
