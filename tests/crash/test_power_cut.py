@@ -118,5 +118,5 @@ def test_power_cuts_while_harmed_stores_are_recovered(seed: int, shm: Path, tmp_
 
 
 def test_a_recovery_keeps_no_bytes_of_an_entry_that_is_wrong(shm: Path) -> None:
-    """Two harms hit one entry of a queue: the bytes of an entry that is wrong anyway may be lost."""
+    """Two harms hit one entry of a queue: bytes of an entry that is wrong anyway may be lost."""
     recovery_of(shm, 110001043, mode="rocketmq")
