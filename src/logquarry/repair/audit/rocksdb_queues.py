@@ -12,7 +12,7 @@ import numpy as np
 
 from logquarry.errors import CorruptFile
 from logquarry.format.queue_entry import ENTRY
-from logquarry.log.follow import Followed
+from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed
 from logquarry.read.log_queues import QueueKey
@@ -74,13 +74,13 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
-        # The audits of files and of each RocksDB find the same recreated topics in the log.
-        epochs: set[Difference] = set()
+        # The audits of files and of each RocksDB find the same differences in the log.
+        in_log: set[Difference] = set()
         for found in self._differences(log_end, lost):
-            if found.kind == "new_epoch":
-                if found in epochs:
+            if found.kind in ("new_epoch", "harmed_queue_offset"):
+                if found in in_log:
                     continue
-                epochs.add(found)
+                in_log.add(found)
             yield found
 
     def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
@@ -122,25 +122,24 @@ class RocksQueuesAudit(QueuesAudit):
     def add(self, followed: Followed, parts: Parts) -> None:
         """Compare the frames of a run with their entries and the entries' store times."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
-        for key, part in parts.items():
-            seen = self._seen.get(key)
-            if (
-                seen is None
-                or not isinstance(seen.queue, RocksQueue)
-                or "queue_entry_wrong" in seen.groups
-            ):
-                continue
-            # If the topic was recreated within the run, the queue has only the later messages.
-            falls = np.flatnonzero(np.diff(part.offsets) <= 0)
-            start = int(falls[-1]) + 1 if len(falls) else 0
-            offsets = part.offsets[start:]
-            times = followed.requests.store_timestamp[part.rows][start:]
-            first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
-            for there, entries in self._db.entries(*key, first, stop):
-                _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
-                differs = np.zeros(len(offsets), np.bool_)
-                differs[ours] = times[ours] != entries["store_timestamp"][theirs]
-                seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
+        part = super()._add(key, part, requests)
+        seen = self._seen[key]
+        if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
+            return part
+        # If the topic was recreated within the run, the queue has only the later messages.
+        falls = np.flatnonzero(np.diff(part.offsets) <= 0)
+        start = int(falls[-1]) + 1 if len(falls) else 0
+        offsets = part.offsets[start:]
+        times = requests.store_timestamp[part.rows][start:]
+        first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
+        for there, entries in self._db.entries(*key, first, stop):
+            _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
+            differs = np.zeros(len(offsets), np.bool_)
+            differs[ours] = times[ours] != entries["store_timestamp"][theirs]
+            seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+        return part
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""

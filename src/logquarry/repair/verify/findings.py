@@ -23,6 +23,7 @@ class Action(Enum):
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
     MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
+    SALVAGE = "`salvage --into DIR`, which corrects the offset"
     READ = "read the message with `messages --offset`; its text cannot be restored"
     NOTHING = "nothing"
 
@@ -93,6 +94,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "bad_property_crc": _damage(
         Action.READ,
         "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
+    ),
+    "harmed_queue_offset": _damage(
+        Action.SALVAGE,
+        "the queue offset in a frame has changed. The queue has the message at its right place, so "
+        "consumers get it, but a client that commits the frame's offset repeats or skips messages",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
@@ -379,6 +385,9 @@ def next_step(report: VerifyReport) -> Next | None:
         return Next(("verify",), "do what the finding wrong_entry says")
     if Action.RECOVER in actions:
         return Next(("recover",), before)
+    if Action.SALVAGE in actions and (Action.QUEUES in actions or not is_built):
+        # A rebuild of the queues would trust the harmed queue offsets.
+        return Next(("salvage", "--into", "DIR"), before)
     if is_built:
         only = [] if len(is_built) > 1 else ["--queues" if Action.QUEUES in actions else "--index"]
         return Next(("rebuild", "--in-place", *only), before)
