@@ -133,6 +133,10 @@ def bench_peer(
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000
+LARGEST_BATCH: Final = 1 << 26
+"""Maximum bytes of the bodies in one call."""
+_MOST_PREPARED: Final = 1 << 29
+"""Maximum bytes of the bodies in prepared batches, unless there is only one."""
 _WIRES: Final = 256
 _MOST_BATCHES: Final = 64
 _AT_ONCE: Final = 32
@@ -142,6 +146,7 @@ _LONGEST_IDLE: Final = 5.0
 _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
+_LEAST_WARMUP_BYTES: Final = 1 << 30
 _SYNC_WARMUP: Final = 2_000
 # A constant, because in Python 3.11 the lookup of an enum's member takes 0.15 us.
 _PUT_OK: Final = PutStatus.PUT_OK
@@ -161,7 +166,10 @@ class Load:
         as_messages: for the kind ``put-many``, whether to put Message objects instead of record
             batches.
         warmup: number of messages before the measurement; None for a quarter of ``n``, but at least
-            200,000, or with ``is_sync`` at most 2,000.
+            200,000 or 1 GiB, or with ``is_sync`` at most 2,000.
+
+    Raises:
+        UsageError: if a batch has more bytes than LARGEST_BATCH.
     """
 
     n: int = 1_000_000
@@ -177,12 +185,27 @@ class Load:
     as_messages: bool = False
     warmup: int | None = None
 
+    def __post_init__(self) -> None:
+        length = self.batch * self.body
+        if length > LARGEST_BATCH:
+            raise UsageError(
+                f"a batch of {self.batch:,} bodies of {self.body:,} bytes has {length:,} bytes, "
+                f"more than {LARGEST_BATCH:,}: use a smaller --batch or --body"
+            )
+
     @property
     def warmup_count(self) -> int:
         """Number of messages before the measurement."""
         if self.warmup is not None:
             return self.warmup
-        return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
+        if self.is_sync:
+            return min(self.n, _SYNC_WARMUP)
+        least = min(_LEAST_WARMUP, _LEAST_WARMUP_BYTES // max(1, self.body))
+        return max(least, self.n // 4)
+
+    def prepared(self, most: int) -> int:
+        """Return how many batches to prepare before the measurement: at most ``most``."""
+        return max(1, min(most, _MOST_PREPARED // max(1, self.batch * self.body)))
 
 
 class Bench:
@@ -279,7 +302,7 @@ class Bench:
                 BatchItem(self._body, self._properties(wire * load.batch + number).encode())
                 for number in range(load.batch)
             )
-            for wire in range(_WIRES)
+            for wire in range(load.prepared(_WIRES))
         ]
 
         def put(start: int, stop: int, step: int) -> None:
@@ -292,7 +315,7 @@ class Bench:
                     born_timestamp=FIRST_BORN + i,
                     born_host=BORN_HOST,
                 )
-                _require(put_batch(wire=wires[number % _WIRES], message=shared))
+                _require(put_batch(wire=wires[number % len(wires)], message=shared))
 
         return put
 
@@ -300,7 +323,8 @@ class Bench:
         load = self._load
         wanted = (load.n + load.warmup_count) // load.batch + 1
         batches = [
-            self._record_batch(number * load.batch) for number in range(min(wanted, _MOST_BATCHES))
+            self._record_batch(number * load.batch)
+            for number in range(min(wanted, load.prepared(_MOST_BATCHES)))
         ]
 
         def put(start: int, stop: int, step: int) -> None:

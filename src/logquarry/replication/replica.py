@@ -69,7 +69,7 @@ class Replica:
         self._has_beaten = self._has_come = False
         # The dispatched part ends between two frames, and has no unchecked frame.
         self.checked = min(self.feed.dispatched_offset, self.feed.wrote_offset)
-        self.position = self.feed.wrote_offset
+        self.position = self._known_end = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
         # Load the compiled walk now, because the first call is slow.
@@ -245,6 +245,8 @@ class Replica:
         known = "acknowledged none of it"
         if self.acknowledges_unchecked:
             known = "may have acknowledged a part of it (acknowledge: received)"
+        elif self.checked < self._known_end:
+            known = "may have acknowledged a part of it in an earlier run (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
             # The frame does not fit into the slave's file, or the blank ends before the file's end.
