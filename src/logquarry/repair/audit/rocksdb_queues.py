@@ -20,11 +20,22 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import Difference, EntryGroup, LostSpans, queue_name
-from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.write.queue_writer import QueuePart
+from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart
 
 _UNREADABLE: Final = "bad_rocksdb"
 Parts = Mapping[QueueKey, QueuePart]
+
+
+def wrong_end(database: QueueDb, key: QueueKey, log_start: int) -> str | None:
+    """Return why the end of a queue in RocksDB is wrong; None if it can be right.
+
+    If all messages of the queue have expired, only an impossible end is wrong.
+    """
+    last = database.bounds[key][1][0]
+    if last <= MOST_OFFSET and not database.lacks_last(key, log_start):
+        return None
+    return f"{queue_name(key)}: its end is {last + 1}, and it has no entry {last}"
 
 
 class StoreQueuesAudit:
@@ -157,6 +168,17 @@ class RocksQueuesAudit(QueuesAudit):
             reason = f"RocksDB lacks it, and the log has {messages} messages of it"
             place = f"{self.folder}/{key[0]}/{key[1]}"
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    def _spare(
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        yield from super()._spare(queue, seen, log_end, lost)
+        key = queue.topic, queue.queue_id
+        if seen.messages and queue.max_offset <= seen.next_offset:
+            return
+        reason = wrong_end(self._db, key, self.layout.commit_log.start)
+        if reason is not None:
+            yield Difference("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
         return self.folder, 0

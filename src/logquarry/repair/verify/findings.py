@@ -109,6 +109,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.QUEUES, "the queue lacks entries for its last messages in the log"
     ),
     "queue_ahead": _damage(Action.RECOVER, "queue entries for messages beyond the log's end"),
+    "queue_end_wrong": _damage(
+        Action.QUEUES,
+        "a queue in RocksDB ends after its last entry: new messages get wrong offsets",
+    ),
     "queue_hole": _damage(
         Action.QUEUES, "an entry that was never written, before entries that were written"
     ),
