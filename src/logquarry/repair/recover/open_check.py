@@ -46,7 +46,7 @@ from logquarry.repair.recover.rocketmq import (
     recover_as_rocketmq,
 )
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries, sync_files
+from logquarry.repair.recover.store_folders import check_entries, check_listed, sync_files
 
 _CHECKED_FILES: Final = 3
 """Number of log files at the end that RocketMQ reads at its start (``recoverNormally``)."""
@@ -309,7 +309,11 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does."""
+    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does.
+
+    Raises:
+        WrongEntry: if a pipe or a broken link is in a queue's place.
+    """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
     batch = layout.batch_queue_files()
@@ -317,11 +321,15 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
     if twice:
         raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")
+    empty: list[str] = []
     for files, size in sequences:
         assert size is not None
         for found in file_differences(files, size):
             if found.fault in (FileFault.SIZE, FileFault.GAP):
                 raise NeedsRecovery(found.reason(layout.filesystem.full_path(found.file.path)))
+            if found.fault is FileFault.EMPTY_LAST:
+                empty.append(found.file.path)
+    check_listed(layout, empty)
 
 
 def _check_queues(

@@ -14,7 +14,7 @@ import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, pairwise
 from pathlib import Path
 from typing import Final
@@ -178,6 +178,7 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
+_QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
 _FOLDERS: Final = (
     store_files.COMMIT_LOG,
     store_files.CONSUME_QUEUE,
@@ -262,6 +263,20 @@ def check_queue_folder(folder: Path) -> None:
     """
     for path in (folder.parent, folder):
         _check(path, is_folder=True)
+
+
+def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
+    """Raise WrongEntry for a pipe, a device or a broken link in the listed folders of the queues.
+
+    Only strange names, and the files ``empty``, which have no bytes, cost a look at the disk.
+    """
+    for name in sorted({*layout.ignored, *layout.filesystem.dead_links, *empty}):
+        path = Path(layout.root, name)
+        if not name.startswith(_QUEUES):
+            continue
+        found = _found(path)
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            _check(path)
 
 
 def status_of(path: Path) -> os.stat_result:
