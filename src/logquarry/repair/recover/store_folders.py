@@ -179,6 +179,7 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
 REPORT: Final = "recovery.json"
 _FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
 _QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
+_QUEUE_DEPTH: Final = 2
 _FOLDERS: Final = (
     store_files.COMMIT_LOG,
     store_files.CONSUME_QUEUE,
@@ -271,8 +272,8 @@ def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
     Only strange names, and the files ``empty``, which have no bytes, cost a look at the disk.
     """
     for name in sorted({*layout.ignored, *layout.filesystem.dead_links, *empty}):
-        path = Path(layout.root, name)
-        if not name.startswith(_QUEUES):
+        path, in_queue = Path(layout.root, name), name.count("/") > _QUEUE_DEPTH
+        if not name.startswith(_QUEUES) or (in_queue and not store_files.is_offset_name(path.name)):
             continue
         found = _found(path)
         if found is not None and not stat.S_ISDIR(found.st_mode):
