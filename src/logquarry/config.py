@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -363,7 +363,8 @@ class StoreConfig(LayoutConfig):
         for warning in check_names(others, [*map(_camel_case, known), *STORE_SETTINGS]):
             logger.warning("%s", warning)
         settings["broker_settings"] = tuple(
-            (name, str(values[name])) for name in sorted(STORE_SETTINGS & values.keys())
+            (name, _text(name, values[name], str))
+            for name in sorted(STORE_SETTINGS & values.keys())
         )
         return cls(**settings)
 
@@ -438,16 +439,24 @@ def _converted(name: str, kind: str, value: Any) -> Any:
                 return int(value)
             except ValueError:
                 pass
-        raise UsageError(f"{name} takes a whole number, not {value!r}")
+        raise UsageError(f"{name} takes a whole number, not {_text(name, value)}")
     if kind.startswith("bool"):
         if isinstance(value, bool):
             return value
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
-        raise UsageError(f"{name} takes true or false, not {value!r}")
+        raise UsageError(f"{name} takes true or false, not {_text(name, value)}")
     if isinstance(value, (bool, int, float, str)):
-        return str(value)
-    raise UsageError(f"{name} takes text, not {value!r}")
+        return _text(name, value, str)
+    raise UsageError(f"{name} takes text, not {_text(name, value)}")
+
+
+def _text(name: str, value: Any, convert: Callable[[Any], str] = repr) -> str:
+    try:
+        return convert(value)
+    except ValueError:
+        # Python converts no int with more than 4,300 digits.
+        raise UsageError(f"{name} does not take so large a number") from None
 
 
 @cache

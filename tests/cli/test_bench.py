@@ -100,3 +100,27 @@ def test_body_sizes_that_bench_refuses(body: str, tmp_path: Path) -> None:
     run("bench", "put", "--dir", tmp_path / "p", "--body", body, code=2)
     result = run("bench", "scan", "--dir", tmp_path / "s", "--body", body, code=2)
     assert "--body takes bytes below 4 MiB" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["put-batch", "--body", 4_194_303],
+        ["put-many", "--body", 4_194_303],
+        ["get", "--body", 100_000],
+        ["put", "--topics", 10_001],
+        ["scan", "--topics", 1 << 40],
+        ["recover", "--queues", 1_001],
+    ],
+    ids=str,
+)
+def test_loads_that_bench_refuses(options: list[object], tmp_path: Path) -> None:
+    flag = options[1]
+    error = run("bench", *options, "--dir", tmp_path / "s", "--n", 3, code=2).stderr
+    assert str(flag) in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_bench_of_large_bodies(tmp_path: Path) -> None:
+    options = ["--dir", tmp_path, "--n", 3, "--body", 1 << 20, "--json"]
+    assert json.loads(run("bench", "recover", *options).stdout)["n"] == 3

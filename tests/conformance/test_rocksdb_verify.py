@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.format import queue_entry as table
 from logquarry.log.layout import StoreLayout
+from logquarry.read.rocksdb_queue import QueueDb
+from logquarry.repair.audit.rocksdb_queues import wrong_end
 from logquarry.repair.verify.verify import verify_store
 from tests.conformance.rocketmq5 import Copied, broker_entries, broker_queues, state_of
-from tests.conformance.rocksdb import QUEUES, change, entries_in
+from tests.conformance.rocksdb import QUEUES, change, changed, entries_in
 
 
 @pytest.mark.parametrize("name", [*QUEUES, "5.1.4-rocksdb", "5.5.0-rocksdb-double"])
@@ -55,15 +58,24 @@ def test_verify_finds_differences_in_rocksdb(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["far", "endless"])
-def test_an_impossible_end_in_rocksdb_is_no_endless_queue(kind: str, copied: Copied) -> None:
+def test_an_impossible_end_in_rocksdb_is_no_endless_queue(
+    kind: str, copied: Copied, rocksdb: dict[str, Path]
+) -> None:
     root = copied("5.5.0-rocksdb-separate")
     with lq.MessageStore.open(root) as store:
         sound = store.get("Orders", 0, 0, 8)
     change(root / "consumequeue_rocksdb", kind)
-    assert lq.verify(root).has_damage == (kind == "endless")
-    assert not lq.recover(root).damage
+    kinds = {"far": "queue_end_wrong", "endless": "bad_rocksdb"}
+    assert lq.verify(root).by_kind == {kinds[kind]: 1}
     with lq.MessageStore.open(root) as store:
         assert store.get("Orders", 0, 0, 8).messages == sound.messages
+    if kind != "endless":
+        found = lq.diff(rocksdb["5.5.0-rocksdb-separate"] / "store", root)
+        queue = next(one for one in found.queues if (one.topic, one.queue_id) == ("Orders", 0))
+        assert queue.state == "differs" and found.verdict != "equal"
+        assert "in b, queue 0 of Orders: its end is" in queue.reason
+    assert lq.recover(root, apply=True).steps
+    assert not lq.verify(root).has_damage
 
 
 def test_verify_reports_damaged_files_of_rocksdb(copied: Copied) -> None:
@@ -98,3 +110,21 @@ def test_verify_without_the_package(rocksdb: dict[str, Path]) -> None:
     found = verify_store(StoreLayout.open(rocksdb["5.5.0-rocksdb"] / "store"))
     assert found.by_kind == {"bad_rocksdb": 1} and not found.has_damage
     assert "logquarry[rocksdb]" in found.findings[0].reason
+
+
+def test_the_end_of_a_queue_without_entries(copied: Copied) -> None:
+    """The end is right if all messages have expired, so that only the end is left."""
+    root, key = copied("5.5.0-rocksdb-separate"), ("Orders", 0)
+    layout = StoreLayout.open(root)
+    with changed(root / "consumequeue_rocksdb") as database:
+        offsets, bound = (
+            database.get_column_family("offset"),
+            table.bound_key(*key[:1], table.MAX, 0),
+        )
+        place, number = table.BOUND.struct.unpack(offsets[bound])
+        for one in range(number + 1):
+            del database[table.entry_key(*key, one)]
+    found = QueueDb(layout, "consumequeue_rocksdb")
+    assert wrong_end(found, key, place + 1) is None
+    reason = f"queue 0 of Orders: its end is {number + 1}, and it has no entry {number}"
+    assert wrong_end(found, key, place) == reason

@@ -228,3 +228,12 @@ def test_a_json_file_holds_an_object(tmp_path: Path) -> None:
     path.write_text('{"maxIndexNumm": 3}')
     with pytest.raises(UsageError, match=r"c.json: .*Did you mean maxIndexNum\?"):
         StoreConfig.from_file(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["dialect", "enabledAppendPropCRC", "recovery", "warmMappedFileEnable"]
+)
+@pytest.mark.parametrize("value", [10**5_000, [10**5_000]], ids=type)
+def test_a_number_that_python_cannot_write(name: str, value: object) -> None:
+    with pytest.raises(UsageError, match=f"^{name}"):
+        StoreConfig.from_mapping({name: value})

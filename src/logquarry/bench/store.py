@@ -1,8 +1,7 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
 A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
-deletes the store. Messages are dispatched during the puts. So there are two measured times: one
-until the last put returns, and one until all messages are dispatched.
+deletes the store. Puts have two times: until the last put returns, and until all are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string
@@ -14,9 +13,7 @@ consume    one consumer of all topics with a tag filter, which reads the same fo
            the CPU time of the waiting consumer
 =========  ==================================================================================
 
-For comparison, :func:`bench_peer` puts the same messages into lmdb, rocksdict or sqlite3, without
-syncs. There, the number of a message is its key, and topics, queues, times and checksums are not
-stored.
+:func:`bench_peer` puts the same messages into lmdb, rocksdict or sqlite3, without syncs.
 """
 
 from __future__ import annotations
@@ -136,6 +133,10 @@ def bench_peer(
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000
+LARGEST_BATCH: Final = 1 << 26
+"""Maximum bytes of the bodies in one call."""
+_MOST_PREPARED: Final = 1 << 29
+"""Maximum bytes of the bodies in prepared batches, unless there is only one."""
 _WIRES: Final = 256
 _MOST_BATCHES: Final = 64
 _AT_ONCE: Final = 32
@@ -145,6 +146,7 @@ _LONGEST_IDLE: Final = 5.0
 _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
+_LEAST_WARMUP_BYTES: Final = 1 << 30
 _SYNC_WARMUP: Final = 2_000
 # Kept as a constant, because in Python 3.11 it takes 0.15 us to look up a member of an enum.
 _PUT_OK: Final = PutStatus.PUT_OK
@@ -164,7 +166,11 @@ class Load:
         as_messages: only for ``put-many``: whether to put Message objects instead of record
             batches.
         warmup: number of messages that are put before the measurement. None means a quarter of
-            ``n``, but at least 200,000. With ``is_sync``, None means ``n``, but at most 2,000.
+            ``n``, but at least 200,000 messages or 1 GiB. With ``is_sync``, None means ``n``, but
+            at most 2,000.
+
+    Raises:
+        UsageError: if a batch has more bytes than LARGEST_BATCH.
     """
 
     n: int = 1_000_000
@@ -180,12 +186,27 @@ class Load:
     as_messages: bool = False
     warmup: int | None = None
 
+    def __post_init__(self) -> None:
+        length = self.batch * self.body
+        if length > LARGEST_BATCH:
+            raise UsageError(
+                f"a batch of {self.batch:,} bodies of {self.body:,} bytes has {length:,} bytes, "
+                f"more than {LARGEST_BATCH:,}: use a smaller --batch or --body"
+            )
+
     @property
     def warmup_count(self) -> int:
         """Number of messages that are put before the measurement."""
         if self.warmup is not None:
             return self.warmup
-        return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
+        if self.is_sync:
+            return min(self.n, _SYNC_WARMUP)
+        least = min(_LEAST_WARMUP, _LEAST_WARMUP_BYTES // max(1, self.body))
+        return max(least, self.n // 4)
+
+    def prepared(self, most: int) -> int:
+        """Return how many batches to prepare before the measurement: at most ``most``."""
+        return max(1, min(most, _MOST_PREPARED // max(1, self.batch * self.body)))
 
 
 class Bench:
@@ -282,7 +303,7 @@ class Bench:
                 BatchItem(self._body, self._properties(wire * load.batch + number).encode())
                 for number in range(load.batch)
             )
-            for wire in range(_WIRES)
+            for wire in range(load.prepared(_WIRES))
         ]
 
         def put(start: int, stop: int, step: int) -> None:
@@ -295,7 +316,7 @@ class Bench:
                     born_timestamp=FIRST_BORN + i,
                     born_host=BORN_HOST,
                 )
-                _require(put_batch(wire=wires[number % _WIRES], message=shared))
+                _require(put_batch(wire=wires[number % len(wires)], message=shared))
 
         return put
 
@@ -303,7 +324,8 @@ class Bench:
         load = self._load
         wanted = (load.n + load.warmup_count) // load.batch + 1
         batches = [
-            self._record_batch(number * load.batch) for number in range(min(wanted, _MOST_BATCHES))
+            self._record_batch(number * load.batch)
+            for number in range(min(wanted, load.prepared(_MOST_BATCHES)))
         ]
 
         def put(start: int, stop: int, step: int) -> None:

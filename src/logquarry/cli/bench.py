@@ -19,6 +19,8 @@ from logquarry.text import byte_count
 _Option = Callable[[Any], Any]
 
 _DEFAULT_SIZE: Final = "2g"
+_MOST_TOPICS: Final = 10_000
+_MOST_QUEUES: Final = 1_000
 _HELP: Final = {
     "put": "Measure single puts; making the messages is included.",
     "put-batch": "Measure puts of batches in RocketMQ's wire form.",
@@ -53,8 +55,8 @@ def _folder(help: str) -> _Option:
     )
 
 
-_TOPICS: Final = _number("--topics", "Number of topics.", 4)
-_QUEUES: Final = _number("--queues", "Queues of each topic.", 4)
+_TOPICS: Final = _number("--topics", "Number of topics.", 4, most=_MOST_TOPICS)
+_QUEUES: Final = _number("--queues", "Queues of each topic.", 4, most=_MOST_QUEUES)
 _LOAD: Final = (
     _folder("Folder for the store; the store is deleted at the end."),
     _number("--n", "Messages to measure.", 1_000_000, name="count", metavar="N"),
@@ -79,8 +81,8 @@ _PUTS: Final = (
     ),
     _number(
         "--warmup",
-        "Messages before the measurement.  [default: N/4, at least 200,000; with sync at most "
-        "2,000]",
+        "Messages before the measurement.  [default: N/4, at least 200,000 or 1 GiB; with sync "
+        "at most 2,000]",
         least=0,
         metavar="W",
     ),
@@ -149,9 +151,10 @@ def _run_recovery(
     kind: str, folder: Path, count: int, recovery: str, **given: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     from logquarry.bench.scan import bench_recovery
-    from logquarry.bench.store import Load
+    from logquarry.bench.store import LARGEST_BATCH, Load
 
-    load = Load(n=count, batch=min(count, _BATCH["put-many"]), **given)
+    fitting = max(1, LARGEST_BATCH // max(1, given["body"]))
+    load = Load(n=count, batch=min(count, _BATCH["put-many"], fitting), **given)
     found = bench_recovery(kind, folder, load, recovery)
     return {"bench": kind, "recovery": recovery, **given}, found
 

@@ -8,7 +8,7 @@ import mmap
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -116,12 +116,17 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """Read access to a store's folder. ``unreadable`` maps the path of a file below the root to the
-    unreadable ranges that were found in this file.
+    """Read access to a store's folder.
+
+    Attributes:
+        unreadable: maps the path of a file below the root to the unreadable ranges that were found
+            in this file.
+        dead_links: paths of links without a target, in the folders that were listed.
     """
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]
+    dead_links: Set[str] = frozenset()
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
@@ -237,6 +242,7 @@ class LocalFileSystem(FileSystem):
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
+        self.dead_links: set[str] = set()
 
     def _path(self, path: str) -> str:
         # Joining the path with pathlib would take longer than opening the file.
@@ -245,7 +251,7 @@ class LocalFileSystem(FileSystem):
     def list(self, path: str) -> list[Entry]:
         try:
             with os.scandir(self._path(path)) as names:
-                entries = [self._entry(name) for name in names]
+                entries = [self._entry(path, name) for name in names]
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
@@ -253,12 +259,13 @@ class LocalFileSystem(FileSystem):
             raise StoreNotFound(f"{where}: cannot be read: {error.strerror}") from error
         return sorted(entry for entry in entries if entry is not None)
 
-    @staticmethod
-    def _entry(name: os.DirEntry[str]) -> Entry | None:
+    def _entry(self, folder: str, name: os.DirEntry[str]) -> Entry | None:
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError:
-            # A live broker deleted the file after the listing, or the path is a link to itself.
+            # A live broker deleted the file after the listing, or the link has no target.
+            if name.is_symlink():
+                self.dead_links.add(f"{folder}/{name.name}")
             return None
 
     def open(self, path: str) -> FileView:

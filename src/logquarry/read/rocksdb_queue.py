@@ -119,6 +119,20 @@ class QueueDb:
             return int.from_bytes(key[len(first) - table.OFFSET_SIZE : len(first)])
         return stop
 
+    def lacks_last(self, key: QueueKey, log_min_offset: int) -> bool:
+        """Whether a queue lacks the entry at its end, although its messages have not all expired.
+
+        The broker writes the last entry and the end at once. It deletes entries only with the
+        messages, which are then before the log's start.
+        """
+        last, place = self.bounds[key][1]
+        if self.next_offset(*key, last, last + 1) == last:
+            return False
+        return place >= log_min_offset or any(
+            bool((entries["physical_offset"] >= log_min_offset).any())
+            for _, entries in self.entries(*key, 0, last)
+        )
+
     def keys(self) -> Iterator[bytes]:
         """Yield the keys of all entries."""
         return (key for key, _ in self._db.items(table.ENTRIES))

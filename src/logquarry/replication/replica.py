@@ -69,7 +69,7 @@ class Replica:
         self._has_beaten = self._has_come = False
         # All dispatched frames were checked before, and the dispatched part ends at a frame's end.
         self.checked = min(self.feed.dispatched_offset, self.feed.wrote_offset)
-        self.position = self.feed.wrote_offset
+        self.position = self._known_end = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
         # Call the compiled function that checks frames once now, because its first call is slow.
@@ -250,6 +250,8 @@ class Replica:
         known = "acknowledged none of it"
         if self.acknowledges_unchecked:
             known = "may have acknowledged a part of it (acknowledge: received)"
+        elif self.checked < self._known_end:
+            known = "may have acknowledged a part of it in an earlier run (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
             # This happens if the files of the two logs have different sizes: a frame does not fit

@@ -350,7 +350,13 @@ def written_path(folder: OutputFolder, name: str, path: Any) -> str:
         )
     if folder.is_local:
         root = os.path.realpath(folder.location)
-        place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
+        try:
+            place = os.path.realpath(os.path.join(root, *parts[:-1]))  # noqa: PTH118
+        except UnicodeError as error:
+            raise UsageError(
+                f"{folder.location}: {name} lists {path!r}, which no export wrote: give another "
+                "folder"
+            ) from error
         if place != os.path.join(root, *parts[:-1]):  # noqa: PTH118
             raise UsageError(
                 f"{folder.location}: {name} lists {path!r}, but a symbolic link leads out of "

@@ -98,6 +98,7 @@ class StoreFiles:
                 found.queue_ends,
                 self.log,
                 keeps_tails=found.keeps_tails,
+                log_end=found.log_end,
             )
             opened.callback(self.queues.close)
             self.log.load()

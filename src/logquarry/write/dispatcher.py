@@ -19,7 +19,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.service import Flag, Health, Refusal, RunningFlags, Service
 from logquarry.errors import CorruptFrame, StoreError, StoreUnavailable, UsageError
-from logquarry.format import frame
+from logquarry.format import frame, java
 from logquarry.format.arrays import BLANK, NEED_MORE, REACHED_STOP, TABLE_FULL, Int64
 from logquarry.format.frame import DamageKind
 from logquarry.log import codec
@@ -126,6 +126,8 @@ def queue_name_fault(topic: str) -> str | None:
 class QueueWriters:
     """The writers of all consume queues. Any thread may get a writer, but only the dispatcher may
     write with it.
+
+    ``log_end`` is the end of the log when the store was opened.
     """
 
     def __init__(
@@ -133,7 +135,9 @@ class QueueWriters:
         open_files: Callable[[str, int], MappedFileQueue],
         mendings: Mapping[QueueKey, queue_writer.Mending] | None = None,
         batch_topics: Collection[str] = (),
+        log_end: int = java.LONG_MAX,
     ) -> None:
+        self._log_end = log_end
         self._batch_topics = batch_topics
         self._open_files = open_files
         self._mendings = mendings or {}
@@ -178,7 +182,11 @@ class QueueWriters:
         name = f"{CONSUME_QUEUE}/{topic}/{queue_id}"
         if mending is not None:
             return queue_writer.ConsumeQueueMender(files, name, mending)
-        return queue_writer.ConsumeQueueWriter(files, name)
+        writer = queue_writer.ConsumeQueueWriter(files, name)
+        # RocketMQ's recovery can leave entries of messages after the log's end. The writer would
+        # skip the new messages at these physical offsets.
+        writer.physical_end = min(writer.physical_end, self._log_end)
+        return writer
 
 
 def load_kernels() -> None:

@@ -21,7 +21,7 @@ from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
-from logquarry.format import broker_json
+from logquarry.format import broker_json, java
 from logquarry.format.broker_json import TopicConfig, topic_entry
 from logquarry.log.store_files import quarantine, queue_form
 from logquarry.read.live_read import LiveBatchQueue, LiveQueue
@@ -207,6 +207,7 @@ class QueueTable:
             entry.
         keeps_tails: whether to do as RocketMQ: keep the bytes after the end of a queue, and accept
             that a file between two other files is missing.
+        log_end: the end of the log when the store was opened.
 
     Attributes:
         live: the queues that :meth:`get` has returned.
@@ -220,9 +221,12 @@ class QueueTable:
     mendings: Mapping[QueueKey, Mending] | None = None
     _: KW_ONLY
     keeps_tails: bool = False
+    log_end: int = java.LONG_MAX
 
     def __post_init__(self) -> None:
-        self.writers = QueueWriters(self._open_files, self.mendings, self.config.batch_topics)
+        self.writers = QueueWriters(
+            self._open_files, self.mendings, self.config.batch_topics, self.log_end
+        )
         self._opening = threading.Lock()
         self.live: dict[QueueKey, LiveQueue | LiveBatchQueue] = {}
 

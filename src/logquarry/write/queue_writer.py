@@ -56,6 +56,10 @@ class QueuePart:
         """The number of messages in each entry of a batch queue; None for other queues."""
         return self.units["count"].astype(np.int64) if is_batch(self.units) else None
 
+    def between(self, start: int, stop: int | None) -> QueuePart:
+        """Return some of the entries, as a slice does."""
+        return QueuePart(self.rows[start:stop], self.offsets[start:stop], self.units[start:stop])
+
 
 def is_batch(units: Units) -> bool:
     """Whether the entries belong to a batch queue."""

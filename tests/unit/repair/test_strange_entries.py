@@ -14,8 +14,10 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
+from logquarry.repair.recover.store_folders import WrongEntry
 from tests.helpers.command import run
 from tests.helpers.operator_faults import make_store
+from tests.helpers.small_store import config
 
 OFFSETS = "config/consumerOffset.json"
 pytestmark = pytest.mark.timeout(60)
@@ -180,3 +182,16 @@ def test_a_writer_that_meets_no_plain_file_changes_nothing(
     with pytest.raises(StoreUnavailable, match=f"{name}: it is "):
         lq.MessageStore.open(store, mode="rw")
     assert sorted(store.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", ["other", "orders/7", "orders/0/next"])
+@pytest.mark.parametrize("make", [os.mkfifo, broken_link, circle])
+def test_a_clean_store_with_a_strange_entry_in_a_queues_place_is_refused(
+    store: Path, make: Callable[[Path], None], place: str
+) -> None:
+    last = max((store / "consumequeue/orders/0").iterdir())
+    place = place.replace("next", f"{int(last.name) + last.stat().st_size:020d}")
+    make(store / "consumequeue" / place)
+    with pytest.raises(WrongEntry, match=f"{place}: .*Nothing was changed"):
+        lq.MessageStore.open(store, mode="rw", config=config())
+    assert not (store / "abort").exists()

@@ -295,6 +295,10 @@ def test_what_is_no_log_may_be_acknowledged_when_received(tmp_path: Path) -> Non
     ):
         assert slave.wait(60)
         assert "may have acknowledged a part of it" in str(slave.error)
+        # A later run finds the bytes in its own log, and does not know how they were acknowledged.
+        with HaSlave(copy, *listener.getsockname(), options=SLAVE) as later:
+            assert later.wait(60)
+            assert "in an earlier run (acknowledge: received)" in str(later.error)
 
 
 def test_frames_of_another_place_are_no_log(tmp_path: Path) -> None:

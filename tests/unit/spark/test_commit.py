@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, ExportCommit, OutputFolder
+from logquarry.spark.output import (
+    INTENT,
+    MANIFEST,
+    SUCCESS,
+    ExportCommit,
+    OutputFolder,
+    written_path,
+)
 
 STEPS = ("make", "create", "move", "remove", "remove_folder", "remove_if_empty", "write_json")
 
@@ -339,3 +346,8 @@ def test_a_document_is_on_the_disk_before_it_gets_its_name(
     OutputFolder(tmp_path).write_json("a.json", {"n": 1}, by_way_of="draft")
     assert tmp_path.stat().st_ino in synced
     assert json.loads((tmp_path / "a.json").read_text()) == {"n": 1}
+
+
+def test_a_path_that_cannot_be_encoded(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="which no export wrote"):
+        written_path(OutputFolder(tmp_path), MANIFEST, "\ud800/a.parquet")

@@ -17,6 +17,7 @@ from logquarry.spark.lakehouse import table as table_module
 from logquarry.spark.lakehouse.delta import Delta
 from logquarry.spark.lakehouse.iceberg import Iceberg
 from logquarry.spark.lakehouse.write import Run
+from logquarry.spark.output import OutputFolder
 from tests.helpers.lake import Lake, put
 
 pytest.importorskip("deltalake")
@@ -237,3 +238,8 @@ def test_dead_letters_inside_an_existing_table_stay(
     lake.export(store, decode=NUMBER, dead_letters=tmp_path / "other")
     assert [value["n"] for (value,) in lake.rows("value")] == [1, 2]
     assert set(dead.glob("*.parquet")) == committed
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_is_no_path_is_no_table(name: str, tmp_path: Path) -> None:
+    assert not Delta(OutputFolder(tmp_path)).is_called(name)

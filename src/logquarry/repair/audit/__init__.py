@@ -22,7 +22,7 @@ entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebui
                                  queue_entry_dangling
 entry of a lost message          queue_in_damage, queue_filler     stays
 queue offset falls back          new_epoch                         only later entries count
-queue offset is harmed           queue_hole, queue_entry_wrong     the message keeps its place
+queue offset is harmed           harmed_queue_offset               the message keeps its place
 index header, order, first and   index_header, index_entry,        set_aside, build_index
 last message, shape              index_ahead, index_shape
 index chain                      index_chain                       set_aside if it leads forward

@@ -63,9 +63,9 @@ class BatchQueuesAudit(QueuesAudit):
         """
         for key, part in parts.items():
             if is_batch(part.units):
-                self._add(key, part.units)
+                self._add_batches(key, part.units)
 
-    def _add(self, key: QueueKey, entries: BatchEntries) -> None:
+    def _add_batches(self, key: QueueKey, entries: BatchEntries) -> None:
         starts = entries["base"].astype(np.int64)
         entries = entries[starts >= 0]
         starts = starts[starts >= 0]

@@ -1,17 +1,14 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-The audit reports differences after it has read the whole log: if a topic was deleted and created
-again, the earlier differences do not count. Memory does not grow with the log. An entry is spare if
-the log has no message of the queue with the entry's queue offset. Its message is expired or lost,
-has another queue offset, or has a multi-dispatch copy in the queue. In a queue file with a wrong
-name, all entries have wrong queue offsets.
+The audit reports differences after it has read the whole log, because a topic may have been deleted
+and created again. An entry is spare if the log has no message with the entry's queue offset.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,7 +20,7 @@ from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.properties import MULTI_SEPARATOR
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import columns
-from logquarry.log.follow import Followed
+from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -44,6 +41,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
     within,
 )
+from logquarry.repair.audit.queue_evidence import HarmedOffsets, has_entries
 from logquarry.write.dispatcher import RUN_SPAN, queue_name_fault
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
@@ -76,10 +74,7 @@ class SpareEntries:
         self._last = (_FITS, 0)
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """Return the wrong entries among those in ``ranges`` (queue offsets, ascending).
-
-        Fillers before ``begin`` are right: they pad the queue's first file.
-        """
+        """Return the wrong entries in ``ranges``. Fillers before ``begin`` (queue offset) are right."""
         self._begin = begin
         for first, stop in ranges:
             self._last = _FITS, 0
@@ -188,9 +183,10 @@ class SeenMessages:
         next_offset: queue offset after the last message.
         epoch_start: physical offset of the first message of a recreated topic; else None.
         missing_from: physical offset of the first message after the queue's end.
-        missing_since: store time of the message at ``missing_from``, in milliseconds.
+        missing_since: store time of that message, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
         log_start: the log's start after the queue's files were listed; None if not yet read.
+        harmed: the frames with a wrong queue offset; None if the queue has no files.
     """
 
     queue: Queue | None
@@ -203,6 +199,7 @@ class SeenMessages:
     groups: dict[str, EntryGroup] = field(default_factory=dict)
     gaps: list[tuple[int, int]] = field(default_factory=list)
     log_start: int | None = None
+    harmed: HarmedOffsets | None = None
 
     def note(self, kind: str, offsets: Int64, which: Bools, reason: str) -> None:
         """Record the entries that differ in one way; ``reason`` describes the first such entry."""
@@ -229,6 +226,11 @@ class SeenMessages:
         self.messages = 0
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
+    def begin_at(self, first: int) -> None:
+        """Correct the queue offset of the only message so far; its entry is right."""
+        self.groups.clear()
+        self.first_offset, self.next_offset, self.missing_from = first, first + 1, None
+
     def advance(self, count: int) -> None:
         """Count messages whose entries are right."""
         self.next_offset += count
@@ -252,16 +254,28 @@ class QueuesAudit:
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
-        requests = followed.requests
         for key, part in parts.items():
-            if is_batch(part.units):
-                continue
-            seen = self._of(key, int(part.offsets[0]))
-            if not self._is_next_part(seen, part):
-                values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # For a multi-dispatch copy, the frame has the queue offset in another queue.
-                values["queue_offset"] = part.offsets
-                self._compare(key, values)
+            if not is_batch(part.units):
+                self._add(key, part, followed.requests)
+
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
+        """Compare a part with its queue; return the part with the right queue offsets."""
+        seen = self._of(key, int(part.offsets[0]))
+        if self._is_next_part(seen, part):
+            return part
+        if seen.harmed is not None:
+            if not seen.messages and len(part.rows) > 1:
+                self._add(key, part.between(0, 1), requests)
+                return self._add(key, part.between(1, None), requests)
+            first = seen.harmed.right_first(part, seen.messages)
+            if first is not None:
+                seen.begin_at(first)
+            part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
+        values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
+        # A multi-dispatch copy has another queue offset than the message itself.
+        values["queue_offset"] = part.offsets
+        self._compare(key, values)
+        return part
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether each first queue offset directly follows the previous message of its queue."""
@@ -280,7 +294,8 @@ class QueuesAudit:
         seen = self._seen.get(key)
         if seen is None:
             queue = self._queue(key) if key in self._names else None
-            seen = self._seen[key] = SeenMessages(queue, first, first)
+            harmed = None if queue is None else HarmedOffsets(queue)
+            seen = self._seen[key] = SeenMessages(queue, first, first, harmed=harmed)
         return seen
 
     def _find_names(self) -> set[QueueKey]:
@@ -424,6 +439,8 @@ class QueuesAudit:
         if queue is None:
             yield from self._missing(key, seen.messages, is_explained=is_explained)
             return
+        if seen.harmed is not None and seen.harmed.count:
+            yield seen.harmed.difference(self.layout)
         for group in seen.groups.values():
             yield self._difference(queue, group)
         if seen.messages and seen.next_offset > queue.max_offset:
@@ -469,23 +486,6 @@ class QueuesAudit:
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-
-def has_entries(queue: Queue, part: QueuePart) -> bool:
-    """Whether a queue has exactly the entries of ``part``, byte for byte and without a gap."""
-    offsets = part.offsets
-    first, stop = int(offsets[0]), int(offsets[-1]) + 1
-    if stop - first != len(offsets) or first < queue.min_offset or stop > queue.max_offset:
-        return False
-    if len(offsets) > 1 and int(np.diff(offsets).min()) != 1:
-        return False
-    at = 0
-    for start, there in queue.runs(first, stop):
-        wanted = part.units[at : at + len(there)]
-        if start != first + at or there.tobytes() != wanted.tobytes():
-            return False
-        at += len(there)
-    return at == len(offsets)
 
 
 def _entries_at(queue: Queue, offsets: Int64) -> Units:

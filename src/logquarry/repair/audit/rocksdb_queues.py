@@ -13,7 +13,7 @@ import numpy as np
 
 from logquarry.errors import CorruptFile
 from logquarry.format.queue_entry import ENTRY
-from logquarry.log.follow import Followed
+from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed
 from logquarry.read.log_queues import QueueKey
@@ -21,11 +21,22 @@ from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
 from logquarry.repair.audit.differences import Difference, EntryGroup, LostSpans, queue_name
-from logquarry.repair.audit.queues import QueuesAudit
-from logquarry.write.queue_writer import QueuePart
+from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart
 
 _UNREADABLE: Final = "bad_rocksdb"
 Parts = Mapping[QueueKey, QueuePart]
+
+
+def wrong_end(database: QueueDb, key: QueueKey, log_start: int) -> str | None:
+    """Return why the end of a queue in RocksDB is wrong; None if it can be right.
+
+    If all messages of the queue have expired, only an impossible end is wrong.
+    """
+    last = database.bounds[key][1][0]
+    if last <= MOST_OFFSET and not database.lacks_last(key, log_start):
+        return None
+    return f"{queue_name(key)}: its end is {last + 1}, and it has no entry {last}"
 
 
 class StoreQueuesAudit:
@@ -77,14 +88,14 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
-        # Each audit (of files, and of each RocksDB) finds the same recreated topics: report each
-        # once.
-        epochs: set[Difference] = set()
+        # Each audit (of files, and of each RocksDB) finds the same differences in the log: report
+        # each once.
+        in_log: set[Difference] = set()
         for found in self._differences(log_end, lost):
-            if found.kind == "new_epoch":
-                if found in epochs:
+            if found.kind in ("new_epoch", "harmed_queue_offset"):
+                if found in in_log:
                     continue
-                epochs.add(found)
+                in_log.add(found)
             yield found
 
     def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
@@ -128,25 +139,24 @@ class RocksQueuesAudit(QueuesAudit):
         time.
         """
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
-        for key, part in parts.items():
-            seen = self._seen.get(key)
-            if (
-                seen is None
-                or not isinstance(seen.queue, RocksQueue)
-                or "queue_entry_wrong" in seen.groups
-            ):
-                continue
-            # If the topic was created again within this run, compare only the messages after that.
-            falls = np.flatnonzero(np.diff(part.offsets) <= 0)
-            start = int(falls[-1]) + 1 if len(falls) else 0
-            offsets = part.offsets[start:]
-            times = followed.requests.store_timestamp[part.rows][start:]
-            first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
-            for there, entries in self._db.entries(*key, first, stop):
-                _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
-                differs = np.zeros(len(offsets), np.bool_)
-                differs[ours] = times[ours] != entries["store_timestamp"][theirs]
-                seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
+        part = super()._add(key, part, requests)
+        seen = self._seen[key]
+        if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
+            return part
+        # If the topic was recreated within the run, the queue has only the later messages.
+        falls = np.flatnonzero(np.diff(part.offsets) <= 0)
+        start = int(falls[-1]) + 1 if len(falls) else 0
+        offsets = part.offsets[start:]
+        times = requests.store_timestamp[part.rows][start:]
+        first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
+        for there, entries in self._db.entries(*key, first, stop):
+            _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
+            differs = np.zeros(len(offsets), np.bool_)
+            differs[ours] = times[ours] != entries["store_timestamp"][theirs]
+            seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+        return part
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
@@ -164,6 +174,17 @@ class RocksQueuesAudit(QueuesAudit):
             reason = f"RocksDB lacks it, and the log has {messages} messages of it"
             place = f"{self.folder}/{key[0]}/{key[1]}"
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    def _spare(
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        yield from super()._spare(queue, seen, log_end, lost)
+        key = queue.topic, queue.queue_id
+        if seen.messages and queue.max_offset <= seen.next_offset:
+            return
+        reason = wrong_end(self._db, key, self.layout.commit_log.start)
+        if reason is not None:
+            yield Difference("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
         return self.folder, 0

@@ -30,7 +30,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue
 from logquarry.read.store_sizes import with_entry_rules
 from logquarry.repair.audit.index_entries import EntryStream, IndexEntries, Place
-from logquarry.repair.audit.queues import has_entries
+from logquarry.repair.audit.queue_evidence import has_entries
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
 Parts = dict[QueueKey, QueuePart]

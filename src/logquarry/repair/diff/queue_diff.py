@@ -24,6 +24,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import TagsRule, same_entries
+from logquarry.repair.audit.rocksdb_queues import wrong_end
 from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, UnitPair
 
 _STEP: Final = 1 << 14
@@ -78,6 +79,8 @@ class StoreQueues:
     unread: dict[str, str] = field(default_factory=dict)
     folder: tuple[str, str] | None = None
     dispatched_end: int | None = None
+    _database: QueueDb | None = None
+    _log_start: int = 0
 
     @classmethod
     def of(cls, layout: StoreLayout, files: OpenFiles) -> StoreQueues:
@@ -98,6 +101,7 @@ class StoreQueues:
             newest = max(databases, key=lambda one: one.dispatched_end)
             start = layout.commit_log.start
             found._add(*(RocksQueue(newest, key, start, None) for key in newest.bounds))
+            found._database, found._log_start = newest, start
             found.folder = layout.filesystem.full_path(newest.folder), newest.folder
             if layout.has_abort:
                 found.dispatched_end = newest.dispatched_end
@@ -113,6 +117,12 @@ class StoreQueues:
             return False
         self.unread[self.folder[1]] = error.reason
         return True
+
+    def wrong_end(self, key: QueueKey) -> str | None:
+        """Return why the end of a queue in RocksDB is wrong, or None."""
+        if self._database is None:
+            return None
+        return wrong_end(self._database, key, self._log_start)
 
     def lags_at(self, queue: Queue | None, place: int) -> bool:
         """Whether a crash explains that a queue lacks the entry of the message at physical offset
@@ -180,6 +190,10 @@ class _Pair:
                 return found
         if self._ends[0] == self._ends[1]:
             return self._diff("equal")
+        for name, store, queue in zip("ab", self._stores, self._queues, strict=True):
+            wrong = store.wrong_end(self._key) if isinstance(queue, RocksQueue) else None
+            if wrong is not None:
+                return self._diff("differs", f"in {name}, {wrong}")
         name = "b" if self._ends[0] > self._ends[1] else "a"
         return self._diff("behind", f"{name} ends before the other queue")
 

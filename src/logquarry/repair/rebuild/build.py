@@ -40,9 +40,10 @@ from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_packa
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
+from logquarry.repair.audit.rocksdb_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
-from logquarry.repair.recover.store_folders import free_path
+from logquarry.repair.recover.kept_files import free_path
 from logquarry.systems import read_file
 from logquarry.text import document
 from logquarry.units import Clock, Progress
@@ -427,8 +428,8 @@ def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
     """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
-    # Open RocksDB first: if it is damaged, this is the reason why its queues differ from the log.
     try:
+        # First, because damage in RocksDB explains why its queues differ from the log.
         database = QueueDb(layout, folder)
     except CorruptFile as error:
         return error.reason
@@ -445,7 +446,8 @@ def why_replaced(
     last = max((place for _, (_, place) in database.bounds.values()), default=-1)
     if last >= database.dispatched_end and database.bounds:
         return f"it notes {database.dispatched_end} as its end, and has the message at {last}"
-    return None
+    ends = (wrong_end(database, key, layout.commit_log.start) for key in database.bounds)
+    return next(filter(None, ends), None)
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:

@@ -47,7 +47,7 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
-from logquarry.repair.recover import store_folders
+from logquarry.repair.recover import kept_files
 from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import REPORT
@@ -146,7 +146,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            store_folders.sync_files(
+            kept_files.sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -184,7 +184,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        store_folders.rename_files(
+        kept_files.rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -239,7 +239,7 @@ class _Work:
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, store_folders.free_path(target))
+        self._disk.copy(path, position, length, kept_files.free_path(target))
 
     def _find_mendings(self) -> None:
         """Collect the entries of lost messages, because the next step cuts them off."""
@@ -248,7 +248,7 @@ class _Work:
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have already cut the queues, and saved these entries in a
         # file.
-        noted = store_folders.load_kept(self._kept_path)
+        noted = kept_files.load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -269,7 +269,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        store_folders.save_kept(
+        kept_files.save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -277,7 +277,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / store_folders.KEPT_ENTRIES
+        return quarantine(self._root) / kept_files.KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk

@@ -38,6 +38,7 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.log import are_stale_bytes
+from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
@@ -47,7 +48,7 @@ from logquarry.repair.recover.rocketmq import (
     recover_as_rocketmq,
 )
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries, sync_files
+from logquarry.repair.recover.store_folders import check_entries, check_listed
 
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
@@ -325,8 +326,11 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise NeedsRecovery if a file is missing or has a wrong size. RocketMQ's ``load()`` refuses
-    these too.
+    """Raise an error for a missing file or a wrong size. RocketMQ's ``load()`` refuses these too.
+
+    Raises:
+        NeedsRecovery: if a file is missing or has a wrong size.
+        WrongEntry: if a pipe or a broken link is in a queue's place.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
@@ -335,11 +339,15 @@ def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
     twice = {topic for topic, _ in layout.queue_names} & config.batch_topics
     if twice:
         raise NeedsRecovery(f"topic {min(twice)} has batch queues and other queues")
+    empty: list[str] = []
     for files, size in sequences:
         assert size is not None
         for found in file_differences(files, size):
             if found.fault in (FileFault.SIZE, FileFault.GAP):
                 raise NeedsRecovery(found.reason(layout.filesystem.full_path(found.file.path)))
+            if found.fault is FileFault.EMPTY_LAST:
+                empty.append(found.file.path)
+    check_listed(layout, empty)
 
 
 def _check_queues(

@@ -1,191 +1,39 @@
-"""The folders of a store before and during a recovery: checks of the names, renames, and syncs.
+"""The folders of a store before a recovery: checks of the names.
 
 A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
-names (hard links), a recovery could overwrite bytes under one name that it needs under the other. A
-rename never replaces a file. The entry of a lost message exists only in its queue. So a recovery
-saves such entries in a file before it cuts the queue: if it were interrupted after that, the next
-recovery would have to write fillers instead.
+names (hard links), a recovery could overwrite bytes under one name that it needs under the other.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, count, pairwise
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import Disk
 from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
-from logquarry.format import frame, java, queue_entry
+from logquarry.format import frame, java
 from logquarry.format.arrays import REACHED_STOP
-from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log import codec, store_files
 from logquarry.log.codec import Window
 from logquarry.log.layout import StoreLayout
-from logquarry.log.log_names import RENAMING, right_path
-from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import (
-    BATCH_QUEUE,
-    COMMIT_LOG,
-    CONSUME_QUEUE,
-    INDEX,
-    TRANSACTION,
     FileSequence,
     StoreFile,
 )
-from logquarry.read.log_queues import QueueKey
 from logquarry.read.store_sizes import require_stated_size
-from logquarry.repair.recover.plan import Step
-from logquarry.systems import folders_below, read_file
-
-
-def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
-    """Carry out the RENAME steps of a plan, and sync the folders.
-
-    If two files swap names, one of them first gets a temporary name, which contains its new name.
-
-    Raises:
-        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
-            names.
-    """
-    left: dict[Path, Path] = {}
-    for step in steps:
-        assert step.offset is not None
-        left[root / step.file] = root / right_path(step.offset)
-    while left:
-        ready = [path for path, target in left.items() if not target.exists()]
-        for path in ready:
-            disk.move(path, left.pop(path))
-        if ready:
-            continue
-        path, target = next(iter(left.items()))
-        if not any(target == other for other in left):
-            raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
-        made = free_path(target.with_name(f"{target.name}{RENAMING}"))
-        disk.move(path, made)
-        left[made] = left.pop(path)
-
-
-def free_path(path: Path) -> Path:
-    """Return ``path`` if no file has this path. Otherwise, append the first number that makes it
-    free.
-    """
-    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
-    return next(one for one in chain([path], numbered) if not one.exists())
-
-
-logger = logging.getLogger(__name__)
-
-KEPT_ENTRIES: Final = "kept_units.json"
-
-
-def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """Return the entries that an interrupted recovery saved; {} if their file is missing or
-    invalid.
-    """
-    found: dict[QueueKey, dict[int, QueueEntry]] = {}
-    try:
-        for queue in json.loads(read_file(path)):
-            entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
-            for offset, data in queue["units"]:
-                entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        logger.warning("%s: %s", path, error)
-        return {}
-    return found
-
-
-def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries in a file for the next recovery, and sync it. Without entries,
-    delete the file.
-    """
-    document = [
-        {
-            "topic": topic,
-            "queue_id": queue_id,
-            "units": [[offset, entry.hex()] for offset, entry in sorted(entries.items())],
-        }
-        for (topic, queue_id), entries in sorted(kept.items())
-        if entries
-    ]
-    if document:
-        disk.replace(path, json.dumps(document).encode())
-    else:
-        disk.remove(path)
-
-
-# -------------------------------------------------------------------------------- files of a store
-# The last writer may have ended without a successful sync. If its sync failed, the operating system
-# takes the pages for written, and another sync would not write them. So the recovery writes these
-# bytes again.
-_PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
-_COPY_BYTES: Final = 1 << 20
-
-
-def sync_files(
-    disk: Disk,
-    root: Path,
-    *,
-    rewrite: tuple[int, int] = (0, 0),
-    log: tuple[str, ...] = (COMMIT_LOG,),
-    parts: tuple[str, ...] = _PARTS,
-) -> None:
-    """Sync the files of a store and their names.
-
-    ``rewrite`` has two physical offsets. The bytes of the log between them are first written again.
-    """
-    for part in (*log, *parts):
-        again = rewrite if part in log else (0, 0)
-        for folder, names in folders_below(root / part):
-            for name in names:
-                if name.isascii() and name.isdigit():
-                    _sync_file(disk, folder / name, *again)
-            disk.sync_names(folder)
-    disk.sync_names(root)
-    disk.sync_parent(root)
-
-
-def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
-    base = int(path.name)
-    with disk.writing(path) as descriptor:
-        _write_again(disk, descriptor, start - base, stop - base)
-
-
-def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
-    """Read a range of a file, and write the same bytes again. Skip blocks that cannot be read."""
-    position, stop = max(0, start), min(disk.size(descriptor), stop)
-    most = _COPY_BYTES
-    while position < stop:
-        block_end = (position // BLOCK + 1) * BLOCK
-        try:
-            data = disk.read(descriptor, min(most, stop - position), position)
-        except OSError:
-            if most > block_end - position:
-                most = block_end - position
-                continue
-            # The block is not in memory, so no writer has changed it: there is nothing to write.
-            position = block_end
-            continue
-        if not data:
-            break
-        disk.write_all(descriptor, data, position)
-        position += len(data)
-        # After one unreadable block, read the next blocks one by one.
-        most = most if most == _COPY_BYTES else BLOCK
-
+from logquarry.repair.recover.kept_files import KEPT_ENTRIES
 
 REPORT: Final = "recovery.json"
 _FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
+_QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
+_QUEUE_DEPTH: Final = 2
 _FOLDERS: Final = (
     store_files.COMMIT_LOG,
     store_files.CONSUME_QUEUE,
@@ -273,6 +121,20 @@ def check_queue_folder(folder: Path) -> None:
     """
     for path in (folder.parent, folder):
         _check(path, is_folder=True)
+
+
+def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
+    """Raise WrongEntry for a pipe, a device or a broken link in the listed folders of the queues.
+
+    Only strange names, and the files ``empty``, which have no bytes, cost a look at the disk.
+    """
+    for name in sorted({*layout.ignored, *layout.filesystem.dead_links, *empty}):
+        path, in_queue = Path(layout.root, name), name.count("/") > _QUEUE_DEPTH
+        if not name.startswith(_QUEUES) or (in_queue and not store_files.is_offset_name(path.name)):
+            continue
+        found = _found(path)
+        if found is not None and not stat.S_ISDIR(found.st_mode):
+            _check(path)
 
 
 def status_of(path: Path) -> os.stat_result:

@@ -25,6 +25,7 @@ class Action(Enum):
     INDEX = "`rebuild --index`"
     RESTORE = "put the file back from a backup or from its `.bak` file"
     MOVE = "move it out of the store; a broken link: mount the target's disk, or correct the link"
+    SALVAGE = "`salvage --into DIR`, which corrects the offset"
     READ = "read the message with `messages --offset`; its text cannot be restored"
     NOTHING = "nothing"
 
@@ -96,6 +97,11 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.READ,
         "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
     ),
+    "harmed_queue_offset": _damage(
+        Action.SALVAGE,
+        "the queue offset in a frame has changed. The queue has the message at its right place, so "
+        "consumers get it, but a client that commits the frame's offset repeats or skips messages",
+    ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
         Action.QUEUES, "the log has messages of this queue, but the queue has no files"
@@ -105,6 +111,10 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.QUEUES, "the queue lacks entries for its last messages in the log"
     ),
     "queue_ahead": _damage(Action.RECOVER, "queue entries for messages beyond the log's end"),
+    "queue_end_wrong": _damage(
+        Action.QUEUES,
+        "a queue in RocksDB ends after its last entry: new messages get wrong offsets",
+    ),
     "queue_hole": _damage(
         Action.QUEUES, "an entry that was never written, before entries that were written"
     ),
@@ -384,6 +394,9 @@ def next_step(report: VerifyReport) -> Next | None:
         return Next(("verify",), "do what the finding wrong_entry says")
     if Action.RECOVER in actions:
         return Next(("recover",), before)
+    if Action.SALVAGE in actions and (Action.QUEUES in actions or not is_built):
+        # A rebuild of the queues would trust the harmed queue offsets.
+        return Next(("salvage", "--into", "DIR"), before)
     if is_built:
         only = [] if len(is_built) > 1 else ["--queues" if Action.QUEUES in actions else "--index"]
         return Next(("rebuild", "--in-place", *only), before)

@@ -66,7 +66,11 @@ class Delta:
         """
         if not self.folder.is_local:
             return name == self.name
-        return os.path.realpath(name) == os.path.realpath(self.name)
+        try:
+            return os.path.realpath(name) == os.path.realpath(self.name)
+        except ValueError:
+            # The name is no path: it has a NUL, or text that UTF-8 cannot encode.
+            return False
 
     def has_neighbours(self) -> bool:
         """See :meth:`Table.has_neighbours`.

@@ -406,3 +406,18 @@ def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
     with lq.MessageStore.open(image, config=config) as reader:
         assert (image / "abort").exists() == (way == "opened")
         assert [message.body for message in reader.scan()] == [b"%d" % n * 50 for n in range(30)]
+
+
+def test_entries_after_the_end_of_a_log_that_was_cut(tmp_path: Path) -> None:
+    """RocketMQ keeps them in the files before a file of zeros, and puts new entries after them."""
+    maker = made(tmp_path)
+    patch(tmp_path, maker, 30, 4, bytes(4))
+    (tmp_path / "abort").touch()
+    overwrite(tmp_path / "consumequeue/orders/0" / f"{800:020d}", 0, bytes(200))
+    with lq.MessageStore.open(tmp_path, mode="rw", config=CONFIG, accept_loss=1 << 40) as store:
+        assert store.max_offset == maker.frames[30].physical_offset
+        puts = [store.put(lq.Message("orders", b"new %d" % n)) for n in range(5)]
+        assert [put.queue_offset for put in puts] == [41, 42, 43, 44, 45]
+        assert store.wait_dispatched(timeout=60)
+        found = store.get("orders", 0, 41).messages
+        assert [message.body for message in found] == [b"new %d" % n for n in range(5)]

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from logquarry import MessageStore, salvage
+from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue
@@ -13,6 +15,7 @@ from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
 from logquarry.repair.verify import Finding, VerifyReport, verify_store
+from logquarry.repair.verify.findings import next_step
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.files import overwrite
 from tests.helpers.store_maker import StoreMaker
@@ -231,3 +234,43 @@ def test_what_retention_deletes_during_the_check_is_nobodys_fault(tmp_path: Path
     report = verify_store(layout)
     assert report.counts["messages"] < 40
     assert damage(report) == []
+
+
+def harm(root: Path, place: int, value: int) -> None:
+    """Change the queue offset in the frame at a physical offset."""
+    log = root / "commitlog" / name(0)
+    overwrite(log, place + HEAD.offsets["queue_offset"], value.to_bytes(8, "big", signed=True))
+
+
+@pytest.mark.parametrize("value", [1_000, 3, 0, -5, 1 << 62])
+@pytest.mark.parametrize("number", [0, 1, 24, 48, 49])
+def test_a_harmed_queue_offset_is_named_and_salvage_corrects_it(
+    number: int, value: int, one_log_file: Path, tmp_path: Path
+) -> None:
+    if value == number:
+        return
+    with MessageStore.open(one_log_file) as store:
+        place = store.get("T", 0, number).messages[0].physical_offset
+    harm(one_log_file, place, value)
+    report = check(one_log_file)
+    (found,) = report.findings
+    assert (found.kind, found.offset) == ("harmed_queue_offset", place)
+    reason = f"the frame has queue offset {value}, and queue 0 of T has the message at {number}"
+    assert found.reason == reason
+    assert not recover(one_log_file).is_needed
+    step = next_step(report)
+    assert step is not None and step.words[0] == "salvage"
+    salvage(one_log_file, tmp_path / "new")
+    assert not check(tmp_path / "new").has_damage
+
+
+def test_a_harmed_queue_offset_costs_no_other_finding(one_log_file: Path) -> None:
+    """A rebuild would drop the messages before it, so a lost entry needs a salvage, too."""
+    with MessageStore.open(one_log_file) as store:
+        place = store.get("T", 0, 20).messages[0].physical_offset
+    harm(one_log_file, place, 2)
+    overwrite(queue_folder(one_log_file) / name(400), 200, bytes(20))
+    report = check(one_log_file)
+    assert sorted(f.kind for f in damage(report)) == ["harmed_queue_offset", "queue_hole"]
+    step = next_step(report)
+    assert step is not None and step.words[0] == "salvage"
