@@ -261,7 +261,7 @@ class PagesAhead(Service):
             return
         if self._log.reach is not None:
             # A load writes by system calls, which need no loaded pages.
-            self._file, self._seen, self._loaded = file, file.wrote, 0
+            self._file, self._seen, self._loaded = file, file.base + file.wrote, 0
         elif file is not self._file or file.wrote + self._refill > self._loaded:
             self.wakeup()
 

@@ -346,6 +346,16 @@ def test_a_load_needs_no_pages(ahead: Ahead) -> None:
     assert loaded == (1 << 20, ahead.file.wrote + LEAST)
 
 
+def test_a_load_into_a_further_file_does_not_count_as_growth(ahead: Ahead) -> None:
+    ahead.put(FILE_SIZE)
+    ahead.file = ahead.log.last_file(create=True) or ahead.file
+    ahead.log.reach = 2 * FILE_SIZE
+    ahead.put(1 << 20)
+    ahead.log.reach = None
+    ahead.put(100)
+    assert ahead.loaded[-1] == (1 << 20, ahead.file.wrote + LEAST)
+
+
 def test_the_pages_follow_the_speed_of_the_puts(ahead: Ahead) -> None:
     ahead.put(100)
     ahead.put(1 << 20)
