@@ -83,6 +83,16 @@ def test_many_bytes_are_written_by_a_call(disk: FaultyDisk, tmp_path: Path) -> N
     pooled.close()
 
 
+def test_a_call_does_not_extend_a_truncated_file(disk: FaultyDisk, tmp_path: Path) -> None:
+    file = MappedFile(disk, tmp_path / "0", 0, SIZE)
+    file.append(b"earlier messages")
+    os.truncate(tmp_path / "0", 4)
+    with pytest.raises(StoreUnavailable, match=f"cut the file to 4 of {SIZE} bytes"):
+        file.write(memoryview(b"x"))
+    assert (tmp_path / "0").stat().st_size == 4
+    file.close()
+
+
 def test_select_gives_what_is_written_and_no_more(disk: FaultyDisk, tmp_path: Path) -> None:
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     assert file.select(0) is None
