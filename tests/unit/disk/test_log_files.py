@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
+from logquarry.store import writer_files
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -273,6 +274,14 @@ def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) 
         assert blocks(root / "commitlog" / f"{0:020d}") >= ROOM_SIZE
         assert store.put(lq.Message("orders", b"y")).ok
         assert [message.body for message in store.scan()] == [b"x" * 100, b"y"]
+
+
+def test_room_is_freed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[Mapping[Path, int]] = []
+    monkeypatch.setattr(writer_files, "free_room", lambda _, folders: freed.append(folders))
+    with opened(tmp_path) as store:
+        store.free_room_at_close()
+    assert len(freed) == 1
 
 
 LEAST = 256 << 10
