@@ -249,6 +249,7 @@ class PagesAhead(Service):
         super().__init__("pages ahead", health, interval_ms=None)
         self._log = log
         self._file: MappedFile | None = None
+        # _seen is an offset of the log; _loaded is a position in _file.
         self._seen, self._seen_ms = log.wrote_offset, monotonic_ms()
         self._loaded = 0
         self._refill = 0

@@ -135,6 +135,7 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int]:
     # Copies frames into `room`, as many as it holds, with the offsets of their place in the file.
+    # The kernel adds positions of the file to an address; `room` begins at the position `wrote`.
     # A result of NO_FRAME can mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)
