@@ -23,7 +23,7 @@ PACKAGE: Final = SOURCES / "logquarry"
 RULES: Final = runpy.run_path(str(PACKAGE / "compiled.py"))
 COMPILED: Final = tuple(name.replace(".", "/") for name in RULES["MODULES"])
 STAMP: Final = PACKAGE / f"compiled.{sys.implementation.cache_tag}.stamp"
-"""A file with the :func:`digest` of the sources of the compiled modules."""
+"""A file that contains the :func:`digest` of the sources from which the modules were compiled."""
 DIRECTIVES: Final = {
     "language_level": 3,
     "annotation_typing": False,
@@ -45,7 +45,10 @@ class CompileHook(BuildHookInterface):  # type: ignore[misc]
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Compile, and add the files to the wheel, which then fits only this Python."""
+        """Compile the modules and add their files to the wheel.
+
+        Such a wheel fits only this version of Python and this system.
+        """
         if self.target_name != "wheel" or RULES["is_switched_off"]():
             return
         failure = compile_modules()
@@ -75,7 +78,7 @@ def digest() -> str:
 
 
 def is_stale() -> bool:
-    """Return whether Python uses compiled modules of other sources."""
+    """Return whether Python would import modules that were compiled from other sources."""
     if RULES["is_switched_off"]():
         return False
     return any(extension(name).exists() for name in COMPILED) and not _is_current()
@@ -87,10 +90,11 @@ def _is_current() -> bool:
 
 
 def compile_modules() -> str | None:
-    """Compile all modules in place, unless they are current.
+    """Compile all modules in place, unless their compiled files are up to date.
 
     Returns:
-        None, or the reason why the package stays uncompiled; then no compiled file exists.
+        None if the modules are compiled; else the reason why not. In that case no compiled file
+        remains.
     """
     if _is_current():
         return None
@@ -100,7 +104,8 @@ def compile_modules() -> str | None:
     try:
         with tempfile.TemporaryDirectory() as folder:
             made = [_compile(name, Path(folder)) for name in COMPILED]
-            # Write all files or none: the modules call each other's C functions.
+            # Write all files or none, because the modules call each other's C functions and must
+            # fit together.
             for source, path in zip(made, extensions, strict=True):
                 path.write_bytes(source.read_bytes())
     except (OSError, ImportError, RuntimeError) as error:

@@ -1,12 +1,13 @@
-"""Measure sends of pipelined clients to a broker: ``python -m benchmarks.bench_broker [COUNT]
-[RATE]``.
+"""Measure how fast a broker accepts the sends of clients that do not wait for each answer.
+
+Run ``python -m benchmarks.bench_broker [COUNT] [RATE]``.
 
 The broker is ``logquarry broker`` with its default settings, in a separate process. The result
 counts the processor time of all threads of the broker, not of the client. With RATE, the clients
-send RATE messages a second, and the result has the times of single sends.
+send RATE messages a second, and the result also contains how long single sends took.
 
-The host of a virtual machine can stop the machine for 100 ms; a second process measures such
-pauses.
+The host of a virtual machine can stop the whole machine for 100 ms. A second process measures such
+pauses, so that you do not blame the broker for them.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from logquarry.protocol.remoting_codes import RequestCode
 BODY: Final = bytes(256)
 CLIENTS: Final = 4
 WINDOW: Final = 256
-"""Maximum number of sends of a client without an answer."""
+"""Maximum number of a client's sends that wait for an answer at the same time."""
 PROPERTIES: Final = "KEYS\x01k1\x02UNIQ_KEY\x017F000001ABCD\x02WAIT\x01true\x02TAGS\x01a"
 FIELDS: Final = {
     **{"a": "producers", "b": "load", "c": "TBW102", "d": "4", "e": "0", "f": "0"},
@@ -55,11 +56,12 @@ print(f"standstills over 20 ms: {late or 'none'}", flush=True)
 
 @contextmanager
 def standstills() -> Iterator[None]:
-    """Print how long this machine stood still during the block, in milliseconds."""
+    """Context manager: print for how many milliseconds this machine stood still."""
     command = [sys.executable, "-c", _SLEEPER]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            # Wait until the process closes stderr, because its start takes processor time.
+            # Wait until the process has started (it then closes stderr), because its start takes
+            # processor time.
             assert process.stderr is not None
             process.stderr.read()
             yield
@@ -105,7 +107,7 @@ class Sender(asyncio.Protocol):
         self.fill()
 
     def fill(self) -> None:
-        """Send the messages that window and rate allow."""
+        """Send as many messages as the window and the rate allow now."""
         now = time.perf_counter()
         allowed = self._count
         if self._rate:
@@ -154,7 +156,7 @@ async def run(address: str, broker: psutil.Process, count: int, rate: float) -> 
 
 
 def main(arguments: list[str]) -> None:
-    """Run three times; the first run also loads the broker's code."""
+    """Measure three times; the first time includes loading the broker's code."""
     count = int(arguments[0]) if arguments else 100_000
     rate = float(arguments[1]) if len(arguments) > 1 else 0.0
     with serving() as (address, broker):

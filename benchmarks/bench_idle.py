@@ -1,10 +1,11 @@
-"""Measure the cost of idle consumers for a broker: ``python -m benchmarks.bench_idle [CONSUMERS]
-[SECONDS]``.
+"""Measure how much processor time and memory idle consumers cost a broker.
 
-Each consumer has a connection, one of 100 groups, and a pull that the broker holds for 15 seconds,
-as RocketMQ's clients do. The result is the processor time of the broker's process, and its memory
-before and after the consumers connected. Only ``rss`` includes the pages of libraries that other
-processes share, not ``uss``.
+Run ``python -m benchmarks.bench_idle [CONSUMERS] [SECONDS]``.
+
+Each consumer opens a connection, belongs to one of 100 groups, and sends pulls that ask the broker
+to wait up to 15 seconds for messages, as RocketMQ's clients do. The result is the processor time of
+the broker's process, and its memory before and after the consumers connected. ``rss`` includes the
+pages of libraries that the process shares with other processes; ``uss`` does not.
 """
 
 from __future__ import annotations

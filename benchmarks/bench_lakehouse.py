@@ -1,4 +1,6 @@
-"""Measure exports of a store to Iceberg or Delta tables, also on S3; on request, kill exports.
+"""Measure exports of a store to Iceberg or Delta tables, on a local disk or S3.
+
+With ``--kills``, the program also kills exports, to test that no message is lost or doubled.
 
     python -m benchmarks.bench_lakehouse --store DIR --to /tmp/tables --kind iceberg --rounds 3
     python -m benchmarks.bench_lakehouse --store DIR --to s3://bucket/tables --s3 127.0.0.1:7070 \\
@@ -85,7 +87,7 @@ class Table:
         return export_iceberg(spark, store, self.dest, options, catalog=self.metadata(), **files)
 
     def metadata(self) -> dict[str, str]:
-        """Return the options with which the table's library reads and writes metadata."""
+        """Return the storage options for the library that reads and writes the table's metadata."""
         address = f"http://{self.s3}"
         if self.kind == "delta":
             if self.s3 is None:
@@ -167,13 +169,16 @@ def measure(make: Any, store: Path, rounds: int, master: str) -> list[dict[str, 
 
 
 def log_bytes(store: Path) -> int:
-    """Return the bytes of log that the files hold, without the sparse end of the last file."""
+    """Return the bytes of log in the files, without the unused rest of the last file."""
     return sum(512 * file.stat().st_blocks for file in (store / "commitlog").iterdir())
 
 
 # ------------------------------------------------------------------------------------------ kills
 def export_once(table: Table, store: Path) -> None:
-    """Export in small commits, and print a line after each commit; this process is killed."""
+    """Export in small commits, and print a line after each commit.
+
+    This function runs in the process that the benchmark kills.
+    """
     from logquarry.spark import get_session
 
     limit = str(max(1 << 20, log_bytes(store) // _COMMITS))

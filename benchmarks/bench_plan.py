@@ -32,7 +32,10 @@ _QUEUES = 4
 
 
 class Pretended(AbstractFileSystem):  # type: ignore[misc]
-    """Brokers with many log files: ``pretended://B/F/broker-N/store``."""
+    """A simulated file system of brokers with many log files.
+
+    A store's URL is ``pretended://B/F/broker-N/store``, with B brokers of F files each.
+    """
 
     protocol = "pretended"
     cachable = False

@@ -1,14 +1,16 @@
-"""Compare the replication of logquarry and RocketMQ on loopback: ``python -m
-benchmarks.bench_replication``.
+"""Compare the replication of logquarry and RocketMQ on loopback.
 
-Two measurements; both sides run in separate processes and take the same commands:
+Run ``python -m benchmarks.bench_replication``.
+
+The program makes two measurements. In both, master and slave run in separate processes, which
+accept the same commands for logquarry and for RocketMQ:
 
 - bytes of an existing log a second that a new slave receives, from the first byte on;
-- messages a second that a SYNC_MASTER takes while 64 puts wait for the slave: in Java from 64
-  threads; in logquarry from 64 threads, or from one thread with 64 futures.
+- messages a second that are put into a SYNC_MASTER while 64 puts wait for the slave: in Java from
+  64 threads; in logquarry from 64 threads, or from one thread with 64 futures.
 
-RocketMQ's slave acknowledges bytes in memory. Our slave acknowledges bytes on the disk; in a
-further measurement, our slave acknowledges bytes in memory too.
+RocketMQ's slave acknowledges bytes as soon as it has them in memory. Logquarry's slave acknowledges
+them when they are on the disk; a further measurement lets it acknowledge them in memory too.
 """
 
 from __future__ import annotations
@@ -184,7 +186,10 @@ def _free_port() -> int:
 
 
 def throughput(kind: str, work: Path, master: Path, params: Path, end: int) -> float:
-    """Bytes a second, from the first poll that finds bytes at the slave until the slave has all."""
+    """Return the bytes a second that the slave receives.
+
+    The time runs from the first poll that finds bytes at the slave until the slave has all bytes.
+    """
     with pair(kind, work, master, params, "async") as (_, slave):
         first: tuple[float, int] | None = None
         while True:
@@ -208,7 +213,8 @@ def sync_puts(
         while not side.ask("status").get("connections"):
             time.sleep(0.05)
         word = " threads" if threads else ""
-        # The first put waits until RocketMQ's slave has sent its first report.
+        # Put one message before the measurement: the first put waits until RocketMQ's slave has
+        # reported its offset for the first time.
         time.sleep(7 if kind == "java" else 0.5)
         side.ask(f"load {count // 2} {_WAITERS} {body}{word}")
         seconds = float(side.ask(f"load {count} {_WAITERS} {body}{word}")["seconds"])
@@ -232,7 +238,11 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def measure(work: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Return all figures: each is the best of some rounds. The kinds of measurements alternate."""
+    """Return all figures, each the best of some rounds.
+
+    The kinds of measurements alternate, so that a slow moment of the machine does not affect only
+    one kind.
+    """
     sizes = {
         "mappedFileSizeCommitLog": 1 << 30,
         "mappedFileSizeConsumeQueue": 6_000_000,

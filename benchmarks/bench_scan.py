@@ -12,7 +12,7 @@ from pathlib import Path
 from logquarry.cli.main import app
 
 GOALS = {"walk_crc": 3.0, "fixed_to_arrow": 4.0, "all_to_arrow": 1.0}
-"""Goals in GB/s."""
+"""The speeds in GB/s that the scan should reach."""
 
 
 def main(arguments: list[str]) -> None:

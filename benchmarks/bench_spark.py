@@ -1,6 +1,9 @@
-"""Compare Spark on a store with Spark on Parquet: ``python -m benchmarks.bench_spark --store DIR``.
+"""Compare Spark reading a store with Spark reading Parquet.
 
-Two comparisons; each measures both sides in one run and takes the best of some rounds:
+Run ``python -m benchmarks.bench_spark --store DIR``.
+
+The program makes two comparisons. Each measures both sides in the same run, and takes the best of
+some rounds:
 
 - a query that uses every column, over the source and over uncompressed Parquet of the same rows;
 - an export to zstd Parquet, by the workers and by Spark's own writer over the source.
@@ -50,8 +53,8 @@ def measure(store: Path, work: Path, rounds: int, master: str) -> dict[str, Any]
     query = [text.format(columns=columns) for text in _QUERY]
     by_source = by_parquet = float("inf")
     for _ in range(rounds):
-        # Alternate the two kinds: code that the JVM compiles for one kind may be slow for the
-        # other.
+        # Alternate between the two kinds, because code that the JVM has compiled while it ran one
+        # kind may be slow for the other.
         ours, rows = best(1, lambda: source.selectExpr(*query).collect())
         theirs, same = best(1, lambda: parquet.selectExpr(*query).collect())
         if rows != same:

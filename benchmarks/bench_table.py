@@ -3,16 +3,17 @@
     python -m benchmarks.bench_table --rounds 3 --dir /data/bench
 
 Each round runs ``logquarry bench`` and then ``oracle/bench`` with the same load, so slow moments of
-the machine affect both programs. A cell has the median of the rounds, and the cell of ratios has
-the ratio of each round. Without Java and Maven, RocketMQ's column stays empty; without ``lmdb`` or
-``rocksdict``, the column of that store.
+the machine affect both programs. A cell contains the median of the rounds; the cell of ratios
+contains the ratio of each round. RocketMQ's column stays empty without Java and Maven, and the
+column of another store stays empty without its package (``lmdb``, ``rocksdict``).
 
 In a virtual machine, the first use of a page of memory takes up to ten times as long as later uses,
 because the host must first provide the page. With ``--prime SIZE``, the program writes and removes
 a file of SIZE GiB before each run of either program.
 
-The column of shares divides by a limit of the machine. The program measures these limits: memory
-copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of 4 KiB.
+The column of shares contains a rate divided by a limit of this machine. The program measures these
+limits: memory copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of
+4 KiB.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Row:
     """One row of the table.
 
     Attributes:
-        name: the work.
+        name: name of the measured work.
         ours: arguments of ``logquarry bench``.
         rate: key of messages per second in the JSON of ``logquarry bench``.
         java: arguments of ``oracle/bench``; empty if RocketMQ has no such work.
@@ -55,7 +56,8 @@ class Row:
         target: wanted ratio to RocketMQ; 0 without a target.
         has_peers: whether other embedded stores do the same work.
         limit: name of the limit.
-        per_sync: messages that one sync can cover, if the limit is ``fdatasync``.
+        per_sync: maximum number of messages that one sync makes durable, if the limit is
+            ``fdatasync``.
     """
 
     name: str
@@ -176,7 +178,7 @@ def _fill(folder: Path, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> flo
 
 
 def prime(folder: Path, gib: int) -> None:
-    """Use and release page cache, so that the host has given this machine the memory."""
+    """Fill the page cache and release it, so that the host has already provided the memory."""
     if gib:
         path = folder / "primed"
         with path.open("wb", buffering=0) as file:

@@ -1,1 +1,1 @@
-"""Scripts for work on this repository; the package does not contain them."""
+"""Scripts for developers of this repository; they are not part of the installed package."""

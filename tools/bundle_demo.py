@@ -1,8 +1,10 @@
 """Makes src/logquarry/data/real-broker.tar.xz from tests/data/golden.tar.xz.
 
-The demo's store is the golden store that a complete RocketMQ broker wrote. The archive is the same
-on every run: members are sorted, owners are cleared, and each file keeps its modification time,
-which retention and reports use. Run from the project's root: python -m tools.bundle_demo
+The store of `logquarry demo` is the store that a real RocketMQ broker wrote for the tests. Every
+run makes the same archive: members are sorted, owners are cleared, and each file keeps its
+modification time, which retention and reports use.
+
+Run ``python -m tools.bundle_demo`` in the project's root.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ def bundle(source: Path = SOURCE, target: Path = TARGET) -> None:
     """Write the `real-broker` folder of `source` to `target`, with `real-broker/` as its root."""
     with tarfile.open(
         source, "r|xz"
-    ) as golden:  # one pass: a seek back would unpack the archive again
+    ) as golden:  # read it once: a seek back would unpack the archive again
         members = []
         for member in golden:
             if member.name == FOLDER or member.name.startswith(FOLDER + "/"):

@@ -1,4 +1,4 @@
-"""The tables of docs/compatibility.md, from the results of ``tests/conformance/matrix5.py``."""
+"""Makes the tables of docs/compatibility.md from results of ``tests/conformance/matrix5.py``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ RESULTS = Path(__file__).parent.parent / "tests" / "data" / "rocketmq5_matrix.js
 VERSIONS = ("5.1.4", "5.3.3", "5.4.0", "5.5.0")
 COMMANDS = ("read", "get", "verify", "put", "recover", "rebuild", "salvage", "convert")
 _ON_LIVE = COMMANDS[:7]
-"""Commands that run on a copy of the files of a running broker."""
+"""The commands that are also tested on a copy of a running broker's files."""
 _FAILED = "failed"
 _LIVE = "-live"
 
@@ -45,7 +45,7 @@ SCENARIOS = {
     "kill-transient": "killed broker, `transientStorePoolEnable`",
     "kill-rocksdb": "killed broker, queues in RocksDB",
 }
-"""Description of the store of each scenario of oracle/v5."""
+"""For each scenario of oracle/v5, what its store contains."""
 
 
 def results(path: Path = RESULTS) -> str:

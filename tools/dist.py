@@ -1,9 +1,9 @@
 """Builds, checks and describes the artifacts of a release: `make dist`.
 
-`dist/` gets the source archive, the pure wheel, a wheel with the compiled modules if this machine
-can compile them, an SBOM (CycloneDX) and a licence list for each set of extras, and `SHA256SUMS`.
-Each artifact is built twice; the two builds must have equal bytes. `make dist` installs and runs
-both wheels in new environments outside of the source tree.
+The artifacts are written to `dist/`: the source archive, the pure-Python wheel, a wheel with the
+compiled modules if this machine can compile them, an SBOM (CycloneDX) and a licence list for each
+set of extras, and `SHA256SUMS`. Each artifact is built twice; the two builds must have equal bytes.
+`make dist` installs and runs both wheels in new environments outside of the source tree.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(
     Raises:
         SystemExit: if the program fails; the message is the program's output.
     """
-    # PYTHONPATH would let a clean environment find the source tree.
+    # Remove PYTHONPATH: through it, a clean environment would find the source tree.
     own = ("PYTHONPATH", "LOGQUARRY_COMPILED")
     base = {name: value for name, value in os.environ.items() if name not in own}
     done = subprocess.run(
@@ -66,12 +66,15 @@ def environment(folder: Path, *wanted: str) -> Path:
 
 
 def commit_time() -> str:
-    """The time of the commit, which is the time of each file in the artifacts."""
+    """Return the time of the commit.
+
+    The files in the artifacts get this time, so that two builds are equal.
+    """
     return run(["git", "log", "-1", "--format=%ct"]).strip()
 
 
 def committed(target: Path) -> Path:
-    """Copy the committed files to a folder, so that no other file can get into the artifacts."""
+    """Copy the committed files to a folder, so that the artifacts contain no other files."""
     target.mkdir()
     archive = target.with_suffix(".tar")
     run(["git", "archive", "--output", archive, "HEAD"])
@@ -86,8 +89,8 @@ def build(python: Path, source: Path, target: Path) -> None:
     """Build the source archive, the pure wheel, and if possible the compiled wheel."""
     environ = {"SOURCE_DATE_EPOCH": commit_time()}
     command: list[str | os.PathLike[str]] = [python, "-m", "build", "--outdir", target]
-    # Build the compiled wheel first: without a C compiler, it is pure, and the next build replaces
-    # it.
+    # Build the compiled wheel first. Without a C compiler, the result is a pure wheel, which the
+    # next build replaces.
     run([*command, "--wheel", source], environ=environ)
     run([*command, source], environ={**environ, "LOGQUARRY_COMPILED": "off"})
 
@@ -107,7 +110,7 @@ def names_in(artifact: Path) -> list[str]:
 
 
 def check_contents(artifact: Path) -> None:
-    """Check that an artifact has only files of the repository, and its generated metadata.
+    """Check that an artifact contains only files of the repository and generated metadata.
 
     Raises:
         SystemExit: if the artifact has other files.
@@ -125,7 +128,7 @@ def check_contents(artifact: Path) -> None:
 
 
 def is_pure(wheel: Path) -> bool:
-    """Whether a wheel fits each Python and system."""
+    """Whether a wheel fits every Python and system, because it contains no compiled module."""
     return wheel.name.endswith("-none-any.whl")
 
 
@@ -133,7 +136,7 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
     """Install a wheel outside of the source tree, and run the demo and `info` there.
 
     Returns:
-        The environment's Python, and the seconds until the demo's rows were exported.
+        (Python of the environment, seconds until the demo had exported its rows).
     """
     began = time.monotonic()
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
@@ -141,7 +144,8 @@ def try_wheel(wheel: Path, extra: str, work: Path) -> tuple[Path, float]:
     python = environment(place / "env", wanted)
     home = place / "run"
     home.mkdir()
-    # Do not use the kernels in this machine's cache.
+    # Use an empty cache, so that kernels that this machine has compiled before do not shorten the
+    # time.
     environ = {"LOGQUARRY_CACHE_DIR": str(home / "cache")}
     command = python.with_name("logquarry")
     run([command, "demo", "--to", "demo"], cwd=home, environ=environ)
@@ -184,7 +188,8 @@ def main(extras: Sequence[str]) -> int:
         work = Path(folder)
         tools = environment(work / "tools", *TOOLS)
         for number in ("first", "second"):
-            # Build in two folders: if an artifact contains the folder's path, the builds differ.
+            # Build in two folders with different paths: if an artifact contains its folder's path,
+            # the two builds differ.
             build(tools, committed(work / f"source-{number}"), work / number)
         first, second = digests(work / "first"), digests(work / "second")
         if first != second:

@@ -4,8 +4,9 @@
 - one tutorial for each script of examples/;
 - the options of all commands, and the API, from the code;
 - a diagram of each format in docs/formats.md, drawn from the tables in ``format/``;
-- JavaScript from npm, so that the site needs no network: Mermaid draws the other diagrams, and
-  iframe-worker lets the search run from files.
+- JavaScript packages from npm, copied into the site so that it needs no network: Mermaid, which
+  draws the other diagrams, and iframe-worker, with which the search works on a site that is opened
+  from files.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ ROOT_PAGES = {
     "SECURITY.md": "security.md",
     "tests/README.md": "tests.md",
 }
-"""For each page of the project's root, the name on the site."""
+"""For each page in the project's root folder, its file name on the site."""
 
 _MERMAID = "assets/mermaid.min.js"
 SCRIPTS = {
     _MERMAID: ("mermaid@11.17.2", "dist/mermaid.min.js"),
     "assets/iframe-worker.js": ("iframe-worker@1.0.4", "shim/index.js"),
 }
-"""For each script on the site, the npm package and the path in the package. The theme would load
-these scripts from another host."""
+"""For each script on the site, the npm package and the path in the package. Without the copies, the
+theme would load these scripts from another host.
+"""
 
 _ROLE = re.compile(r":(?:mod|class|func|meth|attr|data|exc):<code>(?:~[\w.]*\.)?")
 _LITERAL_BLOCK = "<p>::</p>"
@@ -91,7 +93,7 @@ have in common, and the exit codes.
 
 
 def _api(title: str, module: str, names: list[str]) -> str:
-    """Return a page with the docstring of each name."""
+    """Return a page of the API that shows the docstring of each name."""
     return f"# {title}\n\n" + "\n".join(f"::: {module}.{name}\n" for name in names)
 
 
@@ -105,7 +107,10 @@ def _names(package: str) -> list[str]:
 
 
 def tutorial(script: str) -> str:
-    """Return a script with cells (``# %%``) as a page: Markdown as text, other cells as code."""
+    """Return a script with cells (``# %%``) as a page.
+
+    A cell of Markdown becomes text, any other cell a block of code.
+    """
     parts = []
     for cell in re.split(r"^# %%", script, flags=re.MULTILINE)[1:]:
         head, _, body = cell.partition("\n")
@@ -118,7 +123,7 @@ def tutorial(script: str) -> str:
 
 
 def _with_site_links(source: str, text: str) -> str:
-    """Return a page of the project with links that lead to the pages of the site."""
+    """Return a page of the project; change its links to lead to pages of the site."""
     folder = Path(source).parent
 
     def link(match: re.Match[str]) -> str:
@@ -128,7 +133,7 @@ def _with_site_links(source: str, text: str) -> str:
             return f"[{title}]({ROOT_PAGES[name]}{anchor})"
         if name.startswith("docs/"):
             return f"[{title}]({name.removeprefix('docs/')}{anchor})"
-        # The site has no page for the file.
+        # The site has no page for the file that the link names.
         return title
 
     return re.sub(r"\[([^\]\[]*)\]\(([^)#:]+)(#[^)]*)?\)", link, text)
@@ -170,7 +175,7 @@ def _boxes(field: Field, offset: int) -> list[str]:
             f"<title>{escape(f'{field.name}: {field.meaning}')}</title></rect>"
         )
         if (at, width) == named:
-            # Compress a name that is longer than its box.
+            # Squeeze the letters of a name that is longer than its box.
             fit = f' textLength="{pixels - 4}" lengthAdjust="spacingAndGlyphs"'
             boxes.append(
                 f'<text x="{x + pixels // 2}" y="{y + 21}"'
@@ -204,7 +209,8 @@ def npm_script(package: str, path: str) -> bytes:
         if npm is None:
             raise PluginError(f"the site needs {package}: install npm, which downloads it")
         folder.mkdir(exist_ok=True)
-        # An interrupted download must not stay under the final name.
+        # Rename the file at the end, so that an interrupted download does not stay under the final
+        # name.
         with tempfile.TemporaryDirectory(dir=folder) as draft:
             command = [npm, "pack", "--silent", "--pack-destination", draft, package]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

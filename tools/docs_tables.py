@@ -1,4 +1,7 @@
-"""Write the generated pages of the docs: ``python -m tools.docs_tables``."""
+"""Write the pages of the docs whose tables come from the code.
+
+Run ``python -m tools.docs_tables``.
+"""
 
 from __future__ import annotations
 

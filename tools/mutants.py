@@ -1,8 +1,8 @@
 """Makes mutants of Python source: small changes that a good test should detect.
 
-Only code inside functions is changed: statements of a module or class run once at import, so no
-single test reaches them. Annotations, decorators, defaults, docstrings, f-strings and calls of a
-logger do not change.
+Only code inside functions is changed. Statements of a module or class run once, when a test process
+imports the module, so they cannot be assigned to a test. Annotations, decorators, defaults,
+docstrings, f-strings and calls of a logger do not change.
 """
 
 from __future__ import annotations
@@ -225,7 +225,11 @@ def _changes(node: ast.AST) -> Iterator[tuple[str, ast.AST | str]]:
 
 
 def _is_deletable(node: ast.AST) -> bool:
-    """Whether a statement is a call with unused result, or assigns to an attribute or item."""
+    """Whether a mutant may delete a statement.
+
+    It may if the statement is a call whose result is unused, or an assignment to an attribute or
+    item.
+    """
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call | ast.Await)
     if isinstance(node, ast.Assign):
@@ -234,7 +238,10 @@ def _is_deletable(node: ast.AST) -> bool:
 
 
 def _is_text_operation(node: ast.BinOp) -> bool:
-    """Whether a node formats or joins texts: its mutants would raise TypeError in every test."""
+    """Whether a node formats or joins texts.
+
+    Such a node is not changed, because its mutants would raise TypeError in every test.
+    """
     for side in (node.left, node.right):
         if isinstance(side, ast.JoinedStr):
             return True

@@ -8,16 +8,16 @@ Run from the project's root:
     python -m tools.mutation_sample show               the table of a run, and what survived
 
 A mutant is a small change inside a function (tools/mutants.py). `run` runs the tests that reach the
-mutant's line, the fastest first, until the mutant's time is up. The mutant is killed if a test
-fails, hangs or crashes; otherwise the mutant survives. A mutant that no test reaches is counted
-separately. Each group of packages gives the same number of mutants; the seed and the tree determine
-the choice. Mutants run in a copy of the tree, and an interrupted `run` continues with the next
-mutant.
+mutant's line, the fastest first, until one fails or the time for the mutant is over. The mutant is
+killed if a test fails, hangs or crashes; otherwise the mutant survives. A mutant that no test
+reaches is counted separately. The same number of mutants is drawn from each group of packages. The
+choice depends only on the seed and the source tree. Mutants run in a copy of the tree, and an
+interrupted `run` continues with the next mutant.
 
-Tests run with the kernels on. numba compiles a mutant of a kernel, because with
-LOGQUARRY_KERNELS=off no test would execute the mutant. A second run with LOGQUARRY_KERNELS=off is
-not needed: the twin tests compare each kernel with the reference, and `record` knows the tests that
-reach the reference.
+Tests run with the kernels on (functions that numba compiles), so a mutant of a kernel is compiled
+too. With LOGQUARRY_KERNELS=off, no test would execute it. A second run with LOGQUARRY_KERNELS=off
+is not needed: the twin tests compare each kernel with its pure-Python version (the reference), and
+`record` knows which tests reach that version.
 
 `record` does not see lines that run only in a child process or in Spark's workers. `record` omits
 tests that are slow or need Spark, Java or root (choose other tests with `record --select`).
@@ -69,8 +69,9 @@ _KILLED: Final = ("killed", "timeout", "crash")
 
 # -------------------------------------------------------------------------------------- the sample
 def files_of(groups: Mapping[str, Sequence[str]], root: Path = ROOT) -> dict[str, list[str]]:
-    """Return the files of each group; if folders of two groups contain a file, the longer path
-    wins.
+    """Return the files of each group.
+
+    If a file is in the folders of two groups, it belongs to the group with the longer path.
     """
     homes = sorted(
         ((folder, name) for name, folders in groups.items() for folder in folders),
@@ -100,7 +101,10 @@ def sample(groups: Mapping[str, Sequence[str]], count: int, seed: int) -> list[M
 
 
 def tree_hash(root: Path = ROOT) -> str:
-    """Return a hash of source and tests: results and records of another tree are invalid."""
+    """Return a hash of source and tests.
+
+    Results and records whose hash differs come from another tree, and are not valid for this one.
+    """
     digest = hashlib.sha256()
     for folder in (SOURCE, "tests"):
         for path in sorted((root / folder).rglob("*.py")):
@@ -120,7 +124,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path, mutants: Iterable[Mutant]) -> Record:
-        """Read the files of a folder, and keep the lines of the mutants."""
+        """Read the records in a folder, and keep only the lines that mutants change."""
         found = cls()
         wanted: dict[str, set[int]] = defaultdict(set)
         for mutant in mutants:
@@ -146,14 +150,15 @@ class Record:
             self.by_kernel[name].add(test)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
-        """The tests that reach a mutant, the fastest first."""
+        """Return the tests that reach a mutant, the fastest first."""
         path = mutant.path.removeprefix(f"{SOURCE}/")
         if path.startswith(_COMPILED):
             tests = self._tests_of_kernel(mutant)
         else:
             lines = range(mutant.line, mutant.end_line + 1)
             tests = set().union(*(self.by_line.get((path, line), ()) for line in lines))
-            # The recording of a function ends early, so a test may have reached the line later.
+            # If no test is known for the line, take all tests of its function: `record` stops to
+            # record a function early, so a test may have reached the line later.
             tests = tests or self.by_function.get((path, mutant.first_line), set())
         return sorted(tests, key=lambda test: (self.seconds[test], test))
 
@@ -174,9 +179,7 @@ class Record:
 
 
 def kernel_callers(root: Path = ROOT) -> dict[str, set[str]]:
-    """Return, for the name of each function, the names of the kernel functions that mention that
-    name.
-    """
+    """Return, for each function name, the names of the kernel functions whose code mentions it."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in _compiled_files(root):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -209,7 +212,7 @@ def record(folder: Path, select: str, jobs: int, tests: Sequence[str]) -> int:
     command += ["--hypothesis-seed=0"]
     command += ["-n", str(jobs), "--dist", "worksteal"] if jobs > 1 else ["-n", "0"]
     done = subprocess.run([*command, *tests], cwd=ROOT, env=environment, check=False)
-    # Accept exit code 1 (failed tests): the record only omits failed tests.
+    # Accept exit code 1 (a test has failed): failed tests are only omitted in the record.
     if done.returncode not in (0, 1):
         print(f"pytest ended with {done.returncode}: the record is incomplete", file=sys.stderr)
         return 1
@@ -224,8 +227,7 @@ class Copy:
 
     Attributes:
         root: folder of the copy.
-        sound: by test, whether the test passes without a mutant; only for tests that ran without a
-            mutant.
+        sound: for each test that has run without a mutant, whether it passed.
     """
 
     root: Path
@@ -268,7 +270,8 @@ class Copy:
     def environment(self) -> dict[str, str]:
         """The environment of processes that run the copy."""
         path = f"{self.root / 'src'}{os.pathsep}{self.root}"
-        # Python must not use a compiled file of an earlier mutant for this mutant.
+        # Write no bytecode files: Python could otherwise use the bytecode of an earlier mutant for
+        # this mutant.
         return os.environ | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, mutant: Mutant, tests: Sequence[str], seconds: float) -> dict[str, Any]:
@@ -343,7 +346,7 @@ class Copy:
     def _pytest(
         self, command: Sequence[str], choice: Path, outcome: Path, seconds: float
     ) -> int | None:
-        """Run pytest. Return its exit code; None after the time limit."""
+        """Run pytest; return its exit code, or None if it exceeded the time limit."""
         environment = self.environment | {
             reached_lines.CHOICE: str(choice),
             reached_lines.OUTCOME: str(outcome),
@@ -383,7 +386,8 @@ def _verdict(code: int | None, found: Mapping[str, Any]) -> dict[str, Any]:
             "ran": found["ran"],
             "all_ran": found["ran"] == found["chosen"],
         }
-    # The tests detected the change by an error of collection or of the interpreter, or by a signal.
+    # Other exit codes also mean that the tests detected the change: pytest could not collect the
+    # tests, the interpreter failed, or a signal ended the process.
     return {"status": "crash", "code": code}
 
 

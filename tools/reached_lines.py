@@ -1,14 +1,15 @@
-"""A pytest plugin that records which lines each test executes, and one that runs chosen tests.
+"""Two pytest plugins: one records which lines each test executes, the other runs chosen tests.
 
 ``-p tools.reached_lines`` with REACHED_LINES_TO=FOLDER appends one JSON object for each test to a
 file in that folder (one file for each process, so that it works with xdist). With
 REACHED_LINES_CHOICE=FILE, only the tests in the file's list run, in the order of the list.
 
 The plugin records only lines inside functions of src/logquarry, in all threads of the test's
-process, but not in child processes. To save time, the recording of a function ends for the rest of
-a test when a few calls in a row have reached no new line. The record may lack a line that only the
-hundredth call reaches, and so also has the functions that a test enters. Compiled kernels have no
-lines: for kernels, the plugin records the functions that Python calls.
+process, but not in child processes. To save time, the plugin stops recording a function for the
+rest of a test when a few calls in a row have reached no new line. A line that only the hundredth
+call reaches may therefore be missing in the record. For this case, the record also contains the
+functions that a test has entered. Compiled kernels have no lines: for kernels, the plugin records
+the functions that Python calls.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ OUTCOME: Final = "REACHED_LINES_OUTCOME"
 _CALLS_WITHOUT_NEW: Final = 5
 _EVENTS_WITHOUT_NEW: Final = 2_000
 _MOST_MEMORY: Final = 6 << 30
-"""Bytes of memory that a mutant may use: endless growth must not stop the machine."""
+"""Maximum bytes of memory of a process that tests a mutant. Without a limit, a mutant whose memory
+grows without end could stop the machine.
+"""
 
 
 class _Reached:
@@ -46,7 +49,7 @@ class _Reached:
         self.kernels: set[tuple[str, str]] = set()
 
     def on_call(self, frame: FrameType, event: str, _: Any) -> Any:
-        """Trace function of a thread."""
+        """Trace function (see `sys.settrace`) of a thread."""
         code = frame.f_code
         name = code.co_filename
         ours = self._is_ours.get(name)
@@ -145,10 +148,10 @@ class _Recorder:
 
 
 class _Chosen:
-    """The plugin that runs chosen tests, and stops in time.
+    """The plugin that runs chosen tests, and stops when their time is over.
 
-    The choice is a JSON object: ``tests`` in their order, and the ``seconds`` that they may take
-    together.
+    The choice is a JSON object with the members ``tests``, the names in the order in which to run
+    them, and ``seconds``, the time that all tests together may take.
     """
 
     def __init__(self, choice: Path, outcome: Path) -> None:
@@ -203,6 +206,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if choice:
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, _MOST_MEMORY))
         config.pluginmanager.register(_Chosen(Path(choice), Path(os.environ[OUTCOME])))
-    # With xdist, only the workers record: the process that starts the workers runs no test.
+    # With xdist, only the workers record, because the process that starts them runs no test itself.
     if folder and (hasattr(config, "workerinput") or not config.getoption("numprocesses", None)):
         config.pluginmanager.register(_Recorder(Path(folder), config.rootpath))

@@ -1,9 +1,13 @@
-"""Runs tests/spark/matrix on each version of Spark: `make test-matrix`, or with names of cells.
+"""Runs tests/spark/matrix on each version of Spark.
+
+Run `make test-matrix`, or this script with the names of cells. A cell is a version of Spark with a
+version of Python.
 
 Each cell has a virtual environment below `.matrix/`, or below the folder in MATRIX_DIR. If this
-machine does not have a cell's Python, the cell is skipped and the summary names it. A name selects
-the cells that begin with it: `3.5`, `4.3-py3.13`. With `--skip-unavailable`, a cell is also skipped
-if pip cannot install its packages, for example without a network.
+machine lacks the Python of a cell, the cell is skipped, and the summary names the cell. An argument
+such as `3.5` or `4.3-py3.13` selects the cells whose names begin with it. With
+`--skip-unavailable`, a cell is also skipped if pip cannot install its packages, for example without
+a network.
 """
 
 from __future__ import annotations
@@ -79,7 +83,10 @@ class Cell:
 
     @property
     def client(self) -> str:
-        """The requirement of the client of Spark Connect, which has fewer versions than PySpark."""
+        """The pip requirement of the package of Spark Connect's client.
+
+        This package has fewer versions than PySpark.
+        """
         major, minor = self.spark.split(".")
         return f"pyspark-client>={major},<{major}.{int(minor) + 1}"
 
@@ -87,11 +94,13 @@ class Cell:
         """Run the tests; return whether they passed."""
         python = str(self.folder / "bin" / "python")
         words = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/spark/matrix"]
-        # Each PySpark has warnings that only its own version can avoid.
+        # Do not turn warnings into errors: each PySpark has warnings that only PySpark itself could
+        # avoid.
         words += ["-W", "default", "--disable-warnings"]
-        # After the timeout of one test, all other tests cannot use the session.
+        # After one test has timed out, no other test can use the Spark session.
         words += ["--timeout", str(MOST_SECONDS), "--exitfirst"]
-        # Compiled modules in the source tree only fit the Python in .venv.
+        # The compiled modules in the source tree fit only the Python in .venv, so run them
+        # interpreted.
         environ = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "LOGQUARRY_COMPILED": "off"}
         return succeeds(words, environ)
 
@@ -117,7 +126,8 @@ def find_python(version: str) -> str | None:
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     candidates = [shutil.which(name), *(str(p) for p in pyenv.glob(f"{version}.*/bin/{name}"))]
     for found in candidates:
-        # A name on PATH may be the shim of a version that is not installed.
+        # Run the program: a name on PATH may be the shim of a version manager for a version that is
+        # not installed.
         if (
             found
             and not subprocess.run(

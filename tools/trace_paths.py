@@ -1,12 +1,15 @@
-"""Traces the main paths of the data, and counts the calls, files and hops of each path.
+"""Traces the main operations of the package (paths), such as a put or a get.
 
-Run from the project's root: ``python -m tools.trace_paths``. ``--list PATH`` prints the files and
-the calls of one path in their order, ``--check`` fails if a path exceeds its limits (column mark).
+The result counts the calls, files and hops of each path.
+
+Run from the project's root: ``python -m tools.trace_paths``. With ``--list PATH``, the program
+prints the files and the calls of one path in their order. With ``--check``, it fails if a path
+exceeds its limits, which the column mark shows.
 
 The tool counts a call when the main thread enters a function of src/logquarry, or resumes a
-generator. Bodies of modules do not count. A hop is a call into a file other than the file of the
-previous call. Each path first runs once as a warm-up in a separate folder, so that the figures do
-not contain imports and the compilation of kernels.
+generator. Code of a module that runs at its import is not counted. A hop is a call into a file
+other than the file of the previous call. Each path first runs once as a warm-up in a separate
+folder, so that the figures do not contain imports and the compilation of kernels.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class Trace:
 
 
 class TracedPath(NamedTuple):
-    """A path of the data: its preparation, its action, and its limits.
+    """An operation to trace: its preparation, the operation itself, and its limits.
 
     `prepared` makes a store in an empty folder and yields the action to trace.
     """
@@ -116,7 +119,7 @@ def _message(number: int) -> lq.Message:
 
 
 def _filled_store(folder: Path, count: int = 8) -> Path:
-    """Make a closed store with some messages."""
+    """Make a store with some messages, and close it."""
     root = folder / "store"
     with lq.MessageStore.open(root, mode="rw", config=_CONFIG) as store:
         for number in range(count):
@@ -173,7 +176,7 @@ def _verify(folder: Path) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def _open_rw(folder: Path) -> Iterator[Callable[[], object]]:
-    """Open a store that was closed."""
+    """Trace the opening of a store that was shut down cleanly."""
     root = _filled_store(folder)
     opened: list[lq.MessageStore] = []
     yield lambda: opened.append(lq.MessageStore.open(root, mode="rw"))
@@ -281,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     unknown = sorted(set(given.paths) - PATHS.keys())
     if unknown:
         parser.error(f"no such path: {', '.join(unknown)} (there are {', '.join(PATHS)})")
-    # Hide the warnings of the intended recovery.
+    # Hide the warnings that the recovery logs, because the traced store is damaged on purpose.
     logging.getLogger("logquarry").setLevel(logging.ERROR)
     if given.list is not None:
         print(_listing(trace_path(PATHS[given.list])))

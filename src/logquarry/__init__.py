@@ -8,26 +8,28 @@
         for message in store.scan("orders"):
             print(message.queue_offset, message.keys, message.body)
 
-- `MessageStore.open` opens a store: a `StoreReader`, or with ``mode="rw"`` a `StoreWriter`.
+- `MessageStore.open` opens a store; it returns a `StoreReader`, or with ``mode="rw"`` a
+  `StoreWriter`.
 - `Message` is a message to put, `StoredMessage` is a message that a store returned, and
   `StoreConfig` holds the settings of a store.
 - `verify`, `recover`, `rebuild`, `salvage`, `diff` and `retain` do the work of the commands with
-  the same names. `to_json()` of a result returns the document that the command prints with
-  ``--json``.
+  the same names. Their results have a method `to_json()`, which returns the document that the
+  command prints with ``--json``.
 - The module `errors` defines all exceptions. A wrong argument raises `errors.UsageError`, a
   ValueError. An argument of a wrong type raises `errors.WrongType`, a UsageError that is also a
   TypeError.
 
-Three packages are separate: `logquarry.replication`, `logquarry.spark` and `logquarry.testing`.
-`logquarry.testing` has a faulty disk and a model of a store for your own tests. The package imports
-each name at its first use.
+Import these three packages separately: `logquarry.replication`, `logquarry.spark` and
+`logquarry.testing`. `logquarry.testing` contains a disk that injects faults, and a model of a
+store, for your own tests. ``import logquarry`` loads little: the package imports each of its names
+when you first use the name.
 """
 
 import os
 
-# Type checkers treat this name as true. An import of typing would take longer than the rest of this
-# module. This module imports little at its head, because the command line cannot handle Ctrl-C
-# before the import ends.
+# Type checkers treat a variable of this name as true. To import TYPE_CHECKING from typing would
+# take longer than the rest of this module. The head of this module imports little, because the
+# command line cannot handle Ctrl-C before this import has ended.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -172,7 +174,8 @@ def __getattr__(name: str) -> "Any":
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(home), name)
-    # Later uses of the name must not call __getattr__: the call takes longer than a put.
+    # Store the name, so that later uses do not call __getattr__ again: the call takes longer than a
+    # put.
     globals()[name] = found
     return found
 

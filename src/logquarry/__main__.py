@@ -5,7 +5,7 @@ import os
 try:
     from logquarry.cli import interrupts
 except KeyboardInterrupt:
-    # The command line cannot handle Ctrl-C before its own import ends.
+    # Import this first: the command line cannot handle Ctrl-C before its own import has ended.
     os.write(2, b"error: interrupted\n")
     os._exit(130)
 

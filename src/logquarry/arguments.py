@@ -1,6 +1,6 @@
 """Checks of the arguments of public calls.
 
-Each function checks one argument and returns the converted argument: an integer, also of NumPy,
+Each function checks one argument and returns the converted argument: an integer of Python or NumPy
 becomes an int, a path becomes text, and names become a list. A wrong type raises WrongType (a
 TypeError); a wrong value raises UsageError (a ValueError).
 """
@@ -34,7 +34,10 @@ _Value = TypeVar("_Value")
 
 
 def refuse_type(value: object, field: str, takes: str) -> NoReturn:
-    """Raise WrongType. ``takes`` names the accepted types in words."""
+    """Raise WrongType.
+
+    ``takes`` describes the accepted types in words, for the error's text.
+    """
     shown = _shown(value)
     kind = type(value).__name__
     what = f"an object of type {kind}" if shown is None else f"{shown} ({kind})"
@@ -104,8 +107,8 @@ def port(value: object) -> int:
 
 
 def seconds(value: object, field: str = "timeout") -> float:
-    """Check a waiting time in seconds; reduce a time above 100 years to 100 years."""
-    # Each platform limits how long a thread can wait.
+    """Check a waiting time in seconds; return at most 100 years."""
+    # Limit the time, because each platform has a maximum for the time that a thread waits.
     found = max(min(number(value, field, takes="seconds"), _LONGEST_WAIT), -_LONGEST_WAIT)
     if math.isnan(found):
         raise UsageError(f"{field} takes seconds, not nan")
@@ -121,7 +124,7 @@ def number(value: object, field: str, *, takes: str = "a number") -> float:
     try:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        # float() rejects a NumPy array unless the array has exactly one value.
+        # For a NumPy array, float() raises an error unless the array has exactly one value.
         refuse_type(value, field, takes)
 
 
@@ -169,8 +172,8 @@ def keys(value: object, field: str = "keys") -> str | None:
         None for an empty sequence.
 
     Raises:
-        UsageError: if a word of a sequence is empty or contains a space: RocketMQ would then index
-            different words.
+        UsageError: if a word of a sequence is empty or contains a space. RocketMQ splits KEYS at
+            spaces, so it would then index different words.
     """
     if isinstance(value, str):
         return value
@@ -199,7 +202,8 @@ def choice(value: object, field: str, known: Collection[str]) -> str:
 def time_ms(value: object, field: str) -> int:
     """Convert a time to milliseconds since 1970.
 
-    Accepts milliseconds, a date or datetime (UTC without a zone), and the texts of ``--since``.
+    Accepts milliseconds, a date or datetime (in UTC if it has no zone), and the texts that the
+    option ``--since`` accepts.
     """
     takes = "milliseconds since 1970, a datetime, or ISO 8601 text (UTC without a zone)"
     if isinstance(value, (str, date)):
@@ -211,7 +215,7 @@ def time_ms(value: object, field: str) -> int:
 
 
 def time_range(since: object, until: object) -> tuple[int | None, int | None]:
-    """Convert the start and end of a time range to milliseconds; None stays None."""
+    """Convert the start and end of a time range to milliseconds since 1970; None stays None."""
     return optional(time_ms, since, "since"), optional(time_ms, until, "until")
 
 
@@ -228,7 +232,7 @@ _OF_ANNOTATION: Final[Mapping[str, Callable[..., Any]]] = {
 def check_fields(record: Any) -> None:
     """Check the fields of a dataclass by their annotations, and convert NumPy's numbers.
 
-    Fields of other types than numbers, bool, text and tuples of text are not checked.
+    Only fields whose type is a number, bool, text or a tuple of texts are checked.
 
     Raises:
         WrongType: if a field has a wrong type; the error names the field.

@@ -39,13 +39,15 @@ MODULES: Final = (
     "protocol.remoting_header",
     "protocol.remoting",
 )
-"""Modules below ``logquarry``. A module's C code uses only modules that are listed before it."""
+"""Names of the modules, relative to the package ``logquarry``. The C code of a module may only use
+modules that this list names before it.
+"""
 
 _NAMES: Final = frozenset(f"logquarry.{name}" for name in MODULES)
 
 
 class _Sources:
-    """Finds the Python source of a module even if a compiled file of the module exists."""
+    """An import finder that prefers the Python source of a module to its compiled file."""
 
     @staticmethod
     def find_spec(
@@ -80,7 +82,7 @@ def is_compiled() -> bool:
 
 
 def description() -> str:
-    """Describe whether single puts run compiled or interpreted, and why."""
+    """Describe in a sentence whether single puts run compiled or interpreted, and why."""
     if is_compiled():
         return "single puts run compiled"
     if is_switched_off():

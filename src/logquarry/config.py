@@ -30,13 +30,16 @@ BROKER_ROLES: Final = ("ASYNC_MASTER", "SYNC_MASTER", "SLAVE")
 RECOVERIES: Final = ("safe", "rocketmq")
 DIALECTS: Final = ("4.9", "3.1")
 IndexKeys = Literal["3.1", "4.9", "5.4"]
-"""The keys that an index has, by the RocketMQ version that introduced the keys: ``"3.1"`` has the
-words of KEYS with signed hashes, ``"4.9"`` also UNIQ_KEY, ``"5.4"`` also the tag.
+"""Which keys of a message the index contains, named after the RocketMQ version that introduced
+them: ``"3.1"`` means the words of KEYS with signed hashes, ``"4.9"`` the words of KEYS and
+UNIQ_KEY, ``"5.4"`` the same and the tag.
 """
 FLUSH_DISK_TYPES: Final = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
 DEFAULT_COMMIT_LOG_FILE: Final = 1 << 30
-"""Bytes of a commit log file if neither files nor settings show its size."""
+"""Assumed size of a commit log file in bytes, if it can be read neither from the files nor from the
+settings.
+"""
 
 _BY_DIALECT: Final[Mapping[str, Mapping[str, Any]]] = {
     "max_message_size": {"4.9": 4 << 20, "3.1": 512 << 10},
@@ -63,7 +66,7 @@ STORE_SETTINGS: Final = frozenset(
         "transRocksDBEnable",
     }
 )
-"""The settings of RocketMQ that decide which files a store has (``broker_settings``)."""
+"""The settings of RocketMQ that determine which files a store consists of (``broker_settings``)."""
 
 _NOT_STATED: Final = ("broker_settings", "batch_topics")
 _CHOICES: Final = {
@@ -90,7 +93,9 @@ _ABOVE_ZERO: Final = (
 )
 _FROM_ZERO: Final = ("sync_flush_timeout", "file_reserved_time", "delete_commit_log_files_interval")
 _TYPING_ERROR: Final = 0.9
-"""Minimum similarity (0 to 1) at which an unknown name is a typing error of a known name."""
+"""Minimum similarity (0 to 1) from which on an unknown name is taken for a misspelling of a known
+name.
+"""
 _NEAR: Final = 0.8
 
 
@@ -100,28 +105,31 @@ class StoreConfig(LayoutConfig):
 
     Attributes:
         dialect: the format that a writer writes: ``"4.9"``, or ``"3.1"`` for RocketMQ 3.1.3
-            (docs/dialect-3.1.md). ``None``: the dialect of the existing store; 4.9 for a new store.
-            Readers recognise both formats.
-        message_delay_level: delay of each level, level 1 first. Default: 18 levels, or 16 levels in
-            dialect 3.1.
+            (docs/dialect-3.1.md). ``None`` means the dialect of the existing store, or 4.9 for a
+            new store. Readers recognise both formats.
+        message_delay_level: delays of the delay levels, beginning with level 1. By default there
+            are 18 levels, or 16 levels in dialect 3.1.
         max_msgs_num_batch: maximum number of messages of one index query.
         max_transfer_count_on_message_in_memory: maximum number of messages of one ``get``.
         max_transfer_bytes_on_message_in_memory: maximum bytes of one ``get``.
-        max_transfer_count_on_message_in_disk: maximum number of messages on disk in one ``get``. A
-            message is assumed to be on disk if its distance from the log's end exceeds
+        max_transfer_count_on_message_in_disk: maximum number of messages of one ``get``, if the
+            messages are on disk. They are assumed to be on disk, and not in the page cache, if
+            their distance from the log's end in bytes exceeds
             ``access_message_in_memory_max_ratio`` percent of the machine's memory.
-        max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get`` with messages on disk.
+        max_transfer_bytes_on_message_in_disk: maximum bytes of one ``get``, if the messages are on
+            disk.
         access_message_in_memory_max_ratio: the percentage of the machine's memory that is assumed
             to be page cache.
         decompress_limit: maximum bytes of one decompressed body.
         recovery: how to recover a store that was not shut down cleanly. The recovery ``"safe"``
-            loses no sound frame of the log. The recovery ``"rocketmq"`` does the same as RocketMQ's
-            recovery, also after a clean shutdown.
-        check_crc_on_recover: whether a recovery compares bodies with their CRCs. If the store was
-            shut down cleanly, only the last three log files are checked. The recovery
-            ``"rocketmq"`` checks all files that it reads.
-        message_index_safe: whether the recovery ``"rocketmq"`` starts early enough to complete the
-            index.
+            loses no sound frame of the log. The recovery ``"rocketmq"`` does exactly what
+            RocketMQ's recovery does, even if that loses messages; it also runs after a clean
+            shutdown.
+        check_crc_on_recover: whether a recovery compares bodies with their CRCs. After a clean
+            shutdown, only the last three log files are checked. The recovery ``"rocketmq"`` checks
+            all files that it reads.
+        message_index_safe: whether the recovery ``"rocketmq"`` starts reading the log early enough
+            that no message is missing in the index afterwards.
         max_message_size: maximum bytes of a frame, and of the wire form of a batch. Default (0):
             4 MiB, or 512 KiB in dialect 3.1.
         store_host: the store host (``ip:port``) of messages whose ``store_host`` is None.
@@ -129,19 +137,22 @@ class StoreConfig(LayoutConfig):
             folder name. ``"rocketmq-broker"`` accepts only the characters that RocketMQ's broker
             accepts.
         broker_role: ``ASYNC_MASTER``, ``SYNC_MASTER`` or ``SLAVE``. A slave accepts no messages.
-        os_page_cache_busy_time_out_mills: if one put holds the log's lock for longer than this
-            time, the store refuses other puts.
+        os_page_cache_busy_time_out_mills: while one put has held the log's lock for longer than
+            this time, the store refuses other puts.
         flush_disk_type: ``ASYNC_FLUSH`` or ``SYNC_FLUSH``; with ``SYNC_FLUSH``, each put waits for
             its flush.
-        sync_flush_timeout: how long a put waits for its flush.
+        sync_flush_timeout: maximum time that a put waits for its flush.
         flush_interval_commit_log: pause between two background flushes of the log. Default (0):
             500, or 1,000 in dialect 3.1.
-        flush_commit_log_timed: whether background flushes keep the interval even during puts.
-        flush_commit_log_least_pages: a background flush waits for this many pages of 4 KiB.
+        flush_commit_log_timed: whether background flushes always keep the interval; if False, a put
+            can start a flush earlier.
+        flush_commit_log_least_pages: a background flush writes nothing until this many new pages of
+            4 KiB are in the log.
         flush_commit_log_thorough_interval: pause between two background flushes that
             ignore ``flush_commit_log_least_pages``.
         commit_interval_commit_log: pause between two commits of the transient store pool.
-        commit_commit_log_least_pages: a commit waits for this many pages of 4 KiB.
+        commit_commit_log_least_pages: a commit copies nothing until this many pages of 4 KiB are in
+            the buffer.
         commit_commit_log_thorough_interval: pause between two commits that ignore
             ``commit_commit_log_least_pages``.
         transient_store_pool_enable: whether puts write messages to memory first, and a commit
@@ -149,45 +160,51 @@ class StoreConfig(LayoutConfig):
             slave.
         transient_store_pool_size: number of buffers, each as large as a log file.
         fast_fail_if_no_buffer_in_store_pool: whether puts are refused while no buffer is free.
-        warm_mapped_file_enable: whether all pages of a new file are loaded into memory.
+        warm_mapped_file_enable: whether to load all pages of a new log file into memory before
+            messages are written to it.
         flush_least_pages_when_warm_mapped_file: has no effect, because warming only reads pages.
         flush_interval_consume_queue: pause between two flushes of the queues.
-        flush_consume_queue_least_pages: a queue flush waits for this many pages of 4 KiB.
+        flush_consume_queue_least_pages: a queue is not flushed until it has this many new pages of
+            4 KiB.
         flush_consume_queue_thorough_interval: pause between two queue flushes that ignore
             ``flush_consume_queue_least_pages``, and that write the checkpoint.
         slave_timeout: the time that a put on a ``SYNC_MASTER`` waits for a slave.
-        ha_slave_fallbehind_max: a put waits only for slaves whose lag in bytes is below this value.
-        ha_send_heartbeat_interval: after this time without traffic, master and slave send a
+        ha_slave_fallbehind_max: a put waits only for slaves that are fewer bytes than this behind
+            the end of the log.
+        ha_send_heartbeat_interval: time without traffic after which master and slave send a
             heartbeat.
-        ha_housekeeping_interval: after this time without traffic, master and slave close their
+        ha_housekeeping_interval: time without traffic after which master and slave close their
             connection.
         ha_transfer_batch_size: maximum bytes of the log that a master sends at once.
         clean_expired_files: whether an open writer deletes expired files. RocketMQ always deletes
             expired files (docs/retention.md).
         file_reserved_time: hours from the store time of a log file's last message until the file
-            expires. Older half messages are abandoned.
+            expires. A half message that is older than this is abandoned: the producer is not asked
+            about it any more.
         delete_when: hours of the day, separated by ``;``, in which expired files are deleted.
         disk_max_used_space_ratio: above this percentage of disk use, expired files are deleted at
             any hour.
         clean_file_forcibly_enable: whether the writer also deletes files that have not expired, if
             the disk is more than 85 % full. RocketMQ's default is true.
-        clean_resource_interval: pause between two searches for expired files.
+        clean_resource_interval: time between two searches of the writer for expired files.
         delete_commit_log_files_interval: pause between the deletion of two log files.
         delete_files_batch_max: maximum number of log files that one search deletes.
         flush_consumer_offset_interval: how often consumer offsets are written.
         deliver_delayed: whether a writer delivers delayed messages from its opening on. If False,
             :meth:`~logquarry.store.message_store.StoreWriter.start_delivery` starts the delivery.
         flush_delay_offset_interval: how often the progress of the delivery is written.
-        timer_max_delay_sec: the longest delay of a timer message (``deliver_at``, ``delay_ms``).
-        transaction_time_out: age from which a half message is checked.
+        timer_max_delay_sec: the longest delay, in seconds, of a timer message (``deliver_at``,
+            ``delay_ms``).
+        transaction_time_out: age from which on the broker asks the producer about a half message (a
+            check).
         transaction_check_max: maximum number of checks of a half message before it is abandoned.
-        transaction_check_interval: pause between two rounds of checks.
+        transaction_check_interval: time between two rounds in which all half messages are checked.
         check_transaction_message_timer_interval: pause between two rounds of checks in dialect 3.1.
         check_transaction_message_atleast_interval: age from which a transaction is checked, in
             dialect 3.1.
-        broker_settings: (name, value) of broker settings that determine which files the store has,
-            but that logquarry does not use. ``from_mapping`` and ``from_file`` fill the field; the
-            store's features depend on the values.
+        broker_settings: (name, value) of the broker's settings that determine which files the store
+            consists of, but that logquarry itself does not use. ``from_mapping`` and ``from_file``
+            fill the field; the store's features depend on the values.
     """
 
     dialect: str | None = None
@@ -398,7 +415,7 @@ def settings_of(config: object) -> StoreConfig:
 
 
 def _snake_case(name: str) -> str:
-    # Older versions of RocketMQ spell "mapped" as "maped" in the names of settings.
+    # Older versions of RocketMQ write "maped" instead of "mapped" in the names of settings.
     name = re.sub(r"(^m|M)aped", r"\1apped", name)
     name = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
     name = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", name)
@@ -443,8 +460,8 @@ def broker_names() -> frozenset[str]:
 def check_names(names: Iterable[str], used: Collection[str]) -> list[str]:
     """Return a warning for each name that is no setting of RocketMQ or logquarry.
 
-    RocketMQ ignores an unknown name. In logquarry, a mistyped name could cause a read with wrong
-    file sizes. ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
+    RocketMQ ignores an unknown name. In logquarry, the consequence could be a read with wrong file
+    sizes. ``used`` holds the settings that logquarry uses, in RocketMQ's spelling.
 
     Raises:
         UsageError: if a name is probably a misspelling of a setting in ``used``.

@@ -38,8 +38,8 @@ class LogquarryError(Exception):
     """Base of all exceptions that this package raises deliberately."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Spark pickles exceptions of its workers. By default, an exception with other arguments
-        # than its text cannot be unpickled.
+        # Spark pickles exceptions of its workers. By default, Python cannot unpickle an exception
+        # whose constructor takes other arguments than the text.
         return _unpickled, (type(self), self.args), self.__dict__
 
 
@@ -90,7 +90,8 @@ class ReplicationError(LogquarryError):
 class ProtocolViolation(ReplicationError):
     """The peer sent bytes that violate the protocol.
 
-    ``events`` has the events that were decoded before the invalid bytes.
+    ``events`` contains the events (decoded messages of the protocol) that came before the invalid
+    bytes.
     """
 
     def __init__(self, message: str, *, events: Any = ()) -> None:
@@ -116,8 +117,8 @@ class StoreError(LogquarryError):
 class StoreNotFound(StoreError):
     """No store is at the path, or its files cannot be read.
 
-    This class is not an ``OSError``, so that callers do not take a missing store for a failing
-    disk.
+    This class is not a subclass of ``OSError``, so that callers do not take a missing store for a
+    failing disk.
 
     Attributes:
         suggestion: the given path, and the path of a nearby store that the user probably meant;
@@ -133,8 +134,8 @@ class StoreUnavailable(StoreError):
     Attributes:
         status: RocketMQ's put status: SERVICE_NOT_AVAILABLE, OS_PAGECACHE_BUSY or
             CREATE_MAPEDFILE_FAILED.
-        appended: the result for the messages that a failed ``put_many`` has already appended; None
-            if no message was appended, and for other calls.
+        appended: if a ``put_many`` fails after it has appended messages, the result for these
+            messages; else None.
     """
 
     def __init__(self, message: str, *, status: str = "SERVICE_NOT_AVAILABLE") -> None:
@@ -167,8 +168,8 @@ class MessageRejected(StoreError):
         reason: logquarry's code for the cause, such as too_large, properties, topic or delay.
         index: number of the message in a ``put_many``, else None.
         appended: as in :class:`StoreUnavailable`. Usually a ``put_many`` rejects a message before
-            it appends any message. Only if multi-dispatch makes a message too large, earlier
-            messages are in the log.
+            it appends the first one. Only if multi-dispatch (delivery to further queues) makes a
+            message too large, the earlier messages are already in the log.
     """
 
     def __init__(self, message: str, *, status: str, reason: str, index: int | None = None) -> None:
@@ -196,7 +197,7 @@ class CorruptStore(StoreError):
     """Bytes that violate the format.
 
     Attributes:
-        offset: physical offset in the commit log; position in any other file.
+        offset: physical offset if the bytes are in the commit log; else position in the file.
         kind: a short stable code (the ``kind`` of a verify finding).
     """
 

@@ -11,7 +11,9 @@ from logquarry.format import batch, index, java, queue_entry, state_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayoutConfig:
-    """Settings that determine the bytes of files. None: infer the value from existing files.
+    """Settings that determine the bytes of files.
+
+    None means that the value is inferred from existing files.
 
     Attributes:
         mapped_file_size_commit_log: bytes of a commit log file (RocketMQ: 1 GiB).
@@ -28,10 +30,11 @@ class LayoutConfig:
         tran_redo_log_mapped_file_size: bytes of a file of the 3.x redo log (RocketMQ: 40,000,000).
         index_tags: whether the index has an entry for each message's tag (RocketMQ 5.4 and later).
             A new store has no tag entries.
-        enable_multi_dispatch: whether the property INNER_MULTI_DISPATCH adds a message to further
-            queues (in a new store: no). If the setting is unknown, only messages with the property
-            INNER_MULTI_QUEUE_OFFSET are in further queues.
-        enable_lmq: whether further queues whose names start with ``%LMQ%`` all have queue id 0.
+        enable_multi_dispatch: whether a message with the property INNER_MULTI_DISPATCH also gets
+            entries in the queues that the property names (in a new store: no). If the setting is
+            unknown, only messages with the property INNER_MULTI_QUEUE_OFFSET are in further queues.
+        enable_lmq: whether all such further queues whose names start with ``%LMQ%`` have the queue
+            id 0.
         message_index_enable: whether to index keys (in a new store: yes).
         mapped_file_size_timer_log: bytes of a file of the timer log (RocketMQ 5: 100 MiB).
         timer_precision_ms: milliseconds of a slot of the timer wheel (RocketMQ 5: 1,000).
@@ -60,7 +63,8 @@ class LayoutConfig:
                 continue
             if value <= 0:
                 raise UsageError(f"{field.name} is {value}, and must be above 0")
-            # RocketMQ's sizes are Java ints, and offset arithmetic must stay within 64 bits.
+            # Limit the sizes: in RocketMQ they are Java ints, and calculations with offsets must
+            # stay within 64 bits.
             if value > java.INT_MAX:
                 raise UsageError(f"{field.name} is {value}, and must not be above {java.INT_MAX}")
 

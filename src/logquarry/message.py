@@ -2,8 +2,8 @@
 
 :func:`put_again` makes a new message from a frame of the log, to deliver a delayed message, to
 commit a half message, or to send a message back. RocketMQ parses the property string into a
-``HashMap``, and builds a new string in the map's order. The new string lacks the parts of the old
-string that the parser skips.
+``HashMap``, and builds a new string in the map's order. The parts of the old string that the parser
+skips are therefore missing in the new string.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Message(_Fields):
         keys: the KEYS property: keys separated by spaces, or a sequence of keys. A key cannot
             contain a space.
         properties: further properties; ``None`` if there are none.
-        properties_string: the property string, stored as given. For a message with a delay or
-            multi-dispatch, the store changes the properties and encodes a new string, from
-            ``properties``, or if ``properties`` is None, from the given string.
+        properties_string: the property string, stored as given. If the message has a delay or uses
+            multi-dispatch, the store must change properties. It then encodes a new string from
+            ``properties``; if ``properties`` is None, it first parses the given string.
         delay_level: the DELAY property; 0 for no delay.
         wait_store_ok: whether the put waits for flush and replica. False adds the property WAIT.
         flag: the field FLAG, whose bits the application defines.
@@ -76,14 +76,15 @@ class Message(_Fields):
         born_timestamp: born time in milliseconds; ``None`` for the time of the store's clock at the
             put.
         born_host: the producer: text ``ip:port`` or ``[ip]:port``, or the 8 or 20 bytes of a frame.
-        store_host: the broker, in the same forms; ``None`` for ``StoreConfig.store_host``.
+        store_host: the broker's address, in the same forms as ``born_host``; ``None`` for
+            ``StoreConfig.store_host``.
         reconsume_times: how often consumers sent the message back.
         prepared_transaction_offset: for a COMMIT or ROLLBACK, the physical offset of its half
             message.
     """
 
-    # A frozen dataclass would take three times as long to create as this tuple, and columns can be
-    # made from tuples quickly.
+    # A message is a tuple, because to create a frozen dataclass would take three times as long.
+    # Arrow columns can also be made from tuples quickly.
     __slots__ = ()
 
     def __new__(
@@ -137,8 +138,9 @@ class Message(_Fields):
             reconsume_times,
             prepared_transaction_offset,
         )
-        # The usual values have exactly these types. For rare fields, the cheapest check is whether
-        # the value is the default object (logquarry bench put).
+        # Accept the usual values without further checks: they have exactly these types. For rare
+        # fields, the cheapest check is whether the value is the default object (measured with
+        # logquarry bench put).
         if (
             type(topic) is str
             and type(body) is bytes
@@ -209,7 +211,7 @@ def _timed(
     deliver_at: int | str | date | None,
     delay_ms: int | None,
 ) -> Mapping[str, str]:
-    # Java's methods are setDeliverTimeMs and setDelayTimeMs.
+    # Set the properties that Java's methods setDeliverTimeMs and setDelayTimeMs set.
     if string is not None or (deliver_at is not None and delay_ms is not None):
         raise UsageError(
             "pass one of deliver_at and delay_ms, and no properties_string beside it: the string "
@@ -224,7 +226,7 @@ def _timed(
 
 
 _DEFAULTS: Final = {"topic": object(), "body": b"", **(Message.__new__.__kwdefaults__ or {})}
-# Keep these types equal to the types in the conditions of the constructor.
+# These types must equal the types in the conditions of the constructor: change both together.
 _USUAL_TYPES: Final = {
     **{"topic": str, "body": bytes, "queue_id": int, "tags": str, "keys": str},
     **{"properties_string": str, "born_timestamp": int, "born_host": str},
@@ -320,7 +322,7 @@ _CACHED: Final = 4_096
 
 
 def remade(values: Mapping[str, str]) -> str:
-    """Return a property string as Java encodes it from a ``HashMap`` of the parsed properties."""
+    """Encode properties in the order in which Java's ``HashMap`` of them would be encoded."""
     return props.encode({name: values[name] for name in _order(tuple(values))})
 
 
@@ -344,9 +346,10 @@ def put_again(
     """Make a message with the body, flags, born time and hosts of a frame.
 
     Args:
-        values: the properties in the parser's order, with the added properties.
+        values: the properties in the order in which the parser found them, then the added
+            properties.
         prepared_transaction_offset: for a COMMIT, the physical offset of its half message.
-        delays: whether the store acts on DELAY and on the properties of the timer wheel.
+        delays: whether the put obeys the property DELAY and the properties of the timer wheel.
     """
     acts_on = dict(values)
     if not delays:

@@ -1,7 +1,7 @@
 """A C function that makes a :class:`~logquarry.message.Message` without a call of Python code.
 
-Without compilation, this module has no effect. The C function makes a message from arguments of
-usual types. All other calls go to ``Message.__new__``, the reference
+If this module is not compiled, it has no effect. The C function makes a message from arguments of
+usual types. All other calls go to ``Message.__new__``, the pure-Python version
 (tests/property/test_put_path_twins.py compares the messages of both).
 """
 
@@ -21,7 +21,7 @@ def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> Non
 
     Args:
         kind: a subclass of tuple whose ``__new__`` accepts the first two fields by position.
-        usual: for each field, in order, its default and the type whose values need no check. A type
+        usual: for each field, in order: its default, and a type whose values need no check. A type
             of None means that only the default needs no check. The first field has no default.
     """
     if cython.compiled:

@@ -51,7 +51,8 @@ class StoreCollector(Collector):
     open for reading, so open a separate store for the collector.
 
     Args:
-        node_id: value of the label ``node_id``; None for the store's broker name, as in RocketMQ.
+        node_id: value of the label ``node_id``; None means the store's broker name, which RocketMQ
+            uses.
     """
 
     def __init__(self, store: MessageStore, node_id: str | None = None) -> None:
@@ -63,7 +64,7 @@ class StoreCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics; none if the store is closed."""
+        """Yield the current metrics; yield nothing if the store is closed."""
         try:
             # min_offset raises StoreError if the store is closed.
             _ = self._store.min_offset
@@ -72,7 +73,7 @@ class StoreCollector(Collector):
             return
         yield from self._storage(stats.state)
         yield from self._kept(stats.state)
-        # A store that is open for reading counts no operations.
+        # Skip the counts of operations: a store that is open for reading has none.
         if isinstance(self._store, StoreWriter):
             yield from self._work(stats)
 
@@ -321,7 +322,8 @@ def serve_metrics(broker: Broker, host: str, port: int) -> MetricsServer:
     """Serve the metrics of a running broker over HTTP. With port 0, the system chooses a port."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(broker))
-    # Only the broker's thread may use a store that is open for reading.
+    # Export no metrics of the store: only the broker's thread may use a store that is open for
+    # reading.
     if isinstance(broker.store, StoreWriter):
         registry.register(StoreCollector(broker.store))
     return MetricsServer(registry, host, port)

@@ -19,7 +19,10 @@ _DEFAULT_LEVELS_MS = props.parse_levels(props.DEFAULT_LEVELS)
 
 
 class StoredMessage:
-    """An immutable message read from a store; equal to another if their frames are equal."""
+    """An immutable message that was read from a store.
+
+    Two messages are equal if their frames are equal.
+    """
 
     def __init__(
         self,
@@ -34,7 +37,7 @@ class StoredMessage:
 
     @property
     def frame(self) -> Frame:
-        """The frame from the log."""
+        """The message's bytes in the log, decoded into their fields."""
         return self._frame
 
     @cached_property
@@ -139,7 +142,7 @@ class StoredMessage:
 
     @property
     def uniq_key(self) -> str | None:
-        """The UNIQ_KEY property: the client's id."""
+        """The UNIQ_KEY property: the id that the client gave the message."""
         return self.properties.get(props.UNIQ_KEY)
 
     @cached_property
@@ -173,7 +176,10 @@ class StoredMessage:
         return decompress(self.frame.body, self.frame.sys_flag, limit=limit)
 
     def to_json(self, *, body: bytes | None = None) -> dict[str, Any]:
-        """Return the object of one JSON line; ``body`` replaces the stored body."""
+        """Return the object of one JSON line.
+
+        If `body` is given, it is used instead of the stored body.
+        """
         document: dict[str, Any] = {name: getattr(self, name) for name in JSON_NAMES}
         document["properties"] = dict(self.properties)
         document["body"] = base64.b64encode(self.body if body is None else body).decode("ascii")

@@ -31,7 +31,7 @@ except ImportError:
     fcntl = None
 
 _TYPE_AT = 20
-"""Position of the type in :func:`lock_request` of macOS."""
+"""Position of the lock's type in the bytes that :func:`lock_request` returns on macOS."""
 
 # Without O_NONBLOCK, opening a pipe without a writer blocks forever. Without O_BINARY, Windows
 # reads a file as text.
@@ -81,14 +81,16 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         except OSError:
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
-        # If links form a circle, DirEntry.is_dir raises OSError. Path.is_dir returns False.
+        # If links form a circle, DirEntry.is_dir raises OSError, so call Path.is_dir, which returns
+        # False.
         yield one, [entry.name for entry in found if not Path(entry).is_dir()]
 
 
 def read_at(descriptor: int, length: int, position: int) -> bytes:
-    """Read from a file at a position. Raises OSError.
+    """Read from a file at a position; raises OSError.
 
-    Without ``pread``, the call moves the file position, so no other thread may use the descriptor.
+    On systems without ``pread`` (Windows), the call moves the descriptor's file position, so no
+    other thread may use the descriptor at the same time.
     """
     if hasattr(os, "pread"):
         return os.pread(descriptor, length, position)
@@ -117,17 +119,17 @@ def lock_request(kind: int) -> bytes:
 def is_locked(path: str | os.PathLike[str]) -> bool:
     """Return whether a process holds RocketMQ's lock on a file; False if there is no file.
 
-    On macOS, the result does not show a lock of this process.
+    On macOS, the result is False if this process itself holds the lock.
     """
     try:
         descriptor = os.open(path, READ_ONLY)
     except OSError:
         return False
-    # macOS has no locks of open files, only locks of processes.
+    # On macOS, a lock belongs to a process, not to an open file.
     command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     try:
         if fcntl is None:
-            # On Windows a process cannot read the byte that another process has locked.
+            # On Windows, a process fails to read a byte that another process has locked.
             read_at(descriptor, 1, 0)
             return False
         if command is None:
@@ -197,8 +199,8 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _temporary_folder() -> Path:
-    # The name is predictable, and any user can write to /tmp. Programs run from this folder, so the
-    # function rejects a folder that another user owns or can write.
+    # Any user can write to /tmp, and can predict this folder's name. Programs are run from the
+    # folder, so reject it if another user owns it or can write to it.
     parent = tempfile.gettempdir()
     if not hasattr(os, "getuid"):  # Windows
         return _folder_of_this_process(parent)
@@ -222,7 +224,7 @@ def _folder_of_this_process(parent: str) -> Path:
 
 
 def _remove(folder: Path, owner: int) -> None:
-    # A forked child must not delete the folder of its parent.
+    # Compare the process id: a forked child must not delete the folder of its parent.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -233,6 +235,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Held:
     """Holds interrupts (Ctrl-C, SIGTERM) back until the program calls :meth:`check` or the block
     ends.
+
+    These uses need it:
 
     - An import must report exactly how many messages it has put.
     - py4j has one connection per thread. An exception inside a call leaves the call's answer in the
@@ -256,7 +260,7 @@ class Held:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
             self._before[number] = handler
-            # Signals that are ignored or have the default action are not held back.
+            # A signal that is ignored, or that has the system's default action, is not held back.
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._note)
@@ -275,7 +279,7 @@ class Held:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self._came is not None:
-            # A second signal is not held back.
+            # If a second signal arrives, run its handler at once.
             self._handlers[number](number, frame)
         self._came = number
         if self.when_noted is not None:

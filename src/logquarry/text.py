@@ -45,7 +45,7 @@ def size_text(count: int | None) -> str:
         return "-"
     value = float(count)
     for unit in _UNITS:
-        # A value that is rounded up to 1024 gets the next unit.
+        # If rounding yields 1024, use the next larger unit.
         if round(value, 1) < _STEP or unit == _UNITS[-1]:
             return f"{count} B" if unit == "B" else f"{value:.1f} {unit}"
         value /= _STEP
@@ -63,7 +63,7 @@ def plural(count: int, what: str, many: str | None = None) -> str:
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """Join names for a sentence: ``a, b and 3 more`` if there are more than ``most`` names."""
+    """Join names for a sentence; name at most ``most`` of them: ``a, b and 3 more``."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
@@ -76,7 +76,10 @@ def nearest(name: str, names: Iterable[str], least: float = 0.6) -> str | None:
 
 
 def time_text(ms: int | None) -> str:
-    """Format a time as ISO 8601 in UTC, or as a number outside the calendar; a dash for None."""
+    """Format a time as ISO 8601 in UTC; a dash for None.
+
+    A time outside of Python's calendar is formatted as a number.
+    """
     if ms is None:
         return "-"
     try:
@@ -123,7 +126,7 @@ def preview(body: bytes, most: int = 100) -> str:
     if not body:
         return "(empty)"
     head = body[: 4 * most]
-    # The cut may split a character; its first bytes are not invalid.
+    # The cut may split a character. The bytes that remain of it do not make the body invalid text.
     whole = len(head) == len(body)
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(head, final=whole)
     odd = sum(not (c.isprintable() or c in "\r\n\t") or c == "\ufffd" for c in text[:most])
@@ -188,7 +191,9 @@ def _narrow(widths: list[int], right: Sequence[int], room: int) -> None:
 
 
 def byte_count(text: str) -> int:
-    """Parse a size as ``1048576``, ``1m`` or ``1.5 MB``; units are powers of 1024, as in Spark.
+    """Parse a size such as ``1048576``, ``1m`` or ``1.5 MB``.
+
+    Units are powers of 1024, as in Spark.
 
     Raises:
         UsageError: if the text is not a size, or the size is below one byte.
@@ -202,9 +207,10 @@ def byte_count(text: str) -> int:
 
 
 def time_ms(value: str | date) -> int:
-    """Convert a time to milliseconds since 1970; fractions are rounded up.
+    """Convert a time to milliseconds since 1970; round fractions of a millisecond up.
 
-    Accepts milliseconds, ISO 8601, a date (midnight) or a datetime; UTC without a zone.
+    Accepts milliseconds, ISO 8601, a date (which means midnight) or a datetime. A time without a
+    zone is in UTC.
 
     Raises:
         UsageError: if a text is not a number of milliseconds and not a time.
@@ -214,7 +220,7 @@ def time_ms(value: str | date) -> int:
             return int(value)
         try:
             if re.fullmatch(r"-?\d+", value, re.ASCII):
-                # fromisoformat would read a longer number as a date and a time.
+                # Reject a longer number, which fromisoformat would parse as a date and a time.
                 raise ValueError
             moment = datetime.fromisoformat(value)
         except ValueError:

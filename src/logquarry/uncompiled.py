@@ -1,4 +1,4 @@
-"""Replaces the module ``cython`` for interpreted modules, if Cython is not installed."""
+"""Replaces the module ``cython`` if Cython is not installed and the modules run interpreted."""
 
 from __future__ import annotations
 

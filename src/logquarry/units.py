@@ -10,14 +10,16 @@ from typing import Final
 Progress = Callable[[int, int], None]
 """Callback of long operations: (amount done, total amount)."""
 Bars = Callable[[str], AbstractContextManager[Progress | None]]
-"""Takes the name of a part of the work; returns a context manager that yields its callback."""
+"""Function that takes the name of a part of the work, and returns a context manager that yields the
+part's progress callback.
+"""
 
 
 Clock = Callable[[], int]
-"""Returns the time in milliseconds since 1970 (``System.currentTimeMillis()``)."""
+"""Function that returns the time in milliseconds since 1970 (``System.currentTimeMillis()``)."""
 
 _NS_PER_MS: Final = 1_000_000
-# Each put calls this function. A lookup of ``time.time`` would slow down each put.
+# Each put calls this function, and would be slower if the function looked ``time.time`` up.
 _time_ns = time.time_ns
 
 

@@ -1,13 +1,13 @@
 """Measures scans, recovery, rebuild and verify.
 
-A scan runs on one thread. ``walk`` finds every frame; ``walk_crc`` also checks every body.
-``fixed_to_arrow`` makes Arrow columns of the topic and of all fields of fixed width,
-and ``all_to_arrow`` makes all columns and checks every body.
+There are four kinds of scans, each in one thread. ``walk`` finds every frame. ``walk_crc`` also
+checks the CRC of every body. ``fixed_to_arrow`` makes Arrow columns of the topic and of all fields
+of fixed width. ``all_to_arrow`` makes all columns, and checks the CRC of every body.
 
-The other benchmarks measure the work that ``oracle/bench recover`` and ``rebuild`` measure for
-RocketMQ. A benchmark of recovery, rebuild or verify opens a store with RocketMQ's file sizes three
-times in one process, with a warm page cache. The measured time ends when all messages are
-dispatched.
+The other benchmarks measure recovery, rebuild and verify. For RocketMQ, ``oracle/bench recover``
+and ``oracle/bench rebuild`` measure the same work. Each benchmark makes a store with RocketMQ's
+file sizes, and does its work on this store three times in one process. The files are then in the
+page cache. The measured time of a recovery or a rebuild ends when all messages are dispatched.
 
 =========  ==================================================================================
 normal     open after a clean shutdown
@@ -52,11 +52,11 @@ KINDS: Final[Mapping[str, tuple[bool, Sequence[str]]]] = {
     "fixed_to_arrow": (False, FIXED_AND_TOPIC),
     "all_to_arrow": (True, schema.NAMES),
 }
-"""For each kind of scan: (whether to check CRCs, columns to make)."""
+"""Kind of scan -> (whether to check CRCs, which columns to make)."""
 
 
 class Timing(NamedTuple):
-    """The fastest round of a kind of scan. ``n`` is the number of messages."""
+    """The result of the fastest scan of one kind. ``n`` is the number of messages."""
 
     messages_per_s: float
     bytes_per_s: float
@@ -65,7 +65,7 @@ class Timing(NamedTuple):
 
 
 def ensure_store(folder: Path, **given: Any) -> Path:
-    """Return the store in a folder; make a missing store with RocketMQ's file sizes.
+    """Return the store in a folder. If it is missing, make one with RocketMQ's file sizes.
 
     An interrupted call leaves no incomplete store. The arguments are those of
     :func:`logquarry.testing.builder.fill`.
@@ -87,9 +87,10 @@ def bench_scan(
     rounds: int = 3,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Timing]:
-    """Measure scans, and return the fastest round of each kind.
+    """Measure all kinds of scans several times, and return the fastest scan of each kind.
 
-    The kinds run in turn, so that a slow moment of the machine affects all kinds.
+    Each round runs every kind once, so that all kinds are affected if the machine is slow for a
+    while.
     """
     layout = StoreLayout.open(store)
     best: dict[str, Timing] = {}
@@ -126,10 +127,11 @@ MODES: Final = {"recover": ("normal", "abnormal"), "rebuild": ("rebuild",), "ver
 
 
 def bench_recovery(kind: str, folder: Path, load: Load, recovery: str) -> dict[str, Any]:
-    """Measure one kind on a new store, and delete the store.
+    """Measure all modes of one kind (``recover``, ``rebuild`` or ``verify``) on a new store, and
+    delete the store.
 
     Returns:
-        For each mode: the seconds of each pass, and the rates of the last pass.
+        For each mode, the seconds of each of the three passes, and the rates of the last one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = StoreConfig(recovery=recovery)

@@ -1,8 +1,8 @@
 """Measures puts, gets and a consumer; ``oracle/bench`` measures RocketMQ in the same way.
 
-A benchmark makes a store with RocketMQ's file sizes, warms up, measures, and deletes the store.
-Dispatch runs during the puts, so there are two times: until the last put returns, and until all
-messages are dispatched.
+A benchmark makes a store with RocketMQ's file sizes, puts some messages to warm up, measures, and
+deletes the store. Messages are dispatched during the puts. So there are two measured times: one
+until the last put returns, and one until all messages are dispatched.
 
 =========  ==================================================================================
 put        single puts; the time includes making each message and its property string
@@ -14,8 +14,9 @@ consume    one consumer of all topics with a tag filter, which reads the same fo
            the CPU time of the waiting consumer
 =========  ==================================================================================
 
-:func:`bench_peer` puts the same messages into lmdb, rocksdict or sqlite3 for comparison, without
-syncs. The key of a message is its number; there are no topics, queues, times or checksums.
+For comparison, :func:`bench_peer` puts the same messages into lmdb, rocksdict or sqlite3, without
+syncs. There, the number of a message is its key, and topics, queues, times and checksums are not
+stored.
 """
 
 from __future__ import annotations
@@ -106,7 +107,9 @@ PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
 def bench_peer(
     name: str, folder: Path, n: int, body: bytes, warmup: int, each: int = 1
 ) -> dict[str, float]:
-    """Measure writes of ``each`` messages per call in one thread, and delete the database."""
+    """Measure calls that each write ``each`` messages, in one thread. Delete the database after
+    that.
+    """
     if find_spec(name) is None:
         raise UsageError(f"{name} is not installed. Install it: pip install {name}")
     root = tempfile.mkdtemp(prefix="bench-", dir=folder)
@@ -143,25 +146,25 @@ _IDLE_PER_MESSAGE: Final = 1e-5
 _SETTLE_SECONDS: Final = 0.5
 _LEAST_WARMUP: Final = 200_000
 _SYNC_WARMUP: Final = 2_000
-# A constant, because in Python 3.11 the lookup of an enum's member takes 0.15 us.
+# Kept as a constant, because in Python 3.11 it takes 0.15 us to look up a member of an enum.
 _PUT_OK: Final = PutStatus.PUT_OK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Load:
-    """The settings of a benchmark: its messages, and how it puts them.
+    """The settings of a benchmark: which messages it puts, and how.
 
     Attributes:
         n: number of measured messages.
         keys: number of index keys of a message: 0, 1 (KEYS) or 2 (also UNIQ_KEY).
-        outstanding: for the kind ``put``, the number of pending ``put_async`` calls of each thread;
-            0 to wait for each message.
+        outstanding: only for ``put``: the number of ``put_async`` calls that each thread starts
+            before it waits for the first of these. With 0, a thread waits for each message.
         is_sync: whether a put waits until its message is on the disk (SYNC_FLUSH).
         is_transient: whether to write through a pool of buffers (``transientStorePoolEnable``).
-        as_messages: for the kind ``put-many``, whether to put Message objects instead of record
+        as_messages: only for ``put-many``: whether to put Message objects instead of record
             batches.
-        warmup: number of messages before the measurement; None for a quarter of ``n``, but at least
-            200,000, or with ``is_sync`` at most 2,000.
+        warmup: number of messages that are put before the measurement. None means a quarter of
+            ``n``, but at least 200,000. With ``is_sync``, None means ``n``, but at most 2,000.
     """
 
     n: int = 1_000_000
@@ -179,14 +182,14 @@ class Load:
 
     @property
     def warmup_count(self) -> int:
-        """Number of messages before the measurement."""
+        """Number of messages that are put before the measurement."""
         if self.warmup is not None:
             return self.warmup
         return min(self.n, _SYNC_WARMUP) if self.is_sync else max(_LEAST_WARMUP, self.n // 4)
 
 
 class Bench:
-    """Puts a load into a store, and measures the puts, gets or a consumer."""
+    """Puts the messages of a load into a store. Measures these puts, or gets, or a consumer."""
 
     def __init__(self, store: StoreWriter, load: Load) -> None:
         self._store = store
@@ -209,7 +212,7 @@ class Bench:
     def _messages(self, start: int, stop: int, step: int) -> Iterator[Message]:
         body, numbers = self._body, range(start, stop, step)
         if self._load.keys == 1:
-            # Make the message with the same call as a user's program.
+            # Make each message with the call that a user's program would make.
             for i, (topic, queue_id) in zip(numbers, self._places(start, step), strict=False):
                 yield Message(
                     topic,
@@ -337,7 +340,7 @@ class Bench:
             "seconds": seconds,
             "messages_per_s": count / seconds,
             "bytes_per_s": size / seconds,
-            # The processor time of the putting thread does not include other programs.
+            # Measure the processor time of the putting thread, which other programs do not affect.
             **({"cpu_us_per_message": used / count * 1e6} if load.threads == 1 else {}),
             "seconds_until_dispatched": dispatched,
             "messages_per_s_until_dispatched": count / dispatched,
@@ -367,7 +370,9 @@ class Bench:
             raise failures[0]
 
     def timed_gets(self) -> dict[str, float]:
-        """Get all messages of each queue; return the fastest pass."""
+        """Get all messages of all queues several times, with and without reading their fields.
+        Return the fastest times.
+        """
         best: dict[str, float] = {}
         count = 0
         for name, decoded in itertools.product(("raw", "decoded"), range(_PASSES)):
@@ -390,7 +395,9 @@ class Bench:
         }
 
     def timed_consumer(self) -> dict[str, float]:
-        """Consume all messages in one thread, as three groups in turn; return the fastest pass."""
+        """Consume all messages in one thread, three times, each time as another group. Return the
+        result of the fastest pass.
+        """
         topics = sorted(topic for topic in self._store.topics if topic.startswith("BenchTopic"))
         best, cpu, count = math.inf, math.inf, 0
         for number in range(_PASSES):

@@ -1,4 +1,4 @@
-"""The broker for RocketMQ's clients; docs/broker-requests.md lists the requests that it answers."""
+"""The broker for RocketMQ's clients. docs/broker-requests.md lists the requests that it answers."""
 
 from __future__ import annotations
 

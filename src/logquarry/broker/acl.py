@@ -1,9 +1,10 @@
-"""Checks the signature of each request, and its account's permissions (``PlainPermissionManager``).
+"""Checks the signature of each request, and the permissions of its account
+(``PlainPermissionManager``).
 
-The signature is an HMAC-SHA1 over the values of all header fields, sorted by name, and the body.
-For batches, ends of transactions, offsets, searches and locks, RocketMQ checks only the signature;
-this broker also checks the permission. If this module has no rule for a request, only an
-administrator may make the request.
+The signature is an HMAC-SHA1. It is computed over the values of all header fields, sorted by field
+name, and then the body. For some requests (batches, ends of transactions, offsets, searches and
+locks), RocketMQ checks only the signature. This broker also checks the permission. Requests for
+which this module has no rule are allowed only to administrators.
 """
 
 from __future__ import annotations
@@ -26,9 +27,14 @@ from logquarry.store.consumer.group import DEAD_PREFIX, RETRY_PREFIX
 _SIGNATURE: Final = "Signature"
 _ACCESS_KEY: Final = "AccessKey"
 CREDENTIALS: Final = frozenset({_SIGNATURE, _ACCESS_KEY, "SecurityToken"})
-"""The broker removes these fields before it forwards a request to another client."""
+"""Fields of a signed request.
+
+The broker removes them before it forwards the request to another client.
+"""
 _UNIQUE_QUERY: Final = "_UNIQUE_KEY_QUERY"
-"""A field that Java's client adds after it has signed the request."""
+"""Java's client adds this field after it has signed the request, so its signature does not cover
+it.
+"""
 TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 HIDDEN: Final = frozenset(
     {
@@ -36,7 +42,7 @@ HIDDEN: Final = frozenset(
         *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
     }
 )
-"""Topics with messages of other topics, to which clients must not send (``TopicValidator``)."""
+"""Topics that hold messages of other topics. Clients must not send to them (``TopicValidator``)."""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
 NOTHING: Final = frozenset[str]()
@@ -60,9 +66,12 @@ _C = RequestCode
 _OPEN: Final = frozenset(
     {_C.GET_ROUTEINFO_BY_TOPIC, _C.GET_BROKER_CLUSTER_INFO, _C.UNREGISTER_CLIENT}
 )
-"""Requests that need no account."""
+"""Requests that are allowed without an account."""
 _LATER: Final = frozenset({_C.VIEW_MESSAGE_BY_ID, _C.END_TRANSACTION})
-"""Requests without a topic; the broker finds the topic in the message that the request names."""
+"""Requests that name a message instead of a topic.
+
+The broker checks the permission when it has read the message's topic.
+"""
 _PUBLISHES: Final = frozenset(
     {
         *(_C.SEND_MESSAGE, _C.SEND_MESSAGE_V2, _C.SEND_BATCH_MESSAGE),
@@ -84,10 +93,11 @@ _IN_BODY: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """An account of a client, with its permissions for topics and consumer groups.
+    """A client's account, with its permissions for topics and consumer groups.
 
-    ``secret_key`` signs the account's requests; an ``admin`` may make all requests. The default
-    permissions apply to topics and groups that the account does not list.
+    The account signs its requests with ``secret_key``. With ``admin``, it may make all requests.
+    The default permissions apply to the topics and groups that ``topics`` and ``groups`` do not
+    list.
     """
 
     access_key: str
@@ -101,7 +111,8 @@ class Account:
     def __post_init__(self) -> None:
         arguments.text(self.access_key, "access_key")
         _require_secret(self.secret_key, "secret_key")
-        # bool("false") is True, so a conversion would make an administrator.
+        # Do not convert the value: bool("false") is True, and would make the account an
+        # administrator.
         arguments.flag(self.admin, "admin")
         for name, rules in (("topics", self.topics), ("groups", self.groups)):
             for words in arguments.mapping(rules, name, _RULES).values():
@@ -112,13 +123,14 @@ class Account:
     def require_topic(self, topic: str, permission: str) -> None:
         """Raise Refused if the account lacks a permission for a topic.
 
-        Retry topics and dead letter topics need the permission for their group.
+        For a retry topic or a dead letter topic, the permission for its consumer group counts.
         """
         for prefix in (RETRY_PREFIX, DEAD_PREFIX):
             if topic.startswith(prefix):
                 self.require_group(topic.removeprefix(prefix))
                 return
-        # System topics hold messages of all topics, so default permissions do not apply to them.
+        # System topics hold messages of other topics, so the default permission must not give
+        # access to them.
         is_shared = topic in HIDDEN or (permission == SUB and topic.startswith(_SHARED))
         default = NOTHING if is_shared else self.default_topic
         if not self.admin and permission not in self.topics.get(topic, default):
@@ -130,9 +142,9 @@ class Account:
             self.refuse(f"the permission SUB for the group {group[:200]}")
 
     def require_producer(self, group: str) -> None:
-        """Raise Refused if the account may not send as a member of a producer group."""
-        # RocketMQ's accounts list only consumer groups. So if the account does not list the group,
-        # the permission PUB for any topic is enough.
+        """Raise Refused if the account may not be a member of a producer group."""
+        # In RocketMQ, an account lists only consumer groups. So if this account does not list the
+        # producer group, it needs only the permission PUB for any topic.
         if group in self.groups:
             may_send = PUB in self.groups[group]
         else:
@@ -146,7 +158,10 @@ class Account:
 
 
 class AccessControl:
-    """The accounts of a broker. Raises UsageError for equal access keys and for short keys."""
+    """The accounts of a broker.
+
+    Raises UsageError if two accounts have the same access key, or if a key is too short.
+    """
 
     def __init__(self, *accounts: Account) -> None:
         self._accounts = {account.access_key: account for account in accounts}
@@ -161,7 +176,10 @@ class AccessControl:
 
     @classmethod
     def from_file(cls, path: Path) -> AccessControl:
-        """Read accounts from a TOML file. The keys have the names of ``plain_acl.yml``."""
+        """Read accounts from a TOML file.
+
+        Its keys have the same names as in RocketMQ's ``plain_acl.yml``.
+        """
         try:
             with path.open("rb") as file:
                 document = tomllib.load(file)
@@ -175,8 +193,8 @@ class AccessControl:
         fields = command.ext_fields
         account = self._accounts.get(fields.get(_ACCESS_KEY, ""))
         signature = fields.get(_SIGNATURE, "")
-        # An unknown key takes the same time as a wrong signature, and gets the same answer: a
-        # client must not find out which keys exist.
+        # Treat an unknown key like a wrong signature, with the same time and the same answer:
+        # otherwise a client could find out which keys exist.
         secret = account.secret_key if account is not None else "unknown"
         is_valid = any(
             hmac.compare_digest(
@@ -191,7 +209,7 @@ class AccessControl:
         return account
 
     def admit(self, command: RemotingCommand, fields: Mapping[str, Any]) -> Account | None:
-        """Check a request, and return its account; None if the request needs no account."""
+        """Check the account of a request, and return it; None if the request needs no account."""
         code = command.code
         if code in _OPEN and _ACCESS_KEY not in command.ext_fields:
             return None

@@ -1,5 +1,5 @@
-"""Answers requests of tools (``AdminBrokerProcessor``), and queries for messages and queue offsets
-(``QueryMessageProcessor``).
+"""Answers the requests of administration tools (``AdminBrokerProcessor``), and queries for messages
+and queue offsets (``QueryMessageProcessor``).
 """
 
 from __future__ import annotations
@@ -28,11 +28,14 @@ _MOST_ENTRIES: Final = 1_024
 
 
 class Queries(Part):
-    """Answers queries in the thread for slow calls of the store."""
+    """Answers queries. The store's calls run in the thread for slow calls."""
 
     @answers(RequestCode.QUERY_MESSAGE)
     async def by_key(self, request: Request) -> None:
-        """Answer with the messages of a key; with ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY."""
+        """Answer with the messages that have a key.
+
+        With ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY.
+        """
         fields, store = request.fields, self._core.store
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(
@@ -58,7 +61,7 @@ class Queries(Part):
 
     @answers(RequestCode.VIEW_MESSAGE_BY_ID)
     async def by_offset(self, request: Request) -> None:
-        """Answer with the message at a physical offset, which clients take from a message id."""
+        """Answer with the message at a physical offset, which clients read from a message id."""
         offset = request.fields["offset"]
         try:
             message = await self._core.slow(partial(self._core.store.message_at, offset))
@@ -69,14 +72,14 @@ class Queries(Part):
 
     @answers(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def by_time(self, request: Request) -> None:
-        """Answer with the queue offset of the message stored nearest to a time."""
+        """Answer with the queue offset of the message whose store time is nearest to a time."""
         fields, store = request.fields, self._core.store
         job = partial(store.offset_by_time, fields["topic"], fields["queueId"], fields["timestamp"])
         request.reply(fields={"offset": str(await self._core.slow(job))})
 
     @answers(RequestCode.GET_MAX_OFFSET, RequestCode.GET_MIN_OFFSET)
     async def end_of_queue(self, request: Request) -> None:
-        """Answer with the first offset of a queue, or with its end (the last offset plus 1)."""
+        """Answer with a queue's first queue offset, or with its end (the last one plus 1)."""
         fields, store = request.fields, self._core.store
         job = partial(store.queue_offsets, fields["topic"], fields["queueId"])
         first, end = await self._core.slow(job)
@@ -85,14 +88,14 @@ class Queries(Part):
 
     @answers(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def earliest_time(self, request: Request) -> None:
-        """Answer with the store time of a queue's first message, or -1."""
+        """Answer with the store time of a queue's first message, or with -1."""
         fields = request.fields
         job = partial(_earliest, self._core, fields["topic"], fields["queueId"])
         request.reply(fields={"timestamp": str(await self._core.slow(job))})
 
     @answers(RequestCode.QUERY_CONSUME_QUEUE)
     async def queue_entries(self, request: Request) -> None:
-        """Answer with entries of a queue, and whether a group's subscription selects their tags."""
+        """Answer with entries of a queue, and whether a group's subscription matches their tags."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         first, end, entries = await core.slow(
@@ -189,12 +192,13 @@ class Admin(Part):
             for fields in topics:
                 core.tables.set_topic(_topic_of(fields))
         finally:
-            # If a topic in the list is illegal, still save the earlier topics of the list.
+            # If a topic in the list is illegal, save the topics before it: they were already
+            # created.
             await core.slow(core.tables.save)
 
     @answers(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic(self, request: Request) -> None:
-        """Remove a topic from the table. The topic's messages stay until their files expire."""
+        """Remove a topic from the table. Its messages stay until their files expire."""
         core, name = self._core, request.fields["topic"]
         if name in core.tables.system_topics:
             raise Refused(f"{name[:200]} is a system topic")
@@ -217,7 +221,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_CONFIG)
     def topic_config(self, request: Request) -> None:
-        """Answer with a topic's settings, which mqadmin 5 requests before the statistics."""
+        """Answer with a topic's settings, which mqadmin 5 requests before its statistics."""
         topic = self._core.require_topic(request.fields["topic"], 7)
         request.reply_json(broker_json.topic_entry(topic))
 
@@ -228,7 +232,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_TOPIC_STATS_INFO)
     async def topic_stats(self, request: Request) -> None:
-        """Answer with first offset, end and last store time of each queue of a topic."""
+        """Answer with each queue's first queue offset, end and last store time, for a topic."""
         core, name = self._core, request.fields["topic"]
         topic = core.require_topic(name, 7)
         pairs = await core.slow(partial(_queue_stats, core, topic))
@@ -236,7 +240,7 @@ class Admin(Part):
 
     @answers(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def groups_of_topic(self, request: Request) -> None:
-        """Answer with the groups that subscribe to a topic, or have offsets in it."""
+        """Answer with the groups that subscribe to a topic, or have committed offsets in it."""
         core, topic = self._core, request.fields["topic"]
         groups = set(core.clients.groups_of(topic))
         groups |= {group for name, group in core.tables.offsets.groups() if name == topic}
@@ -269,7 +273,7 @@ class Admin(Part):
 
     @answers(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_group(self, request: Request) -> None:
-        """Remove a subscription group; with ``removeOffset``, also its offsets."""
+        """Remove a subscription group. With ``removeOffset``, also remove its offsets."""
         core, fields = self._core, request.fields
         core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
         await core.slow(core.tables.save)
@@ -288,13 +292,13 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_DELAY_OFFSET)
     def delay_offsets(self, request: Request) -> None:
-        """Answer with the delivered queue offset of each delay level."""
+        """Answer with the queue offset up to which each delay level is delivered."""
         found = delay_offsets(self._core.store.layout) or {}
         request.reply(body=broker_json.encode_delay_offsets(found).encode())
 
     @answers(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def consumer_connections(self, request: Request) -> None:
-        """Answer with the consumers of a group, and their subscriptions."""
+        """Answer with the connected consumers of a group, and their subscriptions."""
         name = request.fields["consumerGroup"]
         group = self._core.clients.consumers.get(name)
         if group is None:
@@ -314,7 +318,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def producer_connections(self, request: Request) -> None:
-        """Answer with the producers of a group."""
+        """Answer with the connected producers of a group."""
         name = request.fields["producerGroup"]
         members = self._core.clients.producers.get(name)
         if members is None:
@@ -323,10 +327,10 @@ class Admin(Part):
 
     @answers(RequestCode.GET_ALL_PRODUCER_INFO)
     def all_producers(self, request: Request) -> None:
-        """Answer with the producers of all groups (``ProducerTableInfo``)."""
+        """Answer with the connected producers of all groups (``ProducerTableInfo``)."""
         core = self._core
-        # ``seen`` is a time of the monotonic clock, but the answer needs a time of the broker's
-        # clock.
+        # ``seen`` is a time of the monotonic clock. Convert it to the broker's clock for the
+        # answer.
         shift = core.clock() - round(time.monotonic() * 1_000)
         data = {
             group: [
@@ -345,7 +349,7 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Make a group's consumers reset their offsets to the messages nearest to a store time."""
+        """Make the consumers of a group continue at the messages nearest to a store time."""
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
         topic = core.require_topic(name, 7)
@@ -380,7 +384,7 @@ class Admin(Part):
 
     @answers(RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def forward(self, request: Request) -> None:
-        """Forward a request to a consumer: to return its state, or to consume one message."""
+        """Forward a request to a consumer, which reports its state, or consumes one message."""
         fields = request.fields
         group, client_id = fields["consumerGroup"], fields["clientId"]
         client = self._core.clients.consumer(group, client_id)
@@ -427,7 +431,10 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
 
 
 def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Return each queue's offset for a store time; the time -1 means the queue's end."""
+    """Return the offset of each queue for a store time.
+
+    The time -1 stands for the end of the queue.
+    """
     store = core.store
     return {
         queue_id: store.queue_offsets(topic.name, queue_id).max

@@ -1,12 +1,12 @@
-"""Starts and stops a broker and its name server on a store, in one process.
+"""Starts and stops a broker and its name server, which serve a store, in one process.
 
 ::
 
     async with Broker("/data/store") as broker:
         print(broker.name_server)          # give this address to a RocketMQ client
 
-One event loop serves all connections; a few threads run the store's calls (``core.py``).
-:func:`background` runs a broker in a thread, for programs without asyncio.
+One event loop serves all connections. A few threads call the store (``core.py``).
+:func:`background` runs a broker in a thread, for programs that do not use asyncio.
 """
 
 from __future__ import annotations
@@ -62,19 +62,24 @@ _SMALL: Final = StoreConfig(
 """File sizes of a temporary store."""
 _SHM: Final = "/dev/shm"
 _LEAST_MEMORY: Final = 1 << 30
-"""Free bytes that /dev/shm needs for a temporary store. Docker gives a container only 64 MiB."""
+"""The broker makes a temporary store in /dev/shm only if it has this many free bytes.
+
+In a container, Docker limits /dev/shm to 64 MiB by default.
+"""
 
 
 class Broker:
-    """A broker that serves a store to RocketMQ's clients. An asynchronous context manager.
+    """Serves a store to RocketMQ's clients. A broker is an asynchronous context manager.
 
     Args:
-        path: the store's folder; created if it is missing. If None, the broker makes a temporary
-            store, and deletes this store when it stops. The temporary store is in /dev/shm if 1 GiB
-            is free there.
-        options: by default the broker listens on loopback, on ports that the system chooses.
-        clock: returns the time in milliseconds, for delays, retries and checks of transactions.
-            Tests pass a :class:`logquarry.testing.clock.ShiftedClock`.
+        path: the folder of the store; created if it is missing. If None, the broker creates a
+            temporary store, and deletes it when the broker stops. The temporary store is in
+            /dev/shm if 1 GiB is free there.
+        options: settings of the broker. By default, it listens only on the loopback address, on
+            ports that the system chooses.
+        clock: function that returns the current time in milliseconds; it determines when delays
+            end, retries begin, and transactions are checked. Tests pass a
+            :class:`logquarry.testing.clock.ShiftedClock`.
     """
 
     def __init__(
@@ -108,8 +113,7 @@ class Broker:
         await self.stop()
 
     async def start(self) -> None:
-        """Open the store, and serve it. If the call is cancelled, it stops the broker before it
-        returns.
+        """Open the store, and serve it. If the call is cancelled, it first stops the broker.
 
         Raises:
             StoreError: if the store cannot be opened.
@@ -230,31 +234,34 @@ class Broker:
     # --------------------------------------------------------------------------------------- state
     @property
     def core(self) -> Core:
-        """The broker's shared state. Raises UsageError if the broker is not running."""
+        """The state that the parts of the broker share.
+
+        Raises UsageError if the broker is not running.
+        """
         if self._core is None:
             raise UsageError("the broker is not running")
         return self._core
 
     @property
     def store(self) -> StoreWriter:
-        """The open store. If the broker is read-only, methods that write raise StoreUnavailable."""
-        # A reader is cast to a writer too, so that type checkers know all methods.
+        """The open store. In a read-only broker, its methods that write raise StoreUnavailable."""
+        # A reader is cast to a writer too, so that type checkers accept all methods.
         return cast(StoreWriter, self.core.store)
 
     @property
     def name_server(self) -> str:
-        """host:port of the name server, for the settings of clients."""
+        """The address (host:port) of the name server, which clients take as a setting."""
         host = self.core.address.rpartition(":")[0]
         return f"{host}:{self._ports[1].port}"
 
     @property
     def address(self) -> str:
-        """host:port of the broker."""
+        """The address (host:port) of the broker."""
         return self.core.address
 
     @property
     def is_address_chosen(self) -> bool:
-        """Whether the broker listens on all addresses, and chose the address for clients itself."""
+        """Whether the broker listens on all addresses, so that it had to choose one for clients."""
         return self.options.advertise is None and is_wildcard(self.options.host)
 
     @property
@@ -263,7 +270,10 @@ class Broker:
         return [connection for port in self._ports for connection in port.connections]
 
     def lags(self) -> dict[str, int]:
-        """Return each connected group's lag in messages. A queue with an unknown end has lag 0."""
+        """Return the lag of each connected group, in messages.
+
+        A queue whose end is unknown counts as 0.
+        """
         core = self.core
         found: dict[str, int] = {}
         for name, group in core.clients.consumers.items():
@@ -293,7 +303,7 @@ class Broker:
             await _save_tables(core)
 
     async def _poll(self, core: Core) -> None:
-        """Look for messages that another process puts into the store."""
+        """Periodically search for messages that another process has put into the store."""
         refresh_at = 0.0
         while True:
             await asyncio.sleep(self.options.poll_ms / 1_000)
@@ -305,14 +315,18 @@ class Broker:
                 for key, end in (await core.slow(partial(_ends, core.store, keys))).items():
                     self._pulling.grown(key, end)
             except Exception as error:
-                # Continue after any error: without this task, consumers would get no new messages.
+                # After any error, continue: if this task ended, consumers would receive no new
+                # messages.
                 is_known = isinstance(error, StoreError | OSError)
                 reason = str(error) if is_known else line_of(error)
                 _problems.warning("%s: %s", core.store.root, reason)
 
     # ---------------------------------------------------------------------------------------- stop
     async def stop(self) -> None:
-        """Answer the started requests, and close the store, even if the call is cancelled."""
+        """Answer the requests that have started, and close the store.
+
+        If cancelled, still do all of this.
+        """
         if self._stopping is None:
             self._stopping = asyncio.create_task(self._stop())
         await _to_its_end(self._stopping)
@@ -352,7 +366,10 @@ class Broker:
 
 
 async def _to_its_end(task: asyncio.Task[None]) -> None:
-    """Wait for a task to end. If cancelled, raise CancelledError after the task's end."""
+    """Wait for a task to end.
+
+    If cancelled, wait for the task's end all the same, and then raise CancelledError.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
@@ -365,10 +382,10 @@ async def _to_its_end(task: asyncio.Task[None]) -> None:
 
 
 def _memory() -> str | None:
-    """Return /dev/shm if it has space for a temporary store, else None."""
+    """Return /dev/shm if it has enough space for a temporary store, else None."""
     try:
         found = os.statvfs(_SHM)
-    except (OSError, AttributeError):  # Windows has no statvfs.
+    except (OSError, AttributeError):  # Python has no statvfs on Windows.
         return None
     is_free = found.f_bavail * found.f_frsize >= _LEAST_MEMORY
     return _SHM if is_free and os.access(_SHM, os.W_OK | os.X_OK) else None
@@ -388,7 +405,8 @@ def _host_bytes(host: str, port: int) -> bytes:
 
 
 async def _save_tables(core: Core) -> None:
-    # Log a failure and continue: an exception would end the housekeeping or the broker's stop.
+    # Log the error and continue: otherwise it would end the housekeeping, or the stop of the
+    # broker.
     for what, save in (
         ("the offsets of the groups", core.tables.save_offsets),
         ("topics and groups", core.tables.save),
@@ -411,7 +429,8 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
     for topic, queue_id in keys:
         try:
             end = store.queue_offsets(topic, queue_id).max
-            # A get at the known end lists the queue's files again, and so finds a later end.
+            # A get at the known end makes the store list the queue's files again, so that it finds
+            # new entries.
             found[topic, queue_id] = store.get(topic, queue_id, end, 1).max_offset
         except (StoreError, OSError) as error:
             _problems.warning("%s: topic %s, queue %d: %s", store.root, topic, queue_id, error)
@@ -419,7 +438,7 @@ def _ends(store: MessageStore, keys: list[tuple[str, int]]) -> dict[tuple[str, i
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return an event loop of uvloop if uvloop is installed, else of asyncio."""
+    """Return a new event loop: of uvloop if it is installed, else of asyncio."""
     try:
         import uvloop
     except ImportError:
@@ -435,10 +454,11 @@ def background(
     config: StoreConfig | None = None,
     clock: Clock | None = None,
 ) -> Iterator[Broker]:
-    """Run a broker in a thread during a with block. The arguments are those of :class:`Broker`.
+    """Run a broker in a thread while a ``with`` block runs.
 
-    Other threads may use only ``name_server``, ``address`` and ``store`` of the broker. In a forked
-    child the broker does not run, and the end of the block does nothing.
+    The arguments are those of :class:`Broker`. Other threads may use only these attributes of the
+    broker: ``name_server``, ``address``, ``store``. In a forked child process the broker does not
+    run, and the end of the block does nothing.
     """
     process = os.getpid()
     loop = new_event_loop()
@@ -450,8 +470,8 @@ def background(
             asyncio.run_coroutine_threadsafe(broker.start(), loop).result()
             yield broker
         finally:
-            # In a forked child no thread runs the loop. The parent process still uses sockets and
-            # store.
+            # A forked child process has no thread that runs the loop. The parent process still uses
+            # the sockets and the store, so leave them open.
             if os.getpid() == process:
                 asyncio.run_coroutine_threadsafe(broker.stop(), loop).result()
     finally:

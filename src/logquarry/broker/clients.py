@@ -1,7 +1,8 @@
-"""The connected producers and consumers (``ProducerManager``, ``ConsumerManager``).
+"""The producers and consumers that are connected (``ProducerManager``, ``ConsumerManager``).
 
-A client stays in the groups of its heartbeats until it unregisters or its connection ends. When a
-consumer joins or leaves a group, the broker notifies the group's consumers, so that they rebalance.
+A heartbeat adds a client to the groups in it. The client stays in them until it unregisters or its
+connection ends. When a consumer joins or leaves a group, the broker notifies the consumers of the
+group, so that they assign the queues again.
 """
 
 from __future__ import annotations
@@ -24,41 +25,50 @@ TAG: Final = "TAG"
 SQL92: Final = "SQL92"
 BROADCASTING: Final = "BROADCASTING"
 _MOST_GROUPS: Final = 10_000
-"""Maximum producer groups of a connection, and maximum consumer groups of a connection."""
+"""Maximum number of producer groups of one connection, and also of consumer groups."""
 _MOST_IDS: Final = 100
-"""Maximum client ids of a connection with an account. RocketMQ's clients use one id."""
+"""Maximum number of client ids that one connection with an account may use.
+
+RocketMQ's clients use one id for each connection.
+"""
 _LONGEST_FILTER: Final = 8_192
-"""Maximum characters of a tag expression or SQL92 filter, because the event loop parses it."""
+"""Maximum length in characters of a tag expression or an SQL92 filter: the event loop parses it,
+and must not be blocked for long.
+"""
 _CACHED_FILTERS: Final = 256
 _LONGEST_NAME: Final = 512
-"""Maximum characters of a client id or of a group's name."""
+"""Maximum length in characters of a client id or of a group's name."""
 _NO_GROUPS: Final = set[str](), set[str]()
 
 
 @dataclass
 class TopicFilter:
-    """The subscription of a consumer to a topic: RocketMQ's ``SubscriptionData``, as received."""
+    """A consumer's subscription to a topic: RocketMQ's ``SubscriptionData``, as received."""
 
     document: Mapping[str, Any]
 
     @property
     def version(self) -> int:
-        """``subVersion`` of the subscription, or 0. A higher version replaces a lower version."""
+        """``subVersion`` of the subscription, or 0.
+
+        A subscription with a higher version replaces one with a lower version.
+        """
         version = self.document.get("subVersion")
         return version if isinstance(version, int) else 0
 
     @cached_property
     def expression(self) -> tuple[str | None, SqlFilter | None]:
-        """The tag expression or SQL92 filter, parsed at its first use."""
-        # A heartbeat may have thousands of subscriptions, and few of them need parsing.
+        """The tag expression, or the SQL92 filter. It is parsed when it is first used."""
+        # A heartbeat may contain thousands of subscriptions, of which only few are ever used.
         return parse_expression(
             str(self.document.get("subString") or ""), self.document.get("expressionType")
         )
 
 
 def parse_expression(text: str, kind: object) -> tuple[str | None, SqlFilter | None]:
-    """Parse a subscription; return its tag expression or its SQL92 filter, or neither for all
-    messages.
+    """Parse a subscription.
+
+    Return its tag expression or its SQL92 filter; neither if it matches all messages.
 
     Raises:
         Refused: if the expression is invalid or too long.
@@ -85,8 +95,8 @@ _TOO_LONG: Final = f"a filter has at most {_LONGEST_FILTER} characters"
 
 @lru_cache(_CACHED_FILTERS)
 def _compiled(text: str) -> SqlFilter | str:
-    # Return the reason for an invalid filter. The cache keeps the reasons, because clients send
-    # invalid filters again and again.
+    # For an invalid filter, return the reason instead of raising an error, so that the cache keeps
+    # it: clients send the same invalid filter again and again.
     try:
         return parse(text)
     except BadFilter as error:
@@ -95,11 +105,11 @@ def _compiled(text: str) -> SqlFilter | str:
 
 @dataclass(slots=True, eq=False, frozen=True)
 class Client:
-    """The description of a client in one of its heartbeats.
+    """A client, as its last heartbeat described it.
 
     Attributes:
-        version: RocketMQ's number of the client's version (``MQVersion``).
-        seen: time of the heartbeat, by ``time.monotonic``.
+        version: the number that RocketMQ gives to the version of the client (``MQVersion``).
+        seen: time of the heartbeat in seconds, by ``time.monotonic``.
     """
 
     client_id: str
@@ -119,7 +129,7 @@ class Client:
         return True
 
     def document(self) -> dict[str, Any]:
-        """Return RocketMQ's document ``Connection`` of the client, for mqadmin."""
+        """Return RocketMQ's document ``Connection`` for the client, which mqadmin requests."""
         return {
             "clientAddr": self.connection.address,
             "clientId": self.client_id,
@@ -130,7 +140,10 @@ class Client:
 
 @dataclass(slots=True)
 class ConsumerGroup:
-    """The consumers of a group and their subscriptions. The texts are RocketMQ's names."""
+    """The consumers of a group and their subscriptions.
+
+    The texts are the names of RocketMQ's constants.
+    """
 
     clients: dict[Connection, Client] = field(default_factory=dict)
     filters: dict[str, TopicFilter] = field(default_factory=dict)
@@ -142,7 +155,8 @@ class ConsumerGroup:
 class Clients:
     """All connected clients. Only the event loop uses this object.
 
-    ``notifies`` returns whether a group's consumers are notified when a consumer joins or leaves.
+    ``notifies`` returns whether the consumers of a group are notified when one of them joins or
+    leaves.
     """
 
     def __init__(self, notifies: Callable[[str], bool]) -> None:
@@ -150,10 +164,12 @@ class Clients:
         self.producers: dict[str, dict[Connection, Client]] = {}
         self.consumers: dict[str, ConsumerGroup] = {}
         self._groups: dict[Connection, tuple[set[str], set[str]]] = {}
-        """The producer groups and the consumer groups of each connection."""
+        """For each connection, its producer groups and its consumer groups."""
         self._next: dict[str, int] = {}
         self._owners: dict[str, tuple[Account, set[Connection]]] = {}
-        """For each client id, the account that uses the id, and the connections with the id."""
+        """For each client id, the account that uses it, and the connections of clients with this
+        id.
+        """
         self._ids: dict[Connection, set[str]] = {}
 
     def heartbeat(
@@ -162,7 +178,7 @@ class Clients:
         producers: Iterable[str],
         consumers: Iterable[Mapping[str, Any]],
     ) -> None:
-        """Add a client to the groups in its heartbeat, and update their subscriptions."""
+        """Add a client to the groups in its heartbeat, and update these groups' subscriptions."""
         connection = client.connection
         _require_short(client.client_id)
         if client.account is not None:
@@ -188,8 +204,8 @@ class Clients:
                 self._changed(name)
 
     def _claim(self, client: Client, account: Account) -> None:
-        # Replies and some requests of mqadmin are forwarded by client id. So two accounts cannot
-        # use the same client id at the same time.
+        # The broker forwards replies, and some requests of mqadmin, to the client with a certain
+        # id. So clients of two accounts must not have the same id at the same time.
         self.require_owner(client.client_id, account)
         ids = self._ids.setdefault(client.connection, set())
         if len(ids) >= _MOST_IDS and client.client_id not in ids:
@@ -198,7 +214,7 @@ class Clients:
         self._owners.setdefault(client.client_id, (account, set()))[1].add(client.connection)
 
     def require_owner(self, client_id: str, account: Account | None) -> None:
-        """Raise Refused if a client of another account uses the id."""
+        """Raise Refused if a client of another account has this client id."""
         owner, _ = self._owners.get(client_id, (account, None))
         if owner is not account:
             raise Refused(
@@ -221,7 +237,7 @@ class Clients:
         return has_changed
 
     def unregister(self, connection: Connection, producer: str, consumer: str) -> None:
-        """Remove a client from a producer group and a consumer group; "" means no group."""
+        """Remove a client from a producer group and a consumer group; "" stands for no group."""
         self._leave_producers(connection, producer)
         self._leave_consumers(connection, consumer)
 
@@ -258,7 +274,7 @@ class Clients:
             del self.consumers[group]
 
     def expire(self, before: float) -> list[Connection]:
-        """Return the connections of clients whose last heartbeat is older than a time."""
+        """Return the connections with a client whose last heartbeat is older than ``before``."""
         groups = *self.producers.values(), *(group.clients for group in self.consumers.values())
         clients = chain.from_iterable(members.values() for members in groups)
         return list({client.connection: None for client in clients if client.seen < before})
@@ -277,12 +293,12 @@ class Clients:
         return [client.client_id for client in found.clients.values()]
 
     def consumer(self, group: str, client_id: str) -> Client | None:
-        """Return a consumer of a group; None if the consumer is not connected."""
+        """Return a group's consumer with a client id; None if no such consumer is connected."""
         members = self.consumers.get(group, ConsumerGroup()).clients.values()
         return next((client for client in members if client.client_id == client_id), None)
 
     def producer_of(self, group: str, topic: str) -> Client | None:
-        """Return a group's producers in turn; None if no producer may send to the topic."""
+        """Return one of a group's producers, each in turn; None if none may send to the topic."""
         found = self.producers.get(group, {}).values()
         members = [client for client in found if client.may_publish(topic)]
         if not members:
@@ -291,7 +307,7 @@ class Clients:
         return members[number % len(members)]
 
     def client(self, client_id: str) -> Client | None:
-        """Return the producer with a client id; None if it is not connected."""
+        """Return the producer with a client id; None if no such producer is connected."""
         clients = chain.from_iterable(members.values() for members in self.producers.values())
         return next((client for client in clients if client.client_id == client_id), None)
 
@@ -301,7 +317,7 @@ class Clients:
 
 
 def objects(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return the JSON objects in a list of a document, and ignore other values."""
+    """Return the JSON objects in a list of the document; other values in the list are ignored."""
     found = document.get(name)
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 

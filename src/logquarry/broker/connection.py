@@ -1,8 +1,7 @@
-"""A client's connection: receives requests, sends answers, and sends requests of the broker. The
-module also limits the log lines that clients can cause.
+"""A client's connection: receives its requests, and sends it answers and requests of the broker.
 
-If a client does not read its answers, the broker reads and starts no further requests of the
-client.
+The module also limits how many lines a client can cause in the log. If a client does not read its
+answers, the broker stops reading from the connection, and starts no more of the client's requests.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ _MOST_LINES: Final = 5
 
 
 class SparingLog:
-    """Logs at most 5 lines in 10 seconds, then the number of omitted lines. Thread-safe."""
+    """Logs at most 5 lines in 10 seconds.
+
+    Before the next line, it logs how many lines it left out. Thread-safe.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -45,7 +47,7 @@ class SparingLog:
         self._lock = threading.Lock()
 
     def warning(self, message: str, *values: object) -> None:
-        """Log one line, or count it as omitted."""
+        """Log one line, or count it as left out."""
         now, left_out = time.monotonic(), 0
         with self._lock:
             if now >= self._until:
@@ -70,9 +72,9 @@ logger = logging.getLogger(__name__)
 _failures, _violations = SparingLog(logger), SparingLog(logger)
 
 _WRITE_LIMIT: Final = 1 << 20
-"""A connection with more unsent bytes stops reading requests."""
+"""If more bytes than this wait to be sent to a client, the broker stops reading its requests."""
 _MOST_PENDING: Final = 2_048
-"""Maximum number of a connection's requests in progress. Long polls are not counted."""
+"""Maximum number of requests of one connection that are in progress. Long polls do not count."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -81,7 +83,10 @@ _MOST_HANDSHAKES: Final = 256
 
 @dataclass(slots=True)
 class Request:
-    """A request of a client. ``account`` is None if the broker has no accounts."""
+    """A request of a client.
+
+    ``account`` is the account that signed it; None if the broker has no accounts.
+    """
 
     command: RemotingCommand
     fields: dict[str, Any]
@@ -101,19 +106,22 @@ class Request:
         fields: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> None:
-        """Answer the request. A one-way request gets no answer."""
+        """Answer the request. For a one-way request, nothing is sent."""
         self.connection.answer(
             self.command,
             self.command.answer(code, remark=remark, fields=fields or {}, body=body),
         )
 
     def reply_json(self, document: Mapping[str, Any], *, quote_keys: bool = False) -> None:
-        """Answer with a JSON document. As in Java, a lone surrogate becomes a question mark."""
+        """Answer with a JSON document.
+
+        As in Java, a surrogate without its pair becomes a question mark.
+        """
         text = broker_json.compact(document, quote_keys=quote_keys)
         self.reply(body=text.encode("utf-8", "replace"))
 
     def fail(self, error: BaseException) -> None:
-        """Answer with the code and the text of an exception."""
+        """Answer with the code and the text of an error."""
         code = getattr(error, "code", ResponseCode.SYSTEM_ERROR)
         if not isinstance(error, LogquarryError | Refused):
             code_and_peer = self.command.code, self.connection.address
@@ -123,7 +131,9 @@ class Request:
 
 
 Handler = Callable[[Request], Awaitable[None] | None]
-"""Answers a request: at once, in the returned awaitable, or later by :meth:`Request.reply`."""
+"""A function that answers a request: before it returns, or in the awaitable that it returns, or
+later by :meth:`Request.reply`.
+"""
 
 
 class Server(Protocol):
@@ -139,20 +149,21 @@ class Server(Protocol):
         """Remove a connection that has ended."""
 
     def admit(self, request: Request) -> None:
-        """Count a request; raise Refused if the client may not make this request."""
+        """Count a request. Raise Refused if its client may not make it."""
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine as a task of the server."""
+        """Run a coroutine as a task, which the server cancels when it stops."""
 
 
 class Connection(asyncio.Protocol):
     """A client's connection. Only the event loop uses this object.
 
     Attributes:
-        host: the client's address in the binary form that a frame has.
-        pending: number of requests in progress, without held pulls.
-        heard: time at which the last bytes arrived, by ``time.monotonic``.
-        is_writable: whether the client reads its answers in time.
+        host: the client's address and port, in the binary form of the hosts in a frame.
+        pending: number of requests in progress, without long polls.
+        heard: time at which the last bytes were received, in seconds by ``time.monotonic``.
+        is_writable: False while too many bytes wait to be sent, because the client does not read
+            its answers.
     """
 
     def __init__(self, server: Server) -> None:
@@ -176,7 +187,7 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------- the transport
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See :class:`asyncio.Protocol`."""
-        # A cast, because uvloop's transports do not inherit from asyncio's.
+        # The cast is necessary because uvloop's transports do not inherit from asyncio's.
         transport = self._transport = cast(asyncio.Transport, transport)
         transport.set_write_buffer_limits(_WRITE_LIMIT)
         name = transport.get_extra_info("peername")
@@ -223,7 +234,7 @@ class Connection(asyncio.Protocol):
         self._work()
 
     def when_writable(self, call: Callable[[], object]) -> None:
-        """Call a function when the client has read its answers, or has disconnected."""
+        """Call a function as soon as the client has read enough answers, or has disconnected."""
         self._resumed.append(call)
 
     def _resume(self) -> None:
@@ -232,18 +243,18 @@ class Connection(asyncio.Protocol):
             call()
 
     def close(self) -> None:
-        """Send the buffered bytes, and close the connection."""
+        """Send the bytes that wait to be sent, and close the connection."""
         self._flush()
         self.is_open = False
         if self._transport is not None:
             self._transport.close()
 
     def drain(self) -> None:
-        """Start no further requests, but still receive the client's answers."""
+        """Start no more requests of the client, but still receive its answers."""
         self._is_stopped = True
 
     def abort(self) -> None:
-        """Close the connection at once, without sending buffered bytes."""
+        """Close the connection at once. Bytes that wait to be sent are lost."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -259,7 +270,8 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------------------------ requests
     def _work(self) -> None:
         if self._is_working:
-            # A handler has answered inside the loop below, which will start the next request.
+            # A handler, called by the loop below, has answered a request. The loop will start the
+            # next one.
             return
         self._is_working = True
         backlog = self._backlog
@@ -301,13 +313,13 @@ class Connection(asyncio.Protocol):
             request.fail(error)
 
     def hold(self) -> None:
-        """Stop counting a request as in progress, because it is a long poll."""
+        """Do not count a request as in progress from now on: it has become a long poll."""
         self.pending -= 1
         if self._backlog:
             self._work()
 
     def unhold(self) -> None:
-        """Count a long poll as in progress again, because its answer is being prepared."""
+        """Count a long poll as a request in progress again: its answer is being prepared."""
         self.pending += 1
 
     def answer(self, command: RemotingCommand, answer: RemotingCommand) -> None:
@@ -344,7 +356,7 @@ class Connection(asyncio.Protocol):
 
     # -------------------------------------------------------------------- requests of the broker
     async def until_writable(self) -> None:
-        """Wait until the client has read the bytes sent to it, or has disconnected."""
+        """Wait until the client has read enough of the bytes sent to it, or has disconnected."""
         while self.is_open and not self.is_writable:
             resumed = asyncio.Event()
             self.when_writable(resumed.set)
@@ -353,9 +365,9 @@ class Connection(asyncio.Protocol):
     def tell(
         self, code: RequestCode, fields: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """Send a one-way request; drop the request if the client does not read its bytes."""
-        # A dropped request only causes a delay: clients rebalance at intervals anyway, and the
-        # broker repeats the check of a transaction.
+        """Send a one-way request. If the client does not read its bytes, the request is dropped."""
+        # Dropping a request only delays its effect: clients rebalance at intervals anyway, and the
+        # broker checks an open transaction again.
         if not self.is_writable:
             return
         self._opaque += 1
@@ -377,10 +389,10 @@ class Connection(asyncio.Protocol):
         *,
         timeout_s: float,
     ) -> RemotingCommand:
-        """Send a request as soon as the client reads its bytes, and wait for the answer.
+        """Send a request as soon as the client reads its bytes. Wait for the client's answer.
 
         Raises:
-            TimeoutError: if there is no answer in time.
+            TimeoutError: if the client has not answered after ``timeout_s`` seconds.
             ConnectionError: if the client disconnects.
         """
         async with asyncio.timeout(timeout_s):
@@ -406,10 +418,10 @@ class Connection(asyncio.Protocol):
 
 
 class Handshake(asyncio.Protocol):
-    """The TLS handshake of a client; afterwards, :class:`Connection` serves the client."""
+    """The TLS handshake of a client. After it, a :class:`Connection` serves the client."""
 
-    # asyncio reports a TLS client only after the handshake. The broker limits the number of
-    # handshakes, and therefore starts each handshake itself.
+    # For a server with TLS, asyncio calls a protocol only after the handshake. To limit the number
+    # of handshakes, the broker accepts clients without TLS, and starts each handshake itself.
 
     def __init__(self, server: Server, context: ssl.SSLContext) -> None:
         self._server = server
@@ -422,8 +434,9 @@ class Handshake(asyncio.Protocol):
             _violations.warning("too many TLS handshakes: a client is disconnected")
             transport.abort()
             return
-        # The handshake needs the client's first bytes. uvloop reads even after pause_reading, so
-        # start_tls would miss these bytes. Therefore a second transport takes over the socket.
+        # The handshake needs the first bytes of the client. uvloop reads them even after
+        # pause_reading, so start_tls would not receive them. So close this transport, and let a
+        # second one take over the socket.
         found = transport.get_extra_info("socket")
         taken = socket.fromfd(found.fileno(), found.family, found.type)
         taken.setblocking(False)

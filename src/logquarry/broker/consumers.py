@@ -1,6 +1,7 @@
-"""Serves consumer groups: heartbeats, offsets, queue locks and progress.
+"""Answers the requests of consumer groups: heartbeats, offsets, locks of queues, and progress.
 
-Follows ``ClientManageProcessor``, ``ConsumerManageProcessor`` and ``RebalanceLockManager``.
+The rules follow RocketMQ's ``ClientManageProcessor``, ``ConsumerManageProcessor`` and
+``RebalanceLockManager``.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ from logquarry.store.consumer.group import retry_topic
 
 _MOST_LOCKS: Final = 100_000
 _LONGEST_NAMES: Final = 512
-"""Maximum characters of group, topic and client of a lock together."""
+"""Maximum length in characters of a lock's group, topic and client id together."""
 _LOCK_SECONDS: Final = 60.0
-"""Time after which an unrenewed lock ends (``REBALANCE_LOCK_MAX_LIVE_TIME``)."""
+"""Time in seconds after which a lock ends if the client has not renewed it
+(``REBALANCE_LOCK_MAX_LIVE_TIME``).
+"""
 
 
 class Consuming(Part):
-    """Answers heartbeats and the requests for consumer lists, offsets and locks."""
+    """Answers heartbeats, and requests for lists of consumers, for offsets and for locks."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -38,9 +41,9 @@ class Consuming(Part):
     # ---------------------------------------------------------------------------------- heartbeats
     @answers(RequestCode.HEART_BEAT)
     def heartbeat(self, request: Request) -> None:
-        """Register a client, and create its groups and their retry topics.
+        """Register a client in its groups. Create groups that are missing, and their retry topics.
 
-        If the broker refuses a group, the client still joins its other groups.
+        If one of the groups is refused, the client still joins its other groups.
         """
         core, document = self._core, parse_body(request.command.body)
         client_id = str(document.get("clientID") or "")
@@ -83,7 +86,10 @@ class Consuming(Part):
 
     @answers(RequestCode.CHECK_CLIENT_CONFIG)
     def check_config(self, request: Request) -> None:
-        """Refuse an invalid filter. Consumers send this request before they start."""
+        """Check the filter of a subscription, and refuse it if it is invalid.
+
+        Consumers send this request before they start.
+        """
         document = parse_body(request.command.body).get("subscriptionData")
         if isinstance(document, dict):
             parse_expression(str(document.get("subString") or ""), document.get("expressionType"))
@@ -91,7 +97,7 @@ class Consuming(Part):
 
     @answers(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def consumer_list(self, request: Request) -> None:
-        """Answer with the client ids of a group's consumers."""
+        """Answer with the client ids of the connected consumers of a group."""
         group = request.fields["consumerGroup"]
         ids = self._core.clients.consumer_ids(group)
         if not ids:
@@ -101,7 +107,7 @@ class Consuming(Part):
     # ------------------------------------------------------------------------------------- offsets
     @answers(RequestCode.QUERY_CONSUMER_OFFSET)
     async def query_offset(self, request: Request) -> None:
-        """Answer with the committed offset of a group in a queue."""
+        """Answer with the offset that a group has committed in a queue."""
         core, fields = self._core, request.fields
         topic, queue_id = fields["topic"], fields["queueId"]
         offset = core.tables.offsets.of(topic, fields["consumerGroup"]).get(queue_id)
@@ -114,9 +120,10 @@ class Consuming(Part):
         request.reply(fields={"offset": str(offset)})
 
     def _start_of(self, topic: str, queue_id: int) -> int | None:
-        # Follows checkInDiskByConsumeOffset. A new group starts at 0 if the queue still has its
-        # first message, and if RocketMQ would expect this message to be in memory. In all other
-        # cases the client's ConsumeFromWhere determines the start.
+        # The rule is that of RocketMQ's checkInDiskByConsumeOffset. A new group starts at 0 if the
+        # queue still has its first message, and if this message is so near to the log's end that
+        # RocketMQ would expect it in memory. In all other cases the client's ConsumeFromWhere
+        # determines the start.
         store = self._core.store
         queue = store.queue(topic, queue_id)
         if queue is None:
@@ -130,7 +137,7 @@ class Consuming(Part):
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_offset(self, request: Request) -> None:
-        """Commit the offset of a group in a queue, in memory."""
+        """Commit the offset of a group in a queue. It is saved to the disk later."""
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
         core.require_group(group)
@@ -142,7 +149,10 @@ class Consuming(Part):
     # --------------------------------------------------------------------------------------- locks
     @answers(RequestCode.LOCK_BATCH_MQ)
     def lock(self, request: Request) -> None:
-        """Lock queues for a client of a group, and answer with the locked queues."""
+        """Lock queues for a client of a group.
+
+        Answer with those queues that the client now has locked.
+        """
         client, keys = self._queues_of(request)
         now = time.monotonic()
         had: list[Mapping[str, Any]] = []
@@ -157,7 +167,7 @@ class Consuming(Part):
 
     @answers(RequestCode.UNLOCK_BATCH_MQ)
     def unlock(self, request: Request) -> None:
-        """Release a client's locks of queues."""
+        """Release the locks that a client has on queues."""
         client, keys = self._queues_of(request)
         for key in keys:
             if self._locks.get(key, ("", 0.0))[0] == client:
@@ -183,18 +193,18 @@ class Consuming(Part):
 
 
 QueueStats = list[tuple[dict[str, Any], dict[str, int]]]
-"""RocketMQ's documents ``MessageQueue`` and ``OffsetWrapper`` of each queue."""
+"""For each queue, RocketMQ's documents ``MessageQueue`` and ``OffsetWrapper``."""
 
 
 class Progress(Part):
-    """Answers requests for the progress of consumer groups."""
+    """Answers requests about the progress of consumer groups."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)
         self._statistics = statistics
 
     def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
-        # Leaves out topics to which the connected consumers no longer subscribe.
+        # Leave out topics to which the connected consumers of the group no longer subscribe.
         core = self._core
         topics = {wanted} if wanted else self._consumed(group)
         online = core.clients.consumers.get(group)
@@ -210,7 +220,7 @@ class Progress(Part):
 
     @answers(RequestCode.GET_CONSUME_STATS)
     async def of_group(self, request: Request) -> None:
-        """Answer with each queue's end, and with a group's offset in it (``ConsumeStats``)."""
+        """Answer with the end of each queue, and a group's offset in it (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
         topics = self._topics(group, fields["topic"])
@@ -241,7 +251,7 @@ class Progress(Part):
 
     @answers(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def subscription(self, request: Request) -> None:
-        """Answer with the subscription of a group's connected consumers to a topic, if any."""
+        """Answer with a group's subscription to a topic, if its consumers are connected."""
         group, topic = request.fields["group"], request.fields["topic"]
         document: dict[str, Any] = {"group": group, "topic": topic}
         online = self._core.clients.consumers.get(group)
@@ -251,7 +261,7 @@ class Progress(Part):
 
     @answers(RequestCode.CLONE_GROUP_OFFSET)
     def clone(self, request: Request) -> None:
-        """Copy a group's offsets to another group, for one topic or for all topics."""
+        """Copy the offsets of one group to another group: for one topic, or for all topics."""
         core, fields = self._core, request.fields
         source, target = fields["srcGroup"], fields["destGroup"]
         if core.writer is not None:
@@ -279,8 +289,8 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
                 "brokerOffset": end,
                 "consumerOffset": offset,
                 "lastTimestamp": time_ms,
-                # mqadmin 5 shows pullOffset minus consumerOffset as the number of messages in
-                # flight.
+                # mqadmin 5 shows the difference between pullOffset and consumerOffset as messages
+                # in flight.
                 "pullOffset": offset,
             }
             found.append((core.queue_key(topic.name, queue_id), stats))
@@ -288,7 +298,7 @@ def _stats(core: Core, group: str, topics: list[TopicConfig]) -> QueueStats:
 
 
 def store_time(core: Core, topic: str, queue_id: int, offset: int, first: int) -> int:
-    """Return the store time of the message at a queue offset; 0 if there is no message."""
+    """Return the store time of the message at a queue offset; 0 if there is no such message."""
     if offset < first:
         return 0
     messages = core.store.get(topic, queue_id, offset, 1).messages

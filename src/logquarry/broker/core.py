@@ -1,7 +1,8 @@
 """The state that a broker's modules share: store, threads, tables, clients and counts.
 
-A lane is one thread that calls the store for its jobs in order, and returns the results to the
-event loop. If too many jobs wait, the lane refuses the next job, and the client gets SYSTEM_BUSY.
+A lane is a thread with a list of jobs. It runs them in their order, each a call of the store, and
+passes the results to the event loop. If too many jobs wait, the lane does not accept another one,
+and the client receives SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Job = Callable[[], Any]
 Done = Callable[[Any, BaseException | None], None]
-"""Called in the event loop with the result of a job, or with its exception."""
+"""A function that is called in the event loop with the result of a job, or with its exception."""
 
 _AT_ONCE: Final = 128
-"""Maximum number of results that a lane collects before it passes them to the loop."""
+"""Maximum number of results that a lane collects before it passes them to the event loop."""
 
 
 class Mailbox(Generic[T]):
-    """Passes items from any thread to the event loop, which takes the items in order."""
+    """Passes items from other threads to the event loop, which handles them in their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[T], None]) -> None:
         self._loop = loop
@@ -45,18 +46,19 @@ class Mailbox(Generic[T]):
         self._is_waking = False
 
     def post(self, *items: T) -> None:
-        """Add items, and wake the event loop if no wakeup is pending."""
+        """Add items. Wake the event loop unless it was already woken."""
         self._items.extend(items)
         if not self._is_waking:
             self._is_waking = True
             try:
                 self._loop.call_soon_threadsafe(self._deliver)
             except RuntimeError:
-                # The loop is closed, so there are no clients to answer.
+                # The event loop is closed, so no client waits for an answer.
                 self._items.clear()
 
     def _deliver(self) -> None:
-        # Reset the flag before taking items: a post after this line must wake the loop again.
+        # Reset the flag before the items are taken: if an item is added after this line, the loop
+        # must be woken again.
         self._is_waking = False
         items = self._items
         for _ in range(len(items)):
@@ -64,12 +66,12 @@ class Mailbox(Generic[T]):
             try:
                 self._take(item)
             except Exception:
-                # Continue with the next items: they are answers to other clients.
+                # Continue with the next item, because it is the answer to another client.
                 logger.exception("an item of another thread was not taken")
 
 
 class Lane:
-    """One thread that runs jobs in order."""
+    """A thread that runs jobs in their order."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, capacity: int) -> None:
         self._loop = loop
@@ -82,14 +84,15 @@ class Lane:
         self._thread.start()
 
     def submit(self, job: Job, done: Done) -> bool:
-        """Queue a job; return False if too many jobs wait."""
+        """Add a job; return False if too many jobs wait already."""
         if self.waiting >= self.capacity:
             return False
         self._add(job, done)
         return True
 
     def _add(self, job: Job, done: Done) -> None:
-        # One wakeup of the thread serves all jobs of a loop iteration.
+        # Collect the jobs of one iteration of the event loop, to wake the thread only once for all
+        # of them.
         if not self._new:
             self._loop.call_soon(self._push)
         self.waiting += 1
@@ -101,7 +104,7 @@ class Lane:
             self._new = []
 
     async def run(self, job: Callable[[], T]) -> T:
-        """Queue a job even if too many jobs wait, and return its result."""
+        """Add a job, even if too many jobs wait. Wait for its result and return it."""
         future: asyncio.Future[T] = self._loop.create_future()
 
         def done(result: Any, error: BaseException | None) -> None:
@@ -116,7 +119,7 @@ class Lane:
         return await future
 
     async def close(self) -> None:
-        """Run all waiting jobs, and end the thread."""
+        """Run all jobs that wait, and end the thread."""
         self._push()
         self._jobs.put(None)
         while self._thread.is_alive():
@@ -150,15 +153,16 @@ _PAUSE_SECONDS: Final = 1.0
 
 
 def log_failure(_: Any, error: BaseException | None) -> None:
-    """Log that a write of the tables failed. The next change writes the tables again."""
+    """Log that a write of the tables failed. The next change to the tables writes them again."""
     if error is not None:
         logger.error("%s", error)
 
 
 class Lanes:
-    """The threads that use the store: for puts, for gets, and for all other (slow) calls.
+    """The threads that call the store: one for puts, one for gets, and one for all other (slow)
+    calls.
 
-    A store that is open for reading has one thread for all calls.
+    If the store is open only for reading, one thread runs all calls.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *, is_writer: bool, capacity: int) -> None:
@@ -169,19 +173,20 @@ class Lanes:
             self.slow = Lane(loop, "broker-slow", capacity)
 
     async def close(self) -> None:
-        """Run all waiting jobs, then end the threads."""
+        """Run all jobs that wait, then end the threads."""
         for lane in dict.fromkeys((self.puts, self.slow, self.gets)):
             await lane.close()
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts since the broker's start, for metrics and mqadmin.
+    """What has happened since the broker's start, counted for metrics and mqadmin.
 
-    - ``put`` and ``put_bytes`` count messages and frame bytes by topic.
-    - ``got`` and ``got_bytes`` count messages and frame bytes sent, by topic and group.
-    - ``sent_back`` counts messages that consumers sent back, by topic and group.
-    - ``refused`` counts sends that were answered with SYSTEM_BUSY.
+    - ``put`` and ``put_bytes``: messages that were put, and the bytes of their frames, by topic.
+    - ``got`` and ``got_bytes``: messages that were sent to consumers, and the bytes of their
+      frames, by topic and group.
+    - ``sent_back``: messages that consumers sent back, by topic and group.
+    - ``refused``: sends that the broker answered with SYSTEM_BUSY.
     """
 
     put: Counter[str] = field(default_factory=Counter)
@@ -195,14 +200,14 @@ class Counts:
 
 @dataclass(slots=True)
 class Core:
-    """The state that all parts of a broker share.
+    """The state that the parts of a broker share.
 
     Attributes:
-        writer: the store if it is open for writing; else None.
-        clock: returns the time in milliseconds.
-        spawn: runs a coroutine as a task; the broker's stop cancels the task.
-        address: host:port that clients get from the name server.
-        host: the broker's address in the binary form that a frame has.
+        writer: the same store if it is open for writing; None in a read-only broker.
+        clock: function that returns the current time in milliseconds.
+        spawn: runs a coroutine as a task, which the broker cancels when it stops.
+        address: the broker's address (host:port), which clients learn from the name server.
+        host: the broker's address and port, in the binary form of the hosts in a frame.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -220,7 +225,7 @@ class Core:
     is_saving: bool = False
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
-        """Return a topic; raise Refused if the topic is missing or lacks a permission."""
+        """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""
         topic = self.tables.topic(name)
         if topic is None:
             raise Refused(
@@ -232,19 +237,25 @@ class Core:
         return topic
 
     def require_queue(self, name: str, queue_id: int, permission: int) -> TopicConfig:
-        """Return the topic of a queue; raise Refused if a client may not use the queue."""
+        """Return the topic of a queue.
+
+        Raise Refused if the topic lacks a permission or has no such queue.
+        """
         topic = self.require_topic(name, permission)
-        # A queue above write_queues can still have messages and offsets.
+        # If write_queues was reduced, the queues above it can still have messages and offsets.
         count = topic.read_queues if permission == READ else max(topic[1:3])
         if not 0 <= queue_id < count:
             raise Refused(f"queueId[{queue_id}] is illegal, topic:[{name}] has {count} queues")
         return topic
 
     def require_group(self, name: str) -> dict[str, Any]:
-        """Return the settings of a subscription group; create the group if that is allowed."""
+        """Return the settings of a subscription group.
+
+        If it is missing, create it if the options allow this.
+        """
         found = self.tables.groups.get(name)
         if found is None:
-            # A read-only broker serves every group.
+            # A read-only broker serves any group, even if it may not create groups.
             if self.writer is not None and not self.options.create_groups:
                 raise Refused(
                     f"subscription group [{name[:200]}] does not exist",
@@ -255,12 +266,15 @@ class Core:
         return found
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic in memory, and schedule a write of the tables."""
+        """Create a topic in memory, and have the tables saved soon."""
         self.tables.create_topic(name, queues)
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Schedule a write of the tables. One write saves all changes of a loop iteration."""
+        """Have the tables saved at the end of this iteration of the event loop.
+
+        One write then saves all changes of the iteration.
+        """
         if not self.is_saving:
             self.is_saving = True
             self.loop.call_soon(self._save)
@@ -272,7 +286,7 @@ class Core:
             self.loop.call_later(_PAUSE_SECONDS, self._save)
 
     async def slow(self, job: Callable[[], T]) -> T:
-        """Run a call of the store in the thread for slow calls."""
+        """Call the store in the thread for slow calls, and wait for the result."""
         return await self.lanes.slow.run(job)
 
     def queue_key(self, topic: str, queue_id: int) -> dict[str, Any]:
@@ -281,7 +295,7 @@ class Core:
 
 
 def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
-    """Mark a method of a :class:`Part` as the handler of request codes."""
+    """Mark a method of a :class:`Part` as the handler of requests with these codes."""
 
     def mark(method: _Method) -> _Method:
         vars(method)["codes"] = codes
@@ -291,13 +305,16 @@ def answers(*codes: RequestCode) -> Callable[[_Method], _Method]:
 
 
 class Part:
-    """A part of the broker. The methods marked with :func:`answers` answer requests."""
+    """A part of the broker that answers some kinds of requests.
+
+    Its methods that are marked with :func:`answers` are the handlers.
+    """
 
     def __init__(self, core: Core) -> None:
         self._core = core
 
     def handlers(self) -> dict[int, Handler]:
-        """Return the handler of each request code that this part answers."""
+        """Return the handlers of this part, by request code."""
         return {
             code: getattr(self, name)
             for name, method in vars(type(self)).items()

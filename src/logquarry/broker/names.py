@@ -1,7 +1,8 @@
 """The name server: answers requests for routes and topics (``DefaultRequestProcessor``).
 
-The name server knows only the broker in its process; other brokers cannot register. The name server
-stores key-value settings of tools (``KVConfigManager``) in ``config/kvConfig.json`` of the store.
+It serves only the broker in its own process. Other brokers cannot register with it. It also stores
+settings of tools as keys and values (``KVConfigManager``), in the store's file
+``config/kvConfig.json``.
 """
 
 from __future__ import annotations
@@ -20,17 +21,20 @@ from logquarry.format import broker_json
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode
 
 _READS_STANDARD_JSON: Final = 401
-"""V4_9_4 in RocketMQ's ``MQVersion``. Clients since this version always get standard JSON."""
+"""The number of version V4_9_4 in RocketMQ's ``MQVersion``.
+
+Clients of this version or a later one receive standard JSON, even if they do not ask for it.
+"""
 
 
 class Names(Part):
-    """Answers requests to the name server."""
+    """Answers the requests for routes, topics and the cluster."""
 
     def __init__(self, core: Core, port: Callable[[], int]) -> None:
         super().__init__(core)
         self._port = port
         self._is_wiped = False
-        """Whether mqadmin has removed the write permission from all routes."""
+        """Whether routes leave out the write permission, because mqadmin has removed it."""
 
     def _broker(self) -> dict[str, Any]:
         core = self._core
@@ -42,7 +46,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def route(self, request: Request) -> None:
-        """Answer with a topic's queues and the broker's address."""
+        """Answer with the queues of a topic, and with the address of the broker."""
         name = request.fields["topic"]
         topic = self._core.tables.topic(name)
         if topic is None:
@@ -56,7 +60,7 @@ class Names(Part):
         )
         broker = self._broker()
         if is_strict:
-            # The Rust client needs enableActingMaster, a field of RocketMQ 5.
+            # The field comes from RocketMQ 5. The Rust client needs it.
             broker["enableActingMaster"] = False
         document = {
             "brokerDatas": [broker],
@@ -76,7 +80,7 @@ class Names(Part):
 
     @answers(RequestCode.GET_BROKER_CLUSTER_INFO)
     def cluster(self, request: Request) -> None:
-        """Answer with the cluster, which has one broker."""
+        """Answer with the brokers of the cluster. There is only one."""
         options = self._core.options
         document = {
             "brokerAddrTable": {options.name: self._broker()},
@@ -91,13 +95,13 @@ class Names(Part):
 
     @answers(RequestCode.GET_TOPICS_BY_CLUSTER)
     def topics_of_cluster(self, request: Request) -> None:
-        """Answer with the names of a cluster's topics."""
+        """Answer with the names of all topics in a cluster."""
         is_ours = request.fields["cluster"] == self._core.options.cluster
         request.reply_json({"topicList": sorted(self._core.tables.topics) if is_ours else []})
 
     @answers(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def system_topics(self, request: Request) -> None:
-        """Answer with the names of cluster and broker, which are also names of topics."""
+        """Answer with the names of cluster and broker: RocketMQ has topics with these names."""
         core = self._core
         names = [core.options.cluster, core.options.name]
         document = {"brokerAddr": core.address, "topicList": names}
@@ -105,7 +109,10 @@ class Names(Part):
 
     @answers(RequestCode.WIPE_WRITE_PERM_OF_BROKER, RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def write_permission(self, request: Request) -> None:
-        """Remove the write permission from all routes, or restore it, until the broker stops."""
+        """Remove the write permission from all routes, or restore it.
+
+        A restart of the broker restores it.
+        """
         is_wipe = request.command.code == RequestCode.WIPE_WRITE_PERM_OF_BROKER
         count = 0
         if request.fields["brokerName"] == self._core.options.name:
@@ -116,18 +123,24 @@ class Names(Part):
 
     @answers(RequestCode.GET_NAMESRV_CONFIG)
     def settings(self, request: Request) -> None:
-        """Answer with the name server's settings as a properties file."""
+        """Answer with the settings of the name server, in the format of a properties file."""
         request.reply(body=f"listenPort={self._port()}\norderMessageEnable=false\n".encode())
 
     @answers(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic(self, request: Request) -> None:
-        """Answer mqadmin's deleteTopic, which has already deleted the topic at the broker."""
+        """Answer the second request of mqadmin's deleteTopic.
+
+        The first one deleted the topic at the broker.
+        """
         request.reply()
 
 
 _TABLE: Final = "configTable"
 _MOST_CHARACTERS: Final = 4 << 20
-"""Maximum characters of all names and values. Each change writes the whole file."""
+"""Maximum length in characters of all names, keys and values together.
+
+The limit is needed because each change writes the whole file.
+"""
 
 Namespaces = dict[str, dict[str, str]]
 
@@ -144,7 +157,7 @@ def _decode(data: bytes) -> Namespaces:
 
 
 class KeyValues(Part):
-    """Stores key-value settings, and answers requests for them."""
+    """Stores key-value settings of tools by namespace, and answers requests for them."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -164,7 +177,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.PUT_KV_CONFIG)
     async def put(self, request: Request) -> None:
-        """Store a value under a namespace and a key."""
+        """Store a value for a key in a namespace."""
         self._core.tables.require_writer()
         fields = request.fields
         async with self._changing:
@@ -183,7 +196,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.DELETE_KV_CONFIG)
     async def delete(self, request: Request) -> None:
-        """Delete the value of a namespace and a key, if there is one."""
+        """Delete the value of a key in a namespace, if there is one."""
         self._core.tables.require_writer()
         fields = request.fields
         async with self._changing:
@@ -196,13 +209,13 @@ class KeyValues(Part):
         return {name: dict(values) for name, values in (await self._namespaces()).items()}
 
     async def _save(self, changed: Namespaces) -> None:
-        # If the save fails, the settings in memory stay as they are in the file.
+        # Change the settings in memory only after the save: if it fails, they still match the file.
         await self._core.slow(lambda: self._file.save(changed))
         self._found = changed
 
     @answers(RequestCode.GET_KV_CONFIG)
     async def get(self, request: Request) -> None:
-        """Answer with the value of a namespace and a key."""
+        """Answer with the value of a key in a namespace."""
         name, key = request.fields["namespace"], request.fields["key"]
         value = (await self._namespaces()).get(name, {}).get(key)
         if value is None:
@@ -214,7 +227,7 @@ class KeyValues(Part):
 
     @answers(RequestCode.GET_KVLIST_BY_NAMESPACE)
     async def of_namespace(self, request: Request) -> None:
-        """Answer with all keys and values of a namespace."""
+        """Answer with all keys of a namespace, and their values."""
         name = request.fields["namespace"]
         found = (await self._namespaces()).get(name)
         if not found:

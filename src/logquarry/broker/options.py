@@ -1,4 +1,4 @@
-"""The settings of a broker, with the names in RocketMQ's ``BrokerConfig`` in parentheses."""
+"""The settings of a broker. The names in parentheses are those in RocketMQ's ``BrokerConfig``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from logquarry.errors import UsageError
 from logquarry.log.store_files import CONFIG
 
 _LONGEST_NAME: Final = 127
-"""Maximum characters of a topic's name in RocketMQ."""
+"""Maximum length of a topic's name in RocketMQ, in characters."""
 _AT_LEAST_0: Final = (
     *("poll_ms", "max_connections", "idle_s", "expire_s"),
     *("most_created", "most_waiting", "most_waiting_bytes"),
@@ -29,36 +29,38 @@ class BrokerOptions:
     """How a broker serves a store.
 
     Attributes:
-        host: address to listen on.
-        port: port of the broker (``listenPort``); 0 lets the system choose.
-        name_port: port of the name server; 0 lets the system choose.
-        advertise: host that the name server gives to clients. By default ``host``, or if ``host``
-            is 0.0.0.0 or ::, an address of this machine.
+        host: the address on which the broker and the name server listen.
+        port: the port of the broker (``listenPort``); 0 for a port that the system chooses.
+        name_port: the port of the name server; 0 for a port that the system chooses.
+        advertise: the host to which the name server sends clients. By default, it is ``host``; if
+            ``host`` is 0.0.0.0 or ::, it is an address of this machine.
         name: name of the broker (``brokerName``).
         cluster: name of the cluster (``brokerClusterName``).
-        create_topics: whether the first send to a topic creates it (``autoCreateTopicEnable``).
-        create_groups: whether a consumer's first request creates its group
+        create_topics: whether a send to a topic that does not exist creates the topic
+            (``autoCreateTopicEnable``).
+        create_groups: whether the first request of a consumer creates its group
             (``autoCreateSubscriptionGroup``).
-        queues: maximum number of queues of a topic that the first send creates
-            (``defaultTopicQueueNums``).
-        read_only: whether to open the store for reading. The broker then refuses sends, and writes
-            no offsets to the store.
-        offsets: folder for the groups' offsets of a ``read_only`` broker; None to keep the offsets
-            only in memory.
-        poll_ms: milliseconds between two checks of a ``read_only`` broker for new messages.
-        tls: None to serve plain TCP.
-        acl: the accounts; None to serve every client.
-        insecure: whether the broker may listen on more than loopback without TLS and accounts.
+        queues: maximum number of queues of a topic that a send creates (``defaultTopicQueueNums``).
+        read_only: whether the broker opens the store only for reading. Then it refuses sends, and
+            writes no offsets to the store.
+        offsets: folder in which a ``read_only`` broker saves the offsets of groups; None to keep
+            them only in memory.
+        poll_ms: milliseconds between two searches of a ``read_only`` broker for new messages.
+        tls: the context for TLS; None for connections without TLS.
+        acl: the accounts; None to accept requests of any client.
+        insecure: whether the broker may listen on addresses that other machines can reach, even
+            without TLS and accounts.
         max_connections: maximum number of connections at each port.
-        idle_s: the broker closes a connection after this many seconds without a byte
+        idle_s: if a client sends no byte for this many seconds, the broker closes the connection
             (``serverChannelMaxIdleTimeSeconds``).
-        expire_s: the broker removes a client after this many seconds without a heartbeat.
-        most_created: if the broker has this many topics (with retry topics), or this many groups,
-            only mqadmin can create more.
+        expire_s: if a client sends no heartbeat for this many seconds, the broker closes its
+            connection.
+        most_created: maximum number of topics (with retry topics), and of groups, up to which
+            clients can create more; mqadmin can always create one.
         most_waiting: maximum number of sends that wait for the disk
             (``sendThreadPoolQueueCapacity``).
-        most_waiting_bytes: maximum bytes of the bodies that wait for the disk, and of the replies
-            that wait for producers.
+        most_waiting_bytes: maximum total size of the message bodies that wait for the disk; the
+            same limit applies to the replies that wait for producers.
     """
 
     host: str = "127.0.0.1"
@@ -92,8 +94,8 @@ class BrokerOptions:
             if not getattr(self, name) >= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, and must be at least 0")
         for name in ("name", "cluster"):
-            # The names of broker and cluster are also names of topics, and each message has the
-            # cluster's name as a property.
+            # There are topics with the names of the broker and of the cluster. Each message also
+            # has the cluster's name as a property.
             given = getattr(self, name)
             if not given.isprintable() or not given.strip() or len(given) > _LONGEST_NAME:
                 option = "--cluster" if name == "cluster" else "--broker-name"
@@ -118,7 +120,7 @@ class BrokerOptions:
             )
 
     def advertised(self) -> str:
-        """Return the host that the name server gives to clients."""
+        """Return the host to which the name server sends clients."""
         host = self.advertise or self.host
         if not is_wildcard(host):
             return host
@@ -132,7 +134,7 @@ class BrokerOptions:
 
 
 def make_offsets_folder(offsets: Path, store: str | Path) -> None:
-    """Create the folder, outside of the store, for the offsets of a read-only broker."""
+    """Create the folder in which a read-only broker saves offsets. It must be outside the store."""
     if offsets.resolve().is_relative_to(Path(store).resolve()):
         raise UsageError(
             f"{offsets} lies in the store, and the broker changes no file there: give another "
@@ -151,13 +153,13 @@ def make_offsets_folder(offsets: Path, store: str | Path) -> None:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a host means all addresses of the machine."""
+    """Whether a host stands for all addresses of the machine."""
     address = _ip_address(host)
     return not host or (address is not None and address.is_unspecified)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is an address to which only this machine can connect."""
+    """Whether only this machine can connect to a host."""
     address = _ip_address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -170,18 +172,18 @@ def _ip_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 def address_text(host: str, port: int) -> str:
-    """Format an address as host:port, with brackets around an IPv6 host."""
+    """Format a host and a port as host:port. An IPv6 address gets brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _address_of_machine(wildcard: str) -> str | None:
-    """Return the address from which this machine reaches other networks; None without network."""
+    """Return the address that this machine uses to reach other networks; None without a network."""
     is_six = ":" in wildcard
     family = socket.AF_INET6 if is_six else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # connect() of a datagram socket sends no packet, and the address is reserved for
-            # documentation.
+            # connect() of a datagram socket sends no packet. The address that it names is reserved
+            # for documentation, so it belongs to no machine.
             probe.connect(("2001:db8::1" if is_six else "192.0.2.1", 9))
             found = str(probe.getsockname()[0])
     except OSError:
@@ -190,7 +192,7 @@ def _address_of_machine(wildcard: str) -> str | None:
 
 
 def listen_error(error: OSError, host: str, port: int, option: str) -> UsageError:
-    """Return the error for an address on which the broker cannot listen."""
+    """Return the error for an address on which the broker cannot listen, with cause and remedy."""
     if isinstance(error, socket.gaierror):
         reason = f"the host {host} is unknown; give an address of this machine ({option})"
     elif error.errno == errno.EADDRINUSE:

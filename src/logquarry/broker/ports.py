@@ -1,4 +1,4 @@
-"""Listens on a broker's own port, the port for older clients, and the name server's port."""
+"""Listens on the broker's port, the port for older clients, and the name server's port."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from logquarry.errors import UsageError
 logger = logging.getLogger(__name__)
 
 OLDER_CLIENTS: Final = 2
-"""Older clients use the broker's port minus this number (``MixAll.brokerVIPChannel``)."""
+"""The port for older clients is the broker's port minus this number (``MixAll.brokerVIPChannel``).
+"""
 _TRIES: Final = 20
 _BACKLOG: Final = 1_024
 
 
 class Port:
-    """One listening port. ``port`` is its number, or 0 if the object does not listen."""
+    """A port on which the process listens, and its connections.
+
+    ``port`` is the number of the port, or 0 before it listens.
+    """
 
     def __init__(
         self,
@@ -41,7 +45,7 @@ class Port:
         self.port = 0
 
     async def listen(self, port: int, option: str) -> None:
-        """Listen at a port; 0 lets the system choose."""
+        """Listen on a port; 0 for a port that the system chooses."""
         options = self._core.options
         try:
             sockets = await asyncio.to_thread(_bound_at_one_port, options.host, port)
@@ -58,7 +62,7 @@ class Port:
         ]
 
     def stop_listening(self) -> None:
-        """Accept no further connections; open connections stay open."""
+        """Accept no more connections. Connections that are open stay open."""
         for server in self._servers:
             server.close()
 
@@ -88,22 +92,22 @@ def _bound_at_one_port(host: str, port: int) -> list[socket.socket]:
         try:
             return _bound(host, port)
         except OSError as error:
-            # Try again: the port that the system chose for one address can be in use at another
-            # address.
+            # The system chose the port for the first address, and another process may use it at the
+            # next address. In this case, try again with another port.
             if port or error.errno != errno.EADDRINUSE:
                 raise
     return _bound(host, port)
 
 
 def _bound(host: str, port: int) -> list[socket.socket]:
-    # The event loop must not resolve the host. libuv would start threads to resolve it; in a forked
-    # child, libuv would crash when it ends these threads.
+    # This runs in a thread, because the event loop must not resolve the host: uvloop's library
+    # libuv would start threads for this, and a forked child process would crash when it ends them.
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     try:
         for family, address in dict.fromkeys((one[0], one[4]) for one in found):
-            # Clients learn only one port, so all addresses use the port that the system chose for
-            # the first address.
+            # Clients learn only one port. If the system chose it for the first address, use the
+            # same port for the other addresses.
             chosen = port or (sockets[0].getsockname()[1] if sockets else 0)
             where = (address[0], chosen, *address[2:])
             sockets.append(socket.create_server(where, family=family, backlog=_BACKLOG))
@@ -115,10 +119,13 @@ def _bound(host: str, port: int) -> list[socket.socket]:
 
 
 async def listen_at_both(broker: Port, older: Port, options: BrokerOptions) -> None:
-    """Listen at the broker's port, and at the port minus 2 for Java clients before RocketMQ 4.6.
+    """Listen on the broker's port, and on the port minus 2, which Java clients before RocketMQ 4.6
+    use.
 
-    - If the system chooses the broker's port, the broker tries until the lower port is free too.
-    - If the options give the broker's port, an unusable lower port only causes a warning.
+    - If the system chooses the broker's port, the function tries again until the lower port is free
+      too.
+    - If the options name the broker's port, but the lower port cannot be used, the function only
+      logs a warning.
     """
     for left in reversed(range(_TRIES)):
         await broker.listen(options.port, "--listen")

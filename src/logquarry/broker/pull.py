@@ -1,13 +1,13 @@
 """Answers the pulls of consumers, with long polling (``PullMessageProcessor``).
 
-If a pull finds no message, the broker holds the pull as an object, without a thread. New messages
-in the pull's queue start the pull again. When the pull's waiting time is over, the broker answers
-PULL_NOT_FOUND.
+If a pull finds no message, the broker holds it: it keeps the pull in memory, and no thread waits.
+When a message arrives in the pull's queue, the broker reads for the pull again. If none arrives
+until the pull's deadline, the broker answers PULL_NOT_FOUND.
 
-Like RocketMQ (``PullRequestHoldService``), the broker continues to hold a pull whose filter
-excludes all new messages. For a filter by tags, the broker compares tags codes; for an SQL92
-filter, it reads the messages. At most six seconds after the excluded messages, the client gets the
-offset after them.
+If the filter of a held pull excludes all new messages, the broker continues to hold the pull, as
+RocketMQ does (``PullRequestHoldService``). For a filter by tags, it compares the tags codes of the
+queue entries. For an SQL92 filter, it reads the messages. At most six seconds after excluded
+messages have arrived, the broker answers with the offset after them.
 """
 
 from __future__ import annotations
@@ -33,19 +33,28 @@ from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.write.dispatcher import MessageArrival
 
 _COMMITS, _SUSPENDS, _HAS_SUBSCRIPTION = 1, 2, 4
-"""Bits of a pull's sysFlag (``PullSysFlag``)."""
+"""Bits in the field sysFlag of a pull (``PullSysFlag``)."""
 _MOST_MESSAGES: Final = 32
 _MOST_HELD: Final = 200_000
 _MOST_HELD_OF_ONE: Final = 8_192
-"""Maximum number of held pulls of a client. A client sends one pull for each of its queues."""
+"""Maximum number of pulls that the broker holds for one client.
+
+A client sends at most one pull for each of its queues.
+"""
 _PAUSE_SECONDS: Final = 0.001
 _MOST_READS: Final = 8
-"""Maximum number of a client's pulls in progress, because each answer takes up to 256 KiB."""
+"""Maximum number of one client's pulls that are read at the same time: each answer takes up to 256
+KiB of memory.
+"""
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""Maximum seconds for which a pull stays held after new messages that its filter excludes."""
+"""If new messages arrive that a held pull's filter excludes, the pull is answered after this many
+seconds at the latest.
+"""
 _FILTERED_READS: Final = 8
-"""Maximum number of reads for a pull with an SQL92 filter."""
+"""Maximum number of reads until a pull with an SQL92 filter is answered, even if no message
+matches.
+"""
 
 _S = GetMessageStatus
 _C = ResponseCode
@@ -65,14 +74,15 @@ _K = TypeVar("_K")
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """A pull of a consumer.
+    """A consumer's request for messages.
 
     Attributes:
-        offset: queue offset of the first message.
-        deadline: time until which the pull may be held, by the loop's clock; 0 means never.
-        has_moved: whether ``offset`` is after messages that the filter excludes.
-        awaited: the queue's end that an arrival reported, if the last read did not reach this end;
-            else -1.
+        offset: queue offset of the first message to return.
+        deadline: time on the event loop's clock until which the pull may be held; 0 if it must not
+            be held.
+        has_moved: whether ``offset`` was moved past messages that the filter excludes.
+        awaited: if a read did not reach the end of the queue that was reported on a message's
+            arrival, this end; else -1.
     """
 
     request: Request
@@ -90,11 +100,14 @@ class Pull:
 
     @property
     def end(self) -> int:
-        """The full second after the deadline; the pulls of one second are answered together."""
+        """The first full second at or after the deadline.
+
+        All pulls that end in the same second are answered together.
+        """
         return ceil(self.deadline)
 
     def excludes(self, codes: frozenset[int]) -> bool:
-        """Whether the tags of the pull exclude all messages with these tags codes."""
+        """Whether the pull's tags exclude all messages that have one of these tags codes."""
         if self.tags is None:
             return False
         if self._codes is None:
@@ -104,29 +117,31 @@ class Pull:
         return not any(may_match(code, self._codes) for code in codes)
 
     def skip(self, after: int, now: float) -> None:
-        """Move the pull's offset after messages that the filter excludes."""
+        """Move the offset past messages that the filter excludes, and limit the time of holding."""
         self.offset = after
         self.has_moved = True
         self.deadline = min(self.deadline, now + _EXCLUDED_SECONDS)
 
 
 class Pulling(Part):
-    """Answers pulls, and holds pulls that find no message."""
+    """Answers pulls. Holds a pull as long as it finds no message."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
         self._ends: dict[QueueKey, tuple[int, int]] = {}
-        """First offset and end of each queue, as far as the broker knows them."""
+        """The first queue offset and the end of each queue, as far as they are known."""
         self._held: dict[QueueKey, set[Pull]] = {}
         self._held_of: dict[Connection, set[Pull]] = {}
         self._held_count = 0
         self._ending: dict[int, set[Pull]] = {}
-        """The held pulls of each second at which pulls are answered."""
+        """The held pulls, by the second at which they are answered."""
         self._next_end = 0
         self._timer: asyncio.TimerHandle | None = None
         self._reads: Counter[Connection] = Counter()
         self._waiting: dict[Connection, deque[Pull]] = {}
-        """Pulls of clients that have too many pulls in progress, or do not read their answers."""
+        """Pulls that were not read yet, because their client has too many other pulls in progress,
+        or does not read its answers.
+        """
         self._arrivals: Mailbox[MessageArrival] = Mailbox(core.loop, self._take_arrival)
         self._is_closing = False
         if core.writer is not None:
@@ -134,12 +149,12 @@ class Pulling(Part):
 
     @property
     def held_queues(self) -> list[QueueKey]:
-        """The queues for which the broker holds pulls."""
+        """The queues of all held pulls."""
         return list(self._held)
 
     @answers(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull(self, request: Request) -> None:
-        """Answer a pull, or hold it if there is no message."""
+        """Answer a pull, or hold it if the queue has no message for it."""
         core, fields = self._core, request.fields
         group, name, queue_id = fields["consumerGroup"], fields["topic"], fields["queueId"]
         flags = fields["sysFlag"]
@@ -160,7 +175,8 @@ class Pulling(Part):
         pull = Pull(request, key, offset, count, tags, sql, deadline, group)
         known = self._ends.get(key)
         if known is not None and offset == known[1] and deadline:
-            # Most pulls of an idle consumer take this path, without a read of the store.
+            # A consumer without new messages usually pulls at the queue's known end: hold its pull
+            # at once, without a read.
             self._hold(pull)
         else:
             self._start(pull)
@@ -211,7 +227,7 @@ class Pulling(Part):
             connection.when_writable(partial(self._next, connection))
 
     def disconnected(self, connection: Connection) -> None:
-        """Drop the waiting and the held pulls of a client."""
+        """Forget the pulls of a client that has disconnected."""
         self._waiting.pop(connection, None)
         for pull in list(self._held_of.get(connection, ())):
             self._release(pull)
@@ -230,7 +246,8 @@ class Pulling(Part):
             return
         result: GetResult
         result, body = got
-        # An arrival may have reported a later end of the queue than this result.
+        # A message may have arrived during the read, so that the queue's known end is after the end
+        # in the result.
         end = max(self.end_of(pull.key), result.max_offset)
         self._ends[pull.key] = result.min_offset, end
         now = self._core.loop.time()
@@ -244,17 +261,17 @@ class Pulling(Part):
             return
         code = _CODES.get(result.status)
         if code is None:
-            # The status is NO_MESSAGE_IN_QUEUE.
+            # This code stands for NO_MESSAGE_IN_QUEUE.
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:
-                # A message arrived during this read: read again.
+                # A message has arrived during this read, so read again.
                 pull.awaited = end
                 self._core.loop.call_later(_PAUSE_SECONDS, self._start, pull)
                 return
             if end == pull.awaited:
-                # The queue no longer reaches the awaited end, because the queue was deleted or
-                # truncated.
+                # The second read did not reach the reported end either: the queue was deleted or
+                # truncated, so use the end in the result.
                 self._ends[pull.key] = result.min_offset, result.max_offset
             pull.awaited = -1
             if is_patient:
@@ -295,13 +312,14 @@ class Pulling(Part):
             return
         held = self._held_of.get(connection, set())
         if len(held) >= _MOST_HELD_OF_ONE or self._held_count >= _MOST_HELD:
-            # Do not answer PULL_NOT_FOUND: the client would pull again at once.
+            # The answer PULL_NOT_FOUND would make the client pull again at once.
             pull.request.reply(_C.SYSTEM_BUSY, BUSY)
             return
         connection.hold()
         if not pull.was_held:
             pull.was_held = True
-            # A held pull must not keep fields and body of the request: they can take megabytes.
+            # Drop the fields and the body of the request: they can take megabytes of memory while
+            # the pull is held.
             command = pull.request.command
             pull.request.command = command._replace(remark=None, ext_fields={}, body=b"")
             pull.request.fields = {}
@@ -323,7 +341,7 @@ class Pulling(Part):
 
     def _expire(self) -> None:
         self._timer = None
-        # The loop may call this method shortly before the time.
+        # The event loop may call this method slightly too early.
         now = self._core.loop.time() + _PAUSE_SECONDS
         for second in [second for second in self._ending if second <= now]:
             for pull in list(self._ending.pop(second)):
@@ -347,11 +365,12 @@ class Pulling(Part):
         self.arrived(key, arrival.next_offset)
 
     def _skip(self, key: QueueKey, arrival: MessageArrival, codes: frozenset[int]) -> None:
-        # If a held pull's tags exclude all new messages, moves the pull's offset after these
-        # messages.
+        # For held pulls whose tags exclude all of the new messages: move the pull's offset past
+        # these messages.
         now, after = self._core.loop.time(), arrival.next_offset
         for pull in self._held[key]:
-            # The filter may select messages between the pull's offset and the new messages.
+            # Only do this for a pull whose offset is among the new messages: otherwise its filter
+            # may match messages before them.
             is_next = after - arrival.messages <= pull.offset < after
             if is_next and pull.excludes(codes):
                 _discard(self._ending, pull.end, pull)
@@ -359,7 +378,10 @@ class Pulling(Part):
                 self._set_end(pull)
 
     def arrived(self, key: QueueKey, next_offset: int) -> None:
-        """Start the held pulls of a queue that has grown, except pulls at its new end."""
+        """Read again for the held pulls of a queue that has grown.
+
+        Pulls that were moved to its new end stay held.
+        """
         first, known = self._ends.get(key, (0, 0))
         end = max(known, next_offset)
         self._ends[key] = first, end
@@ -369,25 +391,26 @@ class Pulling(Part):
                 self._start(pull)
 
     def grown(self, key: QueueKey, end: int) -> None:
-        """Record a queue's end that a check for new messages found; start the held pulls."""
+        """Record a queue's end that a search for new messages found; read for its held pulls."""
         first, known = self._ends.get(key, (0, 0))
         if end < known:
-            # The process that writes the store has deleted the topic and created it again.
+            # The end is lower than before, so the process that writes the store has deleted the
+            # topic and created it again.
             self._ends[key] = min(first, end), end
         if end != known:
             self.arrived(key, end)
 
     def end_of(self, key: QueueKey) -> int:
-        """Return the end of a queue; 0 if the broker does not know the end."""
+        """Return the known end of a queue; 0 if it is not known."""
         return self._ends.get(key, (0, 0))[1]
 
     def forget(self, topic: str) -> None:
-        """Forget the ends of a deleted topic's queues."""
+        """Forget the known ends of a deleted topic's queues."""
         for key in [key for key in self._ends if key[0] == topic]:
             del self._ends[key]
 
     def close(self) -> None:
-        """Answer all held pulls, and hold no further pulls."""
+        """Answer all held pulls. From now on, hold no pulls."""
         self._is_closing = True
         if self._core.writer is not None:
             self._core.writer.remove_arrival_listener(self._arrivals.post)

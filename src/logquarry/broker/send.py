@@ -1,9 +1,9 @@
-"""Answers requests that put messages: sends, batches, ends of transactions, messages that a
+"""Answers the requests that put messages: sends, batches, ends of transactions, messages that a
 consumer sends back, and replies to producers.
 
-The event loop makes the messages, and a thread appends them in the order of the requests. The
-broker answers after the flush wait and the replica wait. If too many sends wait for the disk, the
-client gets SYSTEM_BUSY.
+The event loop makes the messages. One thread appends them to the log in the order of the requests.
+The broker answers a request when the put no longer waits for the flush or for a replica. If too
+many sends wait for the disk, the broker answers the next one with SYSTEM_BUSY.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CODES: Final = {
     PutStatus.FLUSH_SLAVE_TIMEOUT: ResponseCode.FLUSH_SLAVE_TIMEOUT,
     PutStatus.SLAVE_NOT_AVAILABLE: ResponseCode.SLAVE_NOT_AVAILABLE,
 }
-# Use constants, because the lookup of an enum's member takes longer than a comparison.
+# Comparing with a constant is faster than looking up the member of the enum each time.
 _PUT_OK: Final = PutStatus.PUT_OK
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _WAITS: Final = f"{props.WAIT}{props.NAME_VALUE_SEPARATOR}true"
@@ -64,7 +64,10 @@ _CLUSTER: Final = "CLUSTER"
 _NO_TRANSACTION: Final = ~sys_flag.TRANSACTION_MASK
 _BATCH: Final = int(RequestCode.SEND_BATCH_MESSAGE)
 _CHOOSES_RETRIES: Final = 121
-"""V3_4_9 in RocketMQ's ``MQVersion``. Clients since this version send maxReconsumeTimes."""
+"""The number of version V3_4_9 in RocketMQ's ``MQVersion``.
+
+Clients of this version or a later one send the field maxReconsumeTimes.
+"""
 
 
 Put = Callable[[Message], PutFuture]
@@ -72,7 +75,7 @@ _Put = tuple[Request, Message, Put]
 
 
 class Sending(Part):
-    """Puts messages of clients (``SendMessageProcessor``)."""
+    """Puts the messages that clients send (``SendMessageProcessor``)."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -88,7 +91,7 @@ class Sending(Part):
 
     @answers(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send(self, request: Request) -> None:
-        """Put the message or batch of a request."""
+        """Put the message or the batch in a request."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         is_batch = fields["batch"] or request.command.code == _BATCH
@@ -111,7 +114,7 @@ class Sending(Part):
             self.append(request, message, writer.put_async)
 
     def append(self, request: Request, message: Message, put: Put) -> None:
-        """Run a put in the thread for puts, and answer the request with the put's result."""
+        """Let the thread for puts call ``put``, and answer the request with its result."""
         core = self._core
         size = len(request.command.body)
         if (
@@ -127,9 +130,9 @@ class Sending(Part):
         self._new.append((request, message, put))
 
     def _push(self) -> None:
-        # One job runs all puts of a loop iteration.
+        # The thread gets all puts of one iteration of the event loop as one job.
         puts, self._new = self._new, []
-        # submit() accepts every job here, because append() limits the number of waiting puts.
+        # append() has limited the number of waiting puts, so submit() never refuses a job here.
         self._core.lanes.puts.submit(partial(_put_all, puts), partial(self._appended, puts))
 
     def _appended(self, puts: list[_Put], results: Any, error: BaseException | None) -> None:
@@ -140,8 +143,8 @@ class Sending(Part):
             elif result.done():
                 self._answer(request, message, result)
             else:
-                # One flush ends the waits of many puts. The callbacks of these puts wake the loop
-                # only once.
+                # One flush ends the waits of many puts at once. Their callbacks use a mailbox,
+                # which wakes the event loop only once for all of them.
                 result.add_done_callback(partial(self._settle, request, message))
         if error is not None:
             for request, _, _ in puts:
@@ -184,7 +187,10 @@ class Sending(Part):
 
     # --------------------------------------------------------------------------------- the message
     def topic_of(self, fields: Mapping[str, Any]) -> TopicConfig:
-        """Return the topic of a send. Create a missing topic if the broker may create topics."""
+        """Return the topic of a message to put.
+
+        If the topic is missing, create it if the broker may create topics.
+        """
         core = self._core
         name: str = fields["topic"]
         if name in HIDDEN:
@@ -199,7 +205,7 @@ class Sending(Part):
         return core.require_topic(name, WRITE)
 
     def _create(self, name: str, default: str, queues: int) -> None:
-        # Follows RocketMQ's createTopicInSendMessageMethod.
+        # The rules are those of RocketMQ's createTopicInSendMessageMethod.
         tables = self._core.tables
         if name.startswith((RETRY_PREFIX, DEAD_PREFIX)):
             self._core.create_topic(name, 1)
@@ -210,7 +216,7 @@ class Sending(Part):
             self._core.create_topic(name, max(1, min(queues, model.write_queues)))
 
     def _retry_topic(self, request: Request, name: str, queue_id: int) -> tuple[str, int]:
-        # Follows handleRetryAndDLQ: after the last retry, the broker puts the message into the
+        # As in RocketMQ's handleRetryAndDLQ, a message that was retried too often goes to the
         # dead-letter topic.
         group = name.removeprefix(RETRY_PREFIX)
         settings = self._core.require_group(group)
@@ -222,13 +228,13 @@ class Sending(Part):
         return dead, 0
 
     def properties_of(self, text: str) -> str:
-        """Return a message's property string in the form that RocketMQ's broker stores."""
-        # Remove WAIT=true, which all clients send although it is the default. Add the cluster's
-        # name, because consumers need it to reply to a request.
+        """Return a client's property string as a RocketMQ broker would store it."""
+        # Remove WAIT=true: all clients send it, although it is the default. Add the name of the
+        # cluster: a consumer that replies to the message needs it.
         text = text.removesuffix(_SEPARATOR)
         if _WAITS in text:
-            # RocketMQ's clients write WAIT=true once, between other properties. Other strings need
-            # the slower regular expression.
+            # RocketMQ's clients write WAIT=true only once, with a property on each side, which the
+            # fast replacement handles. For other strings, use the slower regular expression.
             text = text.replace(_WAITS_AMID, _SEPARATOR, 1)
             if _WAITS in text:
                 text = _WAITS_PROPERTY.sub("", text)
@@ -237,9 +243,13 @@ class Sending(Part):
     def message_of(
         self, request: Request, topic: str, queue_id: int, body: bytes | None, text: str
     ) -> Message:
-        """Make a message; ``body`` is empty for a batch, and None for the request's body."""
+        """Make a message from a request.
+
+        ``body`` is None for the request's own body, and empty for a batch.
+        """
         fields = request.fields
-        # The values are in the order of Message's fields. The decoder has checked the types.
+        # The tuple has the order of Message's fields. Their types need no check, because the
+        # decoder has checked them.
         return Message.of_checked(
             (
                 topic,
@@ -284,7 +294,8 @@ def _queue_id(topic: TopicConfig, queue_id: int) -> int:
 
 def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
     """Return how often a message is retried before it becomes a dead letter; 0 means never."""
-    # Only requests of clients since RocketMQ 3.4.9 contain the number of retries.
+    # Only clients of RocketMQ 3.4.9 or later send this number. For others, use the setting of the
+    # group.
     wanted: int | None = request.fields["maxReconsumeTimes"]
     if wanted is None or request.command.version < _CHOOSES_RETRIES:
         return int(settings.get("retryMaxTimes", MAX_RECONSUME_TIMES))
@@ -292,7 +303,7 @@ def most_retries(request: Request, settings: Mapping[str, Any]) -> int:
 
 
 def refusal_of(error: BaseException) -> BaseException:
-    """Return the answer for an exception that a put raised."""
+    """Return the error to answer with, for an error that a put raised."""
     if isinstance(error, MessageRejected):
         return Refused(str(error), ResponseCode.MESSAGE_ILLEGAL)
     if isinstance(error, StoreUnavailable):
@@ -306,13 +317,17 @@ def refusal_of(error: BaseException) -> BaseException:
 _lonely = SparingLog(logging.getLogger(__name__))
 
 _STATES: Final = {8: "commit", 12: "rollback"}
-"""Values of ``MessageSysFlag``. Other values leave the transaction open."""
+"""The values that commit and roll back (``MessageSysFlag``).
+
+Any other value leaves the transaction open.
+"""
 
 
 class Transactions(Part):
     """Ends and checks the transactions of producers (``EndTransactionProcessor``).
 
-    A check sends the half message to a producer of its group, which then ends the transaction.
+    To check a transaction, the broker sends the half message to a producer of the group. The
+    producer later ends the transaction.
     """
 
     def __init__(self, core: Core) -> None:
@@ -323,7 +338,10 @@ class Transactions(Part):
 
     @answers(RequestCode.END_TRANSACTION)
     async def end(self, request: Request) -> None:
-        """Commit or roll back a transaction, or leave the transaction open."""
+        """Commit a transaction or roll it back.
+
+        If the producer does not know its outcome, leave it open.
+        """
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         state = _STATES.get(fields["commitOrRollback"])
@@ -347,7 +365,10 @@ class Transactions(Part):
         request.reply()
 
     def check(self, transaction: OpenTransaction) -> str:
-        """Send a check of a transaction to a producer. The store's check thread calls this."""
+        """Have a check of a transaction sent to a producer, which answers later.
+
+        The thread of the store's checks calls this method.
+        """
         self._checks.post(transaction)
         return "unknown"
 
@@ -361,7 +382,7 @@ class Transactions(Part):
                 *(group, message.physical_offset),
             )
             return
-        # Send the message in the form in which a commit would put the message.
+        # Send the message as a commit would put it: with its own topic and queue.
         shown = dataclasses.replace(
             message.frame, topic=transaction.topic.encode(), queue_id=transaction.queue_id
         )
@@ -380,27 +401,29 @@ class Transactions(Part):
 
 
 class Retrying(Part):
-    """Puts messages that consumers send back (``asyncConsumerSendMsgBack``)."""
+    """Puts a message again if a consumer sends it back (``asyncConsumerSendMsgBack``)."""
 
     @answers(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def send_back(self, request: Request) -> None:
-        """Put the message at a physical offset into the group's retry topic, with a delay."""
+        """Put a copy of the message at an offset into the group's retry topic, with a delay."""
         core, fields = self._core, request.fields
         writer = core.tables.require_writer()
         group = fields["group"]
         settings = core.require_group(group)
         if int(settings.get("retryQueueNums", 1)) <= 0:
-            # Like RocketMQ, drop the message of a group without retry queues.
+            # If the group has no retry queues, drop the message, as RocketMQ does.
             request.reply()
             return
         most = most_retries(request, settings)
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # A wrong offset is the client's fault, and the answer must not contain a path.
+            # The client has sent a wrong offset. Do not answer with the store's error, because it
+            # contains a path.
             what = fields["offset"] if isinstance(error, MessageNotFound) else error
             raise Refused(f"look message by offset failed, {what}") from error
-        # Check the message's own topic: originTopic of the request may be false.
+        # Check the permission for the message's own topic: the request may name a false
+        # originTopic.
         request.require(message.topic, SUB)
         back = sent_back(message, group, fields["delayLevel"], most)
         if core.tables.topic(back.topic) is None:
@@ -410,7 +433,7 @@ class Retrying(Part):
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # RETRY_TOPIC is the topic of the message's first delivery.
+        # RETRY_TOPIC is the topic from which the message was first delivered.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
         core.counts.sent_back[topic, group] += 1
         request.reply()
@@ -421,7 +444,7 @@ _PATIENCE_SECONDS: Final = 3.0
 
 
 class Replies(Part):
-    """Forwards replies of consumers to waiting producers (``ReplyMessageProcessor``)."""
+    """Forwards consumers' replies to the producers that wait (``ReplyMessageProcessor``)."""
 
     def __init__(self, core: Core) -> None:
         super().__init__(core)
@@ -429,7 +452,7 @@ class Replies(Part):
 
     @answers(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def reply(self, request: Request) -> None:
-        """Forward a reply to the waiting producer, and answer after the producer's answer."""
+        """Forward a reply to the producer that waits for it. Answer after the producer's answer."""
         core, fields = self._core, request.fields
         size = len(request.command.body)
         if self._waiting_bytes + size > core.options.most_waiting_bytes:

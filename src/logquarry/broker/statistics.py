@@ -1,9 +1,10 @@
-"""Statistics of a broker for mqadmin: current numbers, and growth in the last minute, hour and day.
+"""Statistics of a broker for mqadmin: present numbers, and the growth of counts in the last minute,
+hour and day.
 
-Counts have RocketMQ's names (``BrokerStatsManager``). The key of a TOPIC_* count is a topic, the
-key of a GROUP_* or SNDBCK_* count is topic@group, and the key of a BROKER_* count is the cluster.
-Tools fail if the answer to ``getRuntimeInfo`` lacks a name, so the answer contains all names of
-RocketMQ 4.9.
+The counts have the names that RocketMQ gives them (``BrokerStatsManager``). The key of a TOPIC_*
+count is a topic. The key of a GROUP_* or SNDBCK_* count is topic@group. The key of a BROKER_* count
+is the cluster's name. Some tools fail if the answer to ``getRuntimeInfo`` lacks a name. So the
+answer contains all names of RocketMQ 4.9, even without a real number.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from logquarry.store.stats import StoreStats
 from logquarry.text import size_text
 
 _WINDOWS: Final = {"statsMinute": (10.0, 5), "statsHour": (600.0, 5), "statsDay": (3_600.0, 23)}
-"""Seconds between two samples, and the number of kept intervals, for each window."""
+"""For each window: the seconds between two samples, and the number of intervals between samples
+that are kept.
+"""
 _LEAST_SECONDS: Final = 1.0
 _SIZES: Final = {"TOPIC_PUT_SIZE": "TOPIC_PUT_NUMS", "GROUP_GET_SIZE": "GROUP_GET_NUMS"}
 _OF_BROKER: Final = {"BROKER_PUT_NUMS": "TOPIC_PUT_NUMS", "BROKER_GET_NUMS": "GROUP_GET_NUMS"}
@@ -34,15 +37,15 @@ Totals = Mapping[str, Mapping[Any, int]]
 
 
 class _Window:
-    # Stores only counts that grew.
+    # To save memory, only counts that have grown in an interval are stored.
 
     def __init__(self, seconds: float, count: int, now: float) -> None:
         self._seconds = seconds
         self._ended: deque[tuple[float, Totals]] = deque(maxlen=count)
-        """Beginning of each interval, and the growth of the counts in it."""
+        """For each kept interval, its beginning, and by how much the counts grew in it."""
         self._began = now
         self._totals: Totals = {}
-        """The counts at the beginning of the current interval."""
+        """The counts when the present interval began."""
 
     def sample(self, totals: Totals, now: float) -> None:
         if now - self._began < self._seconds:
@@ -60,7 +63,8 @@ class _Window:
         self._totals = {name: dict(counts) for name, counts in totals.items()}
 
     def growth(self, name: str, key: Hashable, total: int, now: float) -> tuple[int, float]:
-        # Returns the growth of a count in the window, and the seconds since the window's beginning.
+        # Return by how much a count has grown in the window, and how many seconds the window
+        # covers.
         began = self._ended[0][0] if self._ended else self._began
         grown = total - self._totals.get(name, {}).get(key, 0)
         grown += sum(growth.get(name, {}).get(key, 0) for _, growth in self._ended)
@@ -68,10 +72,10 @@ class _Window:
 
 
 class Statistics(Part):
-    """Samples the broker's counts. Only the event loop uses this object.
+    """Samples the broker's counts, and computes their growth. Only the event loop uses this object.
 
-    ``mornings`` holds the totals at the last midnight; ``mornings_before`` holds the totals one day
-    earlier.
+    ``mornings`` has the totals at the last midnight, and ``mornings_before`` those at the midnight
+    before.
     """
 
     def __init__(self, core: Core) -> None:
@@ -103,7 +107,7 @@ class Statistics(Part):
         return found
 
     def sample(self) -> None:
-        """Sample the counts. Housekeeping calls this method every 5 seconds."""
+        """Take a sample of the counts. The housekeeping calls this method every 5 seconds."""
         now, counts = time.monotonic(), self._counts()
         for window in self._windows.values():
             window.sample(counts, now)
@@ -113,15 +117,15 @@ class Statistics(Part):
             self.mornings_before, self.mornings = self.mornings, self.totals()
 
     def rate(self, name: str, key: Hashable) -> float:
-        """Return the average growth of a count per second in the last minute."""
+        """Return by how much a count grew per second, as the average of the last minute."""
         total = self._counts()[name].get(key, 0)
         grown, seconds = self._windows["statsMinute"].growth(name, key, total, time.monotonic())
         return grown / seconds
 
     @answers(RequestCode.VIEW_BROKER_STATS_DATA)
     def view(self, request: Request) -> None:
-        """Answer with a count's growth in the last minute, hour and day (``BrokerStatsData``)."""
-        # The average of a size is in bytes per message.
+        """Answer with the growth of a count in the last minute, hour, day (``BrokerStatsData``)."""
+        # For a count of bytes, the average ``avgpt`` is in bytes per message.
         name, text = request.fields["statsName"], request.fields["statsKey"]
         counts, key = self._counts(), _key(name, text)
         total = counts.get(name, {}).get(key, 0)
@@ -151,17 +155,20 @@ _PUT_TIMES: Final = (
     *("<=0ms", "0~10ms", "10~50ms", "50~100ms", "100~200ms", "200~500ms", "500ms~1s"),
     *("1~2s", "2~3s", "3~4s", "4~5s", "5~10s", "10s~"),
 )
-"""RocketMQ's names for the classes of :data:`logquarry.store.call_counts.BUCKETS`."""
+"""The names in RocketMQ's answer for the classes of :data:`logquarry.store.call_counts.BUCKETS`."""
 _MOST_INT: Final = (1 << 31) - 1
 _TIMER: Final = (
     *("timerReadBehind", "timerOffsetBehind", "timerCongestNum"),
     *("timerEnqueueTps", "timerDequeueTps"),
 )
-"""Numbers that mqadmin 5 ``clusterList`` expects, and that this broker does not count."""
+"""Numbers that ``clusterList`` of mqadmin 5 expects.
+
+This broker does not count them, and answers 0.
+"""
 
 
 class Runtime(Part):
-    """Answers requests for the broker's numbers and settings."""
+    """Answers requests for the state and the settings of the broker."""
 
     def __init__(self, core: Core, statistics: Statistics) -> None:
         super().__init__(core)
@@ -171,7 +178,7 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def runtime_info(self, request: Request) -> None:
-        """Answer with the broker's numbers as text."""
+        """Answer with the state of the broker and the store: names and numbers, as text."""
         core = self._core
         found, disk = await core.slow(partial(_read, core))
         table = self._of_store(found) | self._of_clients() | disk
@@ -194,7 +201,7 @@ class Runtime(Part):
             "getMissTps": _rates(found.get_missed_rates),
             "getTotalTps": _rates(total),
             "getTransferedTps": _rates(found.get_rates),
-            # RocketMQ 5 corrects the spelling of getTransferedTps.
+            # RocketMQ 5 spells getTransferedTps with two r, so give both names.
             "getTransferredTps": _rates(found.get_rates),
             "putMessageAverageSize": found.put_average_size,
             "putMessageDistributeTime": " ".join(f"[{name}]:{count}" for name, count in times),
@@ -242,8 +249,8 @@ class Runtime(Part):
 
     @answers(RequestCode.GET_BROKER_CONFIG)
     def broker_config(self, request: Request) -> None:
-        """Answer with the broker's settings as a properties file."""
-        # mqadmin's exportConfigs fails if one of these settings is missing.
+        """Answer with the settings of the broker, in the format of a properties file."""
+        # exportConfigs of mqadmin fails if one of these settings is missing.
         core, options, store = self._core, self._core.options, self._core.store.config
         settings = {
             "autoCreateSubscriptionGroup": options.create_groups,

@@ -1,7 +1,7 @@
-"""The tables of a broker in memory: topics, subscription groups and consumer offsets.
+"""The tables that a broker keeps in memory: topics, subscription groups and consumer offsets.
 
-If the store is open for writing, the broker saves the tables to ``config/`` of the store, in
-RocketMQ's format.
+If the store is open for writing, the broker saves them to the store's ``config/``, in RocketMQ's
+format.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ WRITE: Final = 2
 INHERIT: Final = 1
 ANY: Final = READ | WRITE | INHERIT
 DEFAULT_TOPIC: Final = "TBW102"
-"""Producers request the route of this topic if their own topic does not exist yet."""
+"""If a producer's topic does not exist yet, the producer requests the route of this topic instead.
+"""
 _BENCHMARK_QUEUES: Final = 1_024
 _INT: Final = 1 << 31
 _COUNTERS: Final = {"counter": 0}
@@ -51,11 +52,11 @@ _NEW_GROUP: Final[Mapping[str, Any]] = {
     "retryQueueNums": 1,
     "whichBrokerWhenConsumeSlowly": 1,
 }
-"""The settings of a new group (``SubscriptionGroupConfig``)."""
+"""The settings with which a group is created (``SubscriptionGroupConfig``)."""
 
 
 class Tables:
-    """Topics, groups and offsets. Only the event loop changes these tables."""
+    """Topics, groups and offsets. Only the event loop changes them."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions) -> None:
         self._options = options
@@ -74,30 +75,30 @@ class Tables:
             if options.offsets is not None:
                 self.offsets = ConsumerOffsets(disk, options.offsets)
                 kept = self.offsets.groups()
-                # If the folder ``options.offsets`` has no offsets of a group, use the group's
-                # offsets in the store.
+                # For a group that has no offsets in the folder ``options.offsets`` yet, start with
+                # its offsets in the store.
                 self.offsets.update({k: v for k, v in theirs.groups().items() if k not in kept})
             document = config_file(disk, root, TOPICS).load().value
             self._stored = broker_json.topics_of_document(document) if document else {}
             groups = config_file(disk, root, SUBSCRIPTION_GROUPS).load().value
-            # Call this only for a reader: a writer has already listed all topics, and add_queues
-            # would bring back deleted topics.
+            # Do this only for a reader. A writer has listed the topics of all queues already, and
+            # add_queues would add deleted topics again, because their queues still exist.
             self.add_queues(store.queues())
         self._group_document: dict[str, Any] = groups or {
             "dataVersion": _COUNTERS,
             "subscriptionGroupTable": {},
         }
         self._changed: deque[str] = deque()
-        """The topics that the next :meth:`save` writes."""
+        """The topics that were changed since the last :meth:`save`."""
         self._removed: set[str] = set()
-        """The topics that clients have removed."""
+        """The topics that clients have removed, so that late messages do not add them again."""
         self._version = self._saved_version = 0
-        """Number of changes of groups, and number of saved changes."""
+        """How often groups were changed, and how many of these changes were saved."""
         self.groups: dict[str, dict[str, Any]] = dict(
             self._group_document["subscriptionGroupTable"]
         )
         self.system_topics = _system_topics(options)
-        """The topics that every broker has."""
+        """The topics that exist in every broker."""
         self.problems = self.offsets.problems
 
     # -------------------------------------------------------------------------------------- topics
@@ -107,26 +108,27 @@ class Tables:
         return self.system_topics | self._stored
 
     def topic(self, name: str) -> TopicConfig | None:
-        """Return a topic by name; None if there is no such topic."""
+        """Return a topic by its name, or None."""
         return self._stored.get(name) or self.system_topics.get(name)
 
     def add_queues(self, queues: Iterable[tuple[str, int]]) -> None:
-        """Add the topics of queues to the table if ``config/`` does not list them."""
+        """Add the topics to which queues belong, if ``config/`` does not list them."""
         for name, topic in topics_of(queues).items():
             known = self._stored.get(name)
             if known is None or known.read_queues < topic.read_queues:
                 self._stored[name] = topic
 
     def note_message(self, topic: str, queue_id: int) -> None:
-        """Add a message's topic and queue to the table if they are missing."""
-        # The program that runs the broker can put messages to new topics. Do not add a topic that a
-        # client has removed: the dispatcher may report its last messages later.
+        """Add the topic and the queue of a new message, if the table lacks them."""
+        # A topic can be missing because the program that runs the broker puts messages without
+        # asking the broker. But do not add a topic that a client has removed: the dispatcher may
+        # report the topic's last messages after the removal.
         known = self.topic(topic)
         if (known is None or known.read_queues <= queue_id) and topic not in self._removed:
             self.add_queues([(topic, queue_id)])
 
     def set_topic(self, topic: TopicConfig) -> None:
-        """Add or change a topic in memory; :meth:`save` writes it."""
+        """Add or change a topic in memory; the next :meth:`save` writes it."""
         self.require_writer()
         fault = name_fault(topic.name, BROKER_CHECK)
         if fault is not None or topic.name in self.system_topics:
@@ -137,12 +139,12 @@ class Tables:
         self._changed.append(topic.name)
 
     def create_topic(self, name: str, queues: int) -> None:
-        """Create a topic for a client in memory; :meth:`save` writes it."""
+        """Create a topic that a client needs, in memory; the next :meth:`save` writes it."""
         self._require_room(len(self._stored), f"topic {name[:200]!r}")
         self.set_topic(TopicConfig(name, queues, queues, READ | WRITE, 0, False))
 
     def remove_topic(self, name: str) -> None:
-        """Remove a topic from memory; :meth:`save` writes the change."""
+        """Remove a topic from memory; the next :meth:`save` writes the change."""
         self.require_writer()
         if self._stored.pop(name, None) is not None:
             if len(self._removed) >= self._options.most_created:
@@ -160,14 +162,14 @@ class Tables:
 
     # -------------------------------------------------------------------------------------- groups
     def create_group(self, name: str) -> dict[str, Any]:
-        """Create a group for a client in memory; :meth:`save` writes it."""
+        """Create a group that a client needs, in memory; the next :meth:`save` writes it."""
         self._require_room(len(self.groups), f"group {name[:200]!r}")
         return self.set_group({"groupName": name})
 
     def set_group(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Add or change a group in memory, and return its settings; :meth:`save` writes it."""
+        """Add or change a group in memory; return its settings. The next :meth:`save` writes it."""
         try:
-            # Refuse NaN and 1e999: Python parses these numbers, but could not save them.
+            # Refuse NaN and 1e999: Python can parse them, but a JSON file cannot contain them.
             json.dumps(settings, allow_nan=False)
         except ValueError as error:
             raise Refused(f"the group is illegal: {error}") from error
@@ -189,7 +191,7 @@ class Tables:
         return found
 
     def remove_group(self, name: str, *, with_offsets: bool) -> None:
-        """Remove a group from memory; :meth:`save` writes the change."""
+        """Remove a group from memory; the next :meth:`save` writes the change."""
         self.require_writer()
         self.groups.pop(name, None)
         if with_offsets:
@@ -197,7 +199,7 @@ class Tables:
         self._version += 1
 
     def group_document(self) -> dict[str, Any]:
-        """Return the content of ``subscriptionGroup.json``. Thread-safe."""
+        """Return the document to write to ``subscriptionGroup.json``. Thread-safe."""
         old = self._group_document["dataVersion"]
         version = {**old, "counter": int(old.get("counter", 0)) + self._version}
         if self._version:
@@ -209,7 +211,7 @@ class Tables:
         }
 
     def save(self) -> None:
-        """Write changed topics and groups durably, in the thread for slow calls."""
+        """Write and sync changed topics and groups. The thread for slow calls runs this method."""
         names = [self._changed.popleft() for _ in range(len(self._changed))]
         if names and self._writer is not None:
             try:
@@ -223,14 +225,14 @@ class Tables:
             self._saved_version = version
 
     def save_offsets(self) -> None:
-        """Write the offsets durably, unless they are kept in memory only. Thread-safe."""
+        """Write and sync the offsets. If they are only in memory, do nothing. Thread-safe."""
         if self._writer is not None or self._options.offsets is not None:
             if self._options.offsets is not None:
                 (self._options.offsets / CONFIG).mkdir(parents=True, exist_ok=True)
             self.offsets.save()
 
     def require_writer(self) -> StoreWriter:
-        """Return the store for writing; raise Refused if the broker is read-only."""
+        """Return the store if it is open for writing; raise Refused if the broker is read-only."""
         if self._writer is None:
             raise Refused(
                 "the broker serves this store read-only: no writes", ResponseCode.NO_PERMISSION

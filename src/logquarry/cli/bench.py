@@ -190,9 +190,10 @@ def _command(kind: str) -> click.Command:
 # -------------------------------------------------------------------------------- group and scan
 @click.group()
 def bench() -> None:
-    """Measure this machine: puts, gets, scans, recovery.
+    """Measure puts, gets, scans and recovery on this machine.
 
-    Each kind makes a store with RocketMQ's file sizes in --dir (default: bench-store).
+    Each subcommand makes a store with RocketMQ's file sizes in the folder --dir (default:
+    bench-store).
 
     Example: logquarry bench put --n 1000000 --json
     """
@@ -238,7 +239,7 @@ def scan(
     out: Output,
     **given: int,
 ) -> None:
-    """Measure reading the log into Arrow columns, on one thread.
+    """Measure how fast one thread reads the log into Arrow columns.
 
     Example: logquarry bench scan --size 512m
     """

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.5
 _OTHER_LINES: Final = 7
-"""Number of lines for title, column heads, borders, number of other groups, and cursor."""
+"""Number of lines on the terminal that are not a row of a group: title, column heads, borders, the
+line that counts the omitted groups, and the cursor's line.
+"""
 _GARBAGE: Final = 100_000
-"""Number of new objects after which Python collects garbage."""
+"""Number of new objects after which Python's garbage collector runs."""
 
 
 @click.command()
@@ -124,14 +126,17 @@ def broker(
     """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
 
     Clients of RocketMQ 4.x in Java, Go, C++, Python and Node.js send and consume messages. If the
-    folder STORE is missing, the broker makes a new store. Without STORE, the broker serves a
-    temporary store, and deletes that store at the end. The broker is one node: no slaves, no
-    cluster, no gRPC (docs/broker.md).
+    folder STORE is missing, the broker makes a new store. Without the argument STORE, the broker
+    serves a temporary store, and deletes it when the broker stops. The broker is one node: no
+    slaves, no cluster, no gRPC (docs/broker.md).
 
-    \b Pass the name server's address to the client: Java producer.setNamesrvAddr("127.0.0.1:9876")
-    Go producer.WithNameServer([]string{"127.0.0.1:9876"}) Python
-    producer.set_namesrv_addr("127.0.0.1:9876") Node new Producer({nameSrv: "127.0.0.1:9876",
-    producerGroup: "orders"}) admin mqadmin topicList -n 127.0.0.1:9876
+    \b
+    Pass the name server's address to the client:
+      Java    producer.setNamesrvAddr("127.0.0.1:9876")
+      Go      producer.WithNameServer([]string{"127.0.0.1:9876"})
+      Python  producer.set_namesrv_addr("127.0.0.1:9876")
+      Node    new Producer({nameSrv: "127.0.0.1:9876", producerGroup: "orders"})
+      admin   mqadmin topicList -n 127.0.0.1:9876
 
     Example: logquarry broker /data/store
     """
@@ -179,8 +184,9 @@ async def _serve(
                 server = serve_metrics(running, *metrics_at)
             except OSError as error:
                 raise listen_error(error, *metrics_at, "--metrics") from error
-        # Requests leave no reference cycles, and frequent collections take a third of the time of a
-        # send. Collect before the first line of output, which tells clients to start.
+        # Make Python's garbage collector run rarely: requests leave no reference cycles, and
+        # frequent collections take a third of the time of a send. Collect once now, because clients
+        # start to send when they see the first line of output.
         gc.collect()
         gc.freeze()
         gc.set_threshold(_GARBAGE)
@@ -192,7 +198,7 @@ async def _serve(
             )
         if server is not None:
             out.line(f"metrics at http://{server.address}/metrics")
-        # Flush now: a script may wait for the printed lines.
+        # Flush stdout now, because a script may wait for these lines.
         sys.stdout.flush()
         try:
             await _show(out, waiting, running)
@@ -204,7 +210,7 @@ async def _serve(
 async def _show(out: Output, waiting: Held, running: Broker) -> None:
     is_shown = not out.quiet and sys.stderr.isatty()
     if not is_shown:
-        # Without a timer, an idle broker uses no processor time.
+        # Wait for an interrupt without a timer, so that an idle broker uses no processor time.
         noted, loop = asyncio.Event(), asyncio.get_running_loop()
         waiting.when_noted = partial(loop.call_soon_threadsafe, noted.set)
         try:
@@ -221,7 +227,8 @@ async def _show(out: Output, waiting: Held, running: Broker) -> None:
     with Live(console=console, auto_refresh=False) as live:
         while True:
             table = view.table(max(1, console.height - _OTHER_LINES))
-            # If the user stops the terminal with Ctrl-S, a write blocks: write in a thread.
+            # Write in a thread, because a write blocks while the user has stopped the terminal with
+            # Ctrl-S.
             await asyncio.to_thread(live.update, table, refresh=True)
             await asyncio.sleep(_STATUS_SECONDS)
             waiting.check()
@@ -233,7 +240,7 @@ class _View:
         self._before = time.monotonic(), 0, 0
 
     def table(self, most: int) -> Table:
-        """Show connections, rates, and at most ``most`` groups, the largest lag first."""
+        """Make a table of connections, rates, and the ``most`` groups with the largest lag."""
         from rich.table import Table
 
         core = self._running.core

@@ -34,11 +34,11 @@ def verify(
 ) -> None:
     """Check all files of a store, and list what is wrong.
 
-    verify checks every frame, blank, queue entry and index chain, and the checkpoint. A finding is
-    damage, or a note (a harmless fact). STORE is a folder, a URL, or a glob of several stores. A
-    broker may have the store open.
+    verify checks every frame, blank, queue entry and index chain, and the checkpoint. Each finding
+    is either damage or a note. A note reports a harmless fact. STORE is a folder, a URL, or a glob
+    of several stores. A broker may have the store open.
 
-    Exit code 1 if any finding is damage, else 0.
+    The exit code is 1 if any finding is damage, else 0.
 
     Example: logquarry verify /data/store
     """
@@ -124,14 +124,14 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
 def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None:
     """Compare two stores, and show where they diverge.
 
-    A and B are for example the stores of a master and a slave. diff compares the logs byte by byte
-    in the range of physical offsets that both logs have, then the queues. If one log only begins
-    later or ends earlier than the other log, the stores have not diverged. Brokers may have both
-    stores open.
+    A and B are for example the stores of a master and a slave. diff first compares the logs byte by
+    byte, in the range of physical offsets that both logs contain. Then it compares the queues. The
+    stores have not diverged if the only difference is that one log begins later or ends earlier
+    than the other. Brokers may have both stores open.
 
     Exit code 1 if the stores have diverged, if their logs have no range in common, if a store lacks
-    its last log files, or if queues in RocksDB cannot be read; 0 if the stores are equal, or one
-    log is the continuation of the other log.
+    its last log files, or if queues in RocksDB cannot be read. Exit code 0 if the stores are equal,
+    or if one log continues the other.
 
     Example: logquarry diff /data/master /data/slave
     """

@@ -1,4 +1,4 @@
-"""``logquarry demo``: export, check and report on a store of a real RocketMQ broker."""
+"""``logquarry demo``: export and check a store of a real RocketMQ broker, and write a report."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _unpack(folder: Path) -> Path:
     ):
         if hasattr(tarfile, "data_filter"):
             tar.extractall(folder, filter="data")
-        else:  # Python 3.11.0 to 3.11.3 have no filters, and the package's own archive is safe
+        else:  # tarfile has no filters before 3.11.4; our archive is safe
             tar.extractall(folder)
     # The export takes the broker's name from the name of this folder.
     return (folder / _STORE / "store").rename(folder / _STORE / "broker-a")

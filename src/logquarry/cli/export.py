@@ -92,7 +92,7 @@ _OPTIONS = (
 
 
 class TableFlags(NamedTuple):
-    """The unparsed values of the options for tables."""
+    """The values of the options that only apply to tables, as the user typed them."""
 
     follow: bool = False
     interval: float | None = None
@@ -107,7 +107,7 @@ class TableFlags(NamedTuple):
     moved: bool = False
 
     def refuse(self, kind: str, *names: str) -> None:
-        """Raise UsageError if options are given that do not apply to a format."""
+        """Raise UsageError if the user passed options that do not apply to the format ``kind``."""
         for name in names or self._fields:
             if getattr(self, name):
                 takers = "iceberg" if names else " and ".join(KINDS)
@@ -123,7 +123,10 @@ def prepared(
     partition_by: Sequence[str],
     flags: TableFlags,
 ) -> TableExport:
-    """Make the export that the options describe, and check the export before Spark starts."""
+    """Make the export that the options describe, and check its stores and destination.
+
+    The check is done here because starting Spark takes seconds.
+    """
     from logquarry.spark.decode import parse_decode_options
     from logquarry.spark.lakehouse.export import (
         DEFAULT_INTERVAL,
@@ -257,10 +260,10 @@ def export(
     """Export messages to Parquet, JSON lines or a table.
 
     Tables are Delta or Iceberg. STORE is a folder, a URL, or a glob of several stores. A broker may
-    have the store open. The column broker has the name of the store's folder.
+    have the store open. The column broker contains the name of the store's folder.
 
-    A repeated export replaces Parquet and JSON lines, but adds to a table only the messages that
-    the table lacks. An interrupted export leaves no incomplete file.
+    If you repeat an export, it replaces the Parquet files or JSON lines. To a table, it adds only
+    the messages that the table does not have yet. An interrupted export leaves no incomplete file.
 
     Example: logquarry export /data/store --to parquet-folder --topic orders
     """
@@ -300,7 +303,8 @@ def export(
         added = export_table(out, export, spark_master or "local[*]")
         messages.report_damage(out, added.summary.damage, read.on_damage)
         return
-    # Report a wrong path or configuration before Spark starts, which takes seconds.
+    # Check paths and configuration now, so that an error appears before Spark starts, which takes
+    # seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
     with with_spark.session_if_installed(spark_master) as session:
         done = with_spark.export(out, session, paths, target, read, folders)
@@ -329,7 +333,7 @@ def _jsonl(
     wanted = filters.message_filter()
     settings = options.store_config(config)
     paths = find_stores(stores)
-    # Open all stores before the first write: if a path is wrong, the command leaves no file.
+    # Open all stores before the first write, so that the command leaves no file if a path is wrong.
     readers = [
         messages.message_reader(
             StoreLayout.open(path, settings),
@@ -395,9 +399,9 @@ def compact(
     """Merge the small files of an export.
 
     DEST is a folder of Parquet, or the folder or URL of a Delta or Iceberg table. The rows stay the
-    same. In a folder of Parquet, large files replace the small files. A table keeps the small files
-    for older versions of the table until you vacuum the table. During a compaction, an export may
-    write to the table.
+    same. In a folder of Parquet, the large files replace the small files. In a table, older
+    versions of the table still use the small files, so these files remain until you vacuum the
+    table. During a compaction, an export may write to the table.
 
     Example: logquarry compact parquet-folder
     """

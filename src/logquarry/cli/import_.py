@@ -49,10 +49,11 @@ def import_(
 ) -> None:
     """Put exported Parquet or JSON lines into a store.
 
-    SRC is a file, a folder or a glob. If STORE does not exist, the command creates STORE. It checks
-    all rows before it puts the first message, and puts the messages in the order of SRC. If a queue
-    exists in STORE, its queue offsets continue. If an import ends early, the command prints the
-    number of imported messages, and the --skip for the next import.
+    SRC is a file, a folder or a glob. If STORE does not exist, the command creates STORE. The
+    command checks all rows before it puts the first message, and puts the messages in the order of
+    SRC. If STORE already has a queue, the imported messages follow the queue's last message. If an
+    import ends early, the command prints how many messages it has imported, and which --skip to
+    pass to the next import.
 
     Exit code 1 if a row is not a valid message; then import puts nothing.
 
@@ -64,7 +65,7 @@ def import_(
 
     began = time.monotonic()
     found = open_source(source)
-    # If SRC is not an export, raise the error before a store is made.
+    # Open SRC before STORE is made, so that a SRC that is no export leaves no new store.
     next(read_source(found), None)
     if found.damage:
         out.warn(f"the export had skipped {text.plural(found.damage, 'damaged place')}")
@@ -118,8 +119,8 @@ def _run(
     from logquarry.store.message_store import StoreWriter
     from logquarry.systems import held
 
-    # Hold an interrupt back until the current part of SRC is in the store, so that the count of
-    # imported messages is right.
+    # Hold Ctrl-C back until the store has the current part of SRC completely: otherwise the number
+    # of imported messages would be wrong.
     with held() as waiting, StoreWriter.start(store, config=settings) as opened:
         opened.free_room_at_close()
         with out.progress("checking", in_bytes=True) as progress:

@@ -1,4 +1,7 @@
-"""``logquarry info``: show the contents of a store. ``logquarry report``: draw one HTML page."""
+"""``logquarry info``: show the contents of a store.
+
+``logquarry report``: write these contents as one HTML page with charts.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +71,8 @@ def info(
 
     def read(opened: MessageStore) -> tuple[Overview, dict[str, Any]]:
         if isinstance(opened.layout.filesystem, LocalFileSystem):
-            # info opens only a few log files. For a local store, a check of all file names is
-            # cheap.
+            # info opens only a few log files, so it would miss a log file with a wrong name. Check
+            # the names of all files; for a local store this is cheap.
             opened.layout.require_right_names()
         if not exact and not opened.has_queue_files:
             out.note("the store has no queue files: reading the whole log")
@@ -186,7 +189,7 @@ def _checkpoint(store: MessageStore) -> dict[str, int] | None:
     try:
         found = store.checkpoint
     except CorruptStore:
-        # verify reports the damaged checkpoint as a finding.
+        # info shows no checkpoint if it is damaged; verify reports it as a finding.
         return None
     return None if found is None else found._asdict()
 
@@ -350,7 +353,8 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
 def report(store: str, target: str, config: str | None, out: Output) -> None:
     """Write one HTML page with charts, queues and findings.
 
-    The page needs no network. The command needs the packages of logquarry[report].
+    The page contains everything that it shows, so a browser needs no network for it. The command
+    needs the packages of logquarry[report].
 
     Example: logquarry report /data/store --html report.html
     """

@@ -1,9 +1,9 @@
 """Handles Ctrl-C: prints one line on stderr, and ends the process with exit code 130.
 
-Before a command runs, the handler ends the process at once, because a KeyboardInterrupt during an
-import would print a traceback. While a command runs, Ctrl-C raises KeyboardInterrupt, so that the
-command removes its unfinished output. Until the handler is installed, Ctrl-C prints a traceback, so
-the package imports little.
+Before a command runs, Ctrl-C ends the process at once, because a KeyboardInterrupt during the
+import of a Python module would print a traceback. While a command runs, Ctrl-C raises
+KeyboardInterrupt, so that the command removes its unfinished output. Until this module has
+installed its handler, Ctrl-C prints a traceback, so the package imports little before.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import os
 import sys
 import time
 
-# Type checkers treat this name as true. An import of typing would delay the start.
+# Type checkers treat a variable of this name as true. To import TYPE_CHECKING from typing would
+# delay the start.
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Final
 else:
-    # The module `_signal` has the functions of `signal`, but its import is faster.
+    # The built-in module `_signal` has the same functions as `signal`, and its import is faster.
     import _signal as signal
 
 _LINE: Final = b"error: interrupted\n"
 _INTERRUPTED: Final = 130
 _PAUSE: Final = 0.01
-"""Seconds until an interrupt is repeated."""
+"""Seconds after which a lost interrupt is raised again."""
 
 
 class _Arrived:
@@ -40,14 +41,14 @@ def has_arrived() -> bool:
 
 
 def end_at_once() -> None:
-    """Make Ctrl-C end the process. Has no effect if the caller of the program ignores Ctrl-C."""
+    """Make Ctrl-C end the process. Has no effect if the program was started with SIGINT ignored."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _end)
         sys.unraisablehook = _unraisable
 
 
 class raising:  # noqa: N801 - used as a context manager; contextlib takes longer to import
-    """In the block, Ctrl-C raises KeyboardInterrupt, if :func:`end_at_once` was called before."""
+    """Context manager: makes Ctrl-C raise KeyboardInterrupt, if :func:`end_at_once` was called."""
 
     def __enter__(self) -> None:
         self._is_ours = signal.getsignal(signal.SIGINT) is _end
@@ -71,10 +72,10 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def _unraisable(unraisable: Any, /) -> None:
-    # Python ignores an exception that it cannot raise, for example in a destructor.
+    # Python calls this hook for an exception that it cannot raise, for example in a destructor.
     if unraisable.exc_type is KeyboardInterrupt:
-        # Python would ignore another KeyboardInterrupt here, so a thread interrupts the main
-        # thread.
+        # Raise the lost KeyboardInterrupt again. Python would ignore it here too, so another thread
+        # interrupts the main thread a moment later.
         _thread.start_new_thread(_again, ())
         return
     sys.__unraisablehook__(unraisable)

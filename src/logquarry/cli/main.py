@@ -1,7 +1,7 @@
 """The entry point of ``logquarry``: runs a command; turns errors into exit codes and next steps.
 
-The commands use click, because typer 0.29 imports pydantic for the first argument, and so adds
-0.15 s to each start.
+The commands use click and not typer: typer 0.29 imports pydantic as soon as a command has an
+argument, which adds 0.15 s to each start.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MODULES: Final = {
     "demo": "demo",
     "bench": "bench",
 }
-"""Module of each command, in this package."""
+"""For each command, the module of this package that defines it."""
 
 
 class _Commands(click.Group):
@@ -86,7 +86,8 @@ class _Commands(click.Group):
                     output.step(step)
                 ctx.exit(exit_code(error))
             except Exception as error:
-                # An extension module may turn a KeyboardInterrupt into another exception.
+                # If Ctrl-C was pressed, this can be the KeyboardInterrupt: an extension module may
+                # have turned it into another exception.
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)
@@ -116,8 +117,9 @@ def _version(ctx: click.Context, option: click.Parameter, is_given: bool) -> Non
 def app(verbose: bool) -> None:
     """Read, check, repair, export and import the message store of an Apache RocketMQ broker.
 
-    No broker is needed. STORE is the folder that holds commitlog/ (the broker's storePathRootDir),
-    or a URL. info, messages, verify, diff, stats, report and export work beside a running broker.
+    No broker is needed. STORE is the folder that contains commitlog/ (the broker's
+    storePathRootDir), or its URL. A broker may be running in the store during info, messages,
+    verify, diff, stats, report and export.
 
     Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 70 a
     fault of logquarry, 130 interrupted.
@@ -128,21 +130,22 @@ def app(verbose: bool) -> None:
 
 def main() -> None:
     """Run the command line of this process."""
-    # NumPy's threads for matrices delay the start by 60 ms, and no command needs these threads.
+    # Keep NumPy's library for matrices from starting threads: this delays the start by 60 ms, and
+    # no command needs the threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # If the caller closed a stream, Python sets it to None.
+    # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        # The encoding may not support all bytes of a file name. Escape such bytes.
+        # Escape characters of file names that the stream's encoding does not support.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    # SIGTERM becomes an exception, so that commands remove half-written files.
+    # Turn SIGTERM into an exception, so that a command can remove its half-written files.
     signal.signal(signal.SIGTERM, _terminated)
     try:
         app(prog_name="logquarry")
     except Exception as error:
-        # After an unhandled exception Python exits with 1, but 1 means findings.
+        # Without this handler, Python would exit with code 1, which means findings here.
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
         sys.exit(ExitCode.FAULT)
@@ -164,7 +167,8 @@ def _message(error: BaseException) -> str:
 
 
 def _close_stdout() -> None:
-    # If the pipe of stdout is closed, Python's last flush raises. Send the rest to /dev/null.
+    # The reader of the pipe at stdout has gone. Python's flush at the exit would raise an error, so
+    # send the remaining output to /dev/null.
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

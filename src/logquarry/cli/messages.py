@@ -1,4 +1,4 @@
-"""``logquarry messages``, and the reader of selected messages for ``messages`` and ``export``."""
+"""``logquarry messages``, and the class that reads messages for ``messages`` and ``export``."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ def messages(
 ) -> None:
     """Print messages in the order of the log.
 
-    A message must pass all filters. STORE is a folder or a URL. A broker may have the store open.
+    If you pass several filters, a message is printed only if it passes all of them. STORE is a
+    folder or a URL. A broker may have the store open.
 
-    Exit code 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
+    The exit code is 1 if the log is damaged and --on-damage is neither stop nor skip, else 0.
 
     Example: logquarry messages /data/store --topic orders --limit 5
     """
@@ -105,7 +106,8 @@ def _single(store: MessageStore, offset: int | None, message_id: str | None) -> 
     try:
         return store.message_by_id(message_id)
     except MessageNotFound as error:
-        # Clients show the UNIQ_KEY, which has the same length, as the message id.
+        # RocketMQ's clients show the UNIQ_KEY as the message id, and both have the same length, so
+        # the user may have passed a UNIQ_KEY.
         raise MessageNotFound(
             f"{error} (an id from a client is the message's UNIQ_KEY: search it with --key)"
         ) from error
@@ -188,7 +190,8 @@ class MessageReader:
     """Reads selected messages of one store in physical order.
 
     Attributes:
-        damage: the damage that the reader skipped, and bodies that did not decompress.
+        damage: the damage that the reader skipped, and the messages whose bodies it could not
+            decompress.
     """
 
     layout: StoreLayout
@@ -198,7 +201,7 @@ class MessageReader:
     damage: DamageLog
 
     def runs(self, progress: Progress | None = None) -> Iterator[Run]:
-        """Yield the frames that pass the filter, run by run."""
+        """Yield the frames that pass the filter, in runs (groups of consecutive frames)."""
         from logquarry.log.batches import selected
         from logquarry.read import bulk as store_reading
 
@@ -213,13 +216,14 @@ class MessageReader:
     def lines(
         self, run: Run, hidden: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Rows, list[str]]]:
-        """Yield parts of a run, each with its JSON lines."""
+        """Yield (rows, JSON lines of these rows) for each part of a run."""
         from logquarry.log import json_lines
 
         return json_lines.line_parts(run.window, run.rows, self.decoding, hidden)
 
     def _likely_end(self) -> int:
-        # Find the log's end by the queues, because the last log file can end with much empty space.
+        # Estimate the log's end from the last queue entries, because the last log file can end with
+        # much empty space.
         from logquarry.read.log_end import last_entries
 
         entries = last_entries(self.layout)
@@ -236,7 +240,7 @@ def message_reader(
     broker: str,
     decompress: bool,
 ) -> MessageReader:
-    """Make a reader with the delay levels and the limits of this store."""
+    """Make a reader that uses this store's delay levels and limit for decompressed bodies."""
     from logquarry.log.batches import BadBodies, DamageLog
     from logquarry.log.columns import Decoding
 

@@ -30,13 +30,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 _MOST_DIGITS: Final = 100
-"""Maximum digits of a number. No valid number is longer, and Python rejects 4,301 digits."""
+"""Maximum digits of a number. No valid number has more, and Python raises an error from 4,301
+digits on.
+"""
 _LEAST_PLAUSIBLE_MS: Final = 10**11
-"""Lower numbers are times before 1973: the user probably passed seconds, not milliseconds."""
+"""The start of 1973 in milliseconds. For a lower number, the user probably passed seconds."""
 
 
 def _remember(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
-    # Keep the value for the next step that outcome.py prints after an error.
+    # After an error, outcome.py prints the command to run next, and needs this value for it.
     ctx.meta[f"logquarry.{parameter.name}"] = value
     return value
 
@@ -135,7 +137,7 @@ class LocalFolder(click.ParamType):  # type: ignore[type-arg]
 
 
 class Filters(NamedTuple):
-    """The unparsed values of the options that :func:`filters` adds."""
+    """The values of the options that :func:`filters` adds, as the user typed them."""
 
     topic: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
@@ -174,11 +176,11 @@ class Filters(NamedTuple):
 def bundle(
     argument: str, kind: Callable[..., Any], added: Sequence[Callable[[Any], Any]]
 ) -> Callable[[_Command], Callable[..., Any]]:
-    """Make a decorator that adds options to a command, and bundles their values in one argument.
+    """Make a decorator that adds options to a command, and passes all their values as one argument.
 
     Args:
-        kind: the class or function that makes the argument's value; its parameters are named like
-            the options.
+        kind: the class or function that makes the argument's value; its parameters have the same
+            names as the options.
     """
     names = inspect.signature(kind).parameters
 
@@ -196,11 +198,16 @@ def bundle(
 
 
 filters = bundle("filters", Filters, _FILTERS)
-"""Decorator: adds the filter options to a command, as its argument ``filters``."""
+"""Decorator that adds the filter options to a command, and passes their values as the argument
+``filters``.
+"""
 
 
 def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Value | None:
-    """Parse an option's value; None without the option. An error begins with the option's name."""
+    """Parse an option's value; None stays None.
+
+    The text of an error begins with the option's name.
+    """
     try:
         return None if word is None else parse(word)
     except UsageError as error:
@@ -208,7 +215,10 @@ def parsed(option: str, word: str | None, parse: Callable[[str], _Value]) -> _Va
 
 
 def command_line(*words: str, config: str | None = None) -> str:
-    """Quote a logquarry command for a shell; ``config`` is the value of ``--config``."""
+    """Return a logquarry command line, quoted for a shell.
+
+    `config` is the value of its option ``--config``; None omits the option.
+    """
     stated = [] if config is None else ["--config", config]
     return text.printable(shlex.join(["logquarry", *words, *stated]))
 

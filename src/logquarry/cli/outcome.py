@@ -1,5 +1,7 @@
-"""The end of a command: the exit codes (one table for code, help and docs), and the next step, a
-command line with the path and the options of the user's last command.
+"""The end of a command: its exit code, and the next step that it prints.
+
+Code, help and docs use the one table of exit codes in this module. The next step is a command line
+with the path and options of the command that the user typed.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ MEANINGS: Final[Mapping[ExitCode, tuple[str, str]]] = {
         "type the same command again; `import` prints which option to add",
     ),
 }
-"""For each code: its meaning, and the user's next step."""
+"""For each exit code, its meaning and what the user should do."""
 
 _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (errors.UsageError, ExitCode.USAGE),
@@ -91,14 +93,14 @@ _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     (errors.BadRow, ExitCode.FINDINGS),
     (errors.MessageNotFound, ExitCode.FINDINGS),
     (errors.LogquarryError, ExitCode.UNREADABLE),
-    # A folder without permission, or a failing disk.
+    # For example, the user lacks permission for a folder, or the disk fails.
     (OSError, ExitCode.UNREADABLE),
 )
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Return whether the cause of an error is a full disk or an exhausted quota."""
+    """Return whether an error means that the disk is full or the user's quota is exhausted."""
     return isinstance(error, OSError) and error.errno in _FULL
 
 
@@ -133,7 +135,7 @@ def words(ctx: click.Context) -> list[str]:
 
 
 def line(*words: str, before: str = "", config: str | None = None) -> str:
-    """Format a next step: a command, and the user's work ``before`` the command."""
+    """Format a next step: a command, and ``before``, what the user must do before the command."""
     command = options.command_line(*words, config=config)
     return f"next: {before}, then: {command}" if before else f"next: {command}"
 
@@ -195,7 +197,7 @@ def after_salvage(store: str, into: str | None, stale: bool, config: str | None)
 
 
 def after_refusal(command: str, store: str, mode: RecoveryMode, config: str | None) -> str:
-    """Return the next step after a plan that refuses the store."""
+    """Return the next step after a plan that says that the command cannot work on the store."""
     from logquarry.log.layout import StoreLayout
     from logquarry.read.fence import Action, refusal
 

@@ -1,4 +1,6 @@
-"""Output of commands: stdout, stderr, progress bars, and files that appear only when complete.
+"""Output of commands: stdout, stderr, progress bars and files.
+
+A file appears under its name only when it is complete.
 
 Data goes to stdout, everything else to stderr. JSON is UTF-8 in every locale. Only a terminal shows
 progress bars and colours; ``NO_COLOR`` disables the colours.
@@ -59,9 +61,10 @@ def _refuse_folder(target: str | Path, path: Path) -> None:
 
 @contextmanager
 def staged(target: Path) -> Iterator[BinaryIO]:
-    """Write a file under a temporary name, and rename the file at the end of the block.
+    """Context manager: write a file under a temporary name; rename it at the end of the block.
 
-    If the block raises, the target does not change. A pipe or a device gets the data directly.
+    If the block raises an error, the target does not change. If the target is a pipe or a device,
+    the data is written to it directly.
     """
     _refuse_folder(target, target)
     target = target.resolve()
@@ -85,7 +88,7 @@ def staged(target: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         draft.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            # The error of a failed write has no file name.
+            # Add the file name, which the error of a failed write lacks.
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
@@ -104,26 +107,29 @@ class Output:
         sys.stdout.write(line + "\n")
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Write lines of data, many in one write."""
+        """Write lines of data; one call of ``write`` writes many lines."""
         rest = iter(lines)
         while some := list(islice(rest, _LINES_AT_ONCE)):
             sys.stdout.write("\n".join([*some, ""]))
 
     def json(self, document: Any) -> None:
         """Write one JSON document in ASCII, so that its content cannot control a terminal."""
-        # `encoded` repairs file names; the encoding with ASCII escapes all other characters.
+        # `_with_names` decodes UTF-8 file names that Python left undecoded. The second json.dumps
+        # escapes all characters that are not ASCII.
         whole = _with_names(json.dumps(document, ensure_ascii=False))
         self.jsonl([json.dumps(json.loads(whole), indent=2)])
 
     def jsonl(self, lines: Iterable[str]) -> None:
-        """Write lines of JSON as UTF-8, because the locale's encoding may lack some characters."""
+        """Write lines of JSON as UTF-8, because the locale's encoding may lack characters."""
         sys.stdout.flush()
         for data in encoded(lines):
             sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> None:
-        """Write a table with aligned columns. A terminal gets shortened texts.
+        """Write a table with aligned columns.
+
+        If stdout is a terminal, long texts are shortened to its width.
 
         Args:
             rows: the cells; text from a store must be escaped (:func:`logquarry.text.printable`).
@@ -136,7 +142,7 @@ class Output:
         self.lines(lines)
 
     def more(self, count: int, words: str = "more", *, indent: str = "") -> None:
-        """Print how many items a printed list leaves out, if any."""
+        """Print how many items a shortened list omits, if it omits any."""
         if count > 0:
             self.line(f"{indent}and {count} {words}; --json lists all")
 
@@ -192,8 +198,8 @@ class Output:
 
         Args:
             in_bytes: whether the bar counts bytes, not items.
-            beside_data: whether the command prints data during the block; if stdout is a terminal,
-                there is then no bar.
+            beside_data: whether the command prints data to stdout during the block. If stdout is a
+                terminal too, no bar is shown, because it would be mixed with the data.
         """
         is_hidden = self.quiet or not sys.stderr.isatty()
         if is_hidden or (beside_data and sys.stdout.isatty()):
@@ -207,7 +213,7 @@ class Output:
 
 
 class _ProgressBar:
-    # Work of less than 0.4 s shows no bar.
+    # The bar appears only after 0.4 s, so short work shows none.
 
     def __init__(self, what: str, *, in_bytes: bool) -> None:
         self._what = what
@@ -270,12 +276,13 @@ def _joined(lines: list[str]) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        # A file name can contain bytes that are not UTF-8; JSON can escape such bytes.
+        # Python represents a byte of a file name that is not UTF-8 by a lone surrogate, which JSON
+        # can escape.
         return _with_names(text).encode("utf-8", "backslashreplace")
 
 
 def _with_names(text: str) -> str:
-    # In some locales, Python does not decode UTF-8 file names.
+    # In some locales, Python does not decode file names as UTF-8.
     try:
         return text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

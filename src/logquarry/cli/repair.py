@@ -66,8 +66,8 @@ def recover(
     """Show or make the repairs that a store needs after a crash.
 
     Without --apply, recover prints the steps and changes nothing. recover never deletes a file of
-    the store, but moves files to STORE/.logquarry/quarantine/. Stop the broker first: no process
-    may have the store open.
+    the store; it moves bad files to STORE/.logquarry/quarantine/ instead. Stop the broker first: no
+    process may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
     --apply is missing; 4 if a process has the store open, if the recovery is impossible, or if the
@@ -195,9 +195,9 @@ def rebuild(
 ) -> None:
     """Rebuild consume queues and index from the log.
 
-    Without --into and --apply, rebuild only prints its plan. With --into a broker may have the
-    store open; rebuild then uses the log as it is at the start. With --in-place no process may have
-    the store open. Several stores need --spark-master.
+    Without --into and --apply, rebuild only prints its plan. With --into, a broker may have the
+    store open. rebuild then uses the messages that the log has when rebuild starts. With --in-place
+    no process may have the store open. To rebuild several stores, pass --spark-master.
 
     Example: logquarry rebuild /data/store --in-place --apply
     """

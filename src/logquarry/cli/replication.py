@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _STATUS_SECONDS: Final = 0.2
 _TRIES: Final = 5
-"""``--once`` gives up after this many attempts (about 3 s) that received no byte of the log."""
+"""Number of attempts without a received byte after which ``--once`` gives up (about 3 s)."""
 
 
 # ------------------------------------------------------------------------- addresses, TLS, status
@@ -43,8 +43,8 @@ def host_port(text: str, *, option: str) -> tuple[str, int]:
 
 def _is_host(name: str) -> bool:
     try:
-        # The resolver encodes host names with IDNA. For an impossible name, the encoder raises
-        # UnicodeError.
+        # The lookup of a host name encodes the name with IDNA. The encoder raises UnicodeError for
+        # a name that no host can have.
         return bool(name.encode("idna"))
     except UnicodeError:
         return False
@@ -61,14 +61,14 @@ def ha_times(settings: StoreConfig) -> HaTimes:
 
 
 class ServerTls(NamedTuple):
-    """The user's paths of a server's TLS files."""
+    """The paths of a server's TLS files, as the user passed them."""
 
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the TLS settings; None without a certificate."""
+        """Return the TLS settings; None if the user passed no certificate."""
         if self.tls_cert is None:
             if self.tls_key is not None or self.tls_ca is not None:
                 raise UsageError("--tls-key and --tls-ca need --tls-cert")
@@ -218,7 +218,8 @@ def replicate(
     must have the same size: if the size is not 1 GiB, pass mappedFileSizeCommitLog with --config.
     After Ctrl-C, a broker or logquarry can open STORE for writing.
 
-    Exit code 4 if STORE is ahead of its master, has other bytes, or is open in another process.
+    The exit code is 4 if the log in STORE is longer than the master's log or has other bytes, or if
+    another process has STORE open.
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
@@ -262,7 +263,7 @@ def replicate(
         if sync is not None:
             _fetch_last(out, sync)
         opened.wait_dispatched()
-        # close() flushes too, but does not report a failed disk.
+        # Flush here, although close() flushes too: close() does not report a failed disk.
         opened.flush()
         end = opened.max_offset
     out.note(f"{text.printable(folder)} has the master's log up to {end}")
@@ -407,7 +408,7 @@ def serve_master(
         allow=allow or None,
         tls=tls.context(),
     )
-    # Do not make a store: an empty new store would only hide a mistyped path.
+    # Do not make STORE if it does not exist: an empty new store would only hide a mistyped path.
     StoreLayout.open(store)
     with (
         held() as waiting,
@@ -423,7 +424,7 @@ def serve_master(
             )
             server = besides.enter_context(ConfigServer(opened.root, *asked_at, options=answers))
             out.line(f"serving its config/ at {server.address}")
-        # Flush now: a script may wait for the printed lines.
+        # Flush stdout now, because a script may wait for these lines.
         sys.stdout.flush()
         parts = [part for part in (master, server) if part is not None]
 

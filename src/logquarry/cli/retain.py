@@ -63,10 +63,10 @@ def retain(
 ) -> None:
     """Show which files have expired; with --apply, delete them.
 
-    A log file has expired if all rules that you pass match. retain deletes the oldest log files
-    first, and never the last log file. Then retain deletes the files of queues and index that only
-    point to deleted messages. --apply needs a store that no process has open and that was shut down
-    cleanly.
+    A log file has expired if it matches all rules that you pass, for example --older-than. retain
+    deletes the oldest log files first, and never the last log file. After that, retain deletes the
+    files of queues and index whose entries all point to deleted messages. --apply needs a store
+    that no process has open and that was shut down cleanly.
 
     Exit code 4 if --apply is not possible now, else 0.
 

@@ -58,7 +58,7 @@ def salvage(
     open. With --spark-master, salvage saves several stores in parallel, with one task for each
     store.
 
-    Exit code 1 if anything is lost, else 0; 4 if a process has the store open.
+    The exit code is 1 if anything is lost, 4 if a process has the store open, and else 0.
 
     Example: logquarry salvage /data/store --into /data/saved
     """
@@ -164,7 +164,8 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         verdict = f"{count}, {size}, saved into {text.printable(found.into)}"
     loss = "nothing is lost"
     if plan.unproved_start is not None:
-        # It is unknown whether the messages before the log's start have expired or are lost.
+        # The log starts above 0. The messages before its start can have expired or can be lost;
+        # which of both is unknown.
         loss = "nothing in the existing files is lost"
     if found.left_behind:
         loss = f"{text.plural(len(found.left_behind), 'part')} of the store left behind"
@@ -173,9 +174,11 @@ def _show_salvage(out: Output, found: Salvaged) -> None:
         listed = sum(stop - start for *_, start, stop in lost)
         count = text.plural(max(listed, plan.lost_messages), "message")
         if plan.lost_messages > listed:
-            # The index does not record queues and queue offsets.
+            # The index does not record queues and queue offsets, so messages that only the index
+            # shows are missing in the list by queue.
             count += f" ({plan.lost_messages - listed:,} of them only in the index)"
-        # The lost bytes may include blanks.
+        # Print bytes as well as messages, because the lost bytes may include blanks (filler at the
+        # end of a file).
         loss = f"lost: {count}; {lost_bytes} of the log in {text.plural(len(plan.lost), 'place')}"
     out.line(f"{verdict}; {out.style(loss, 'green' if found.is_whole else 'red')}")
 
@@ -236,14 +239,14 @@ def _notes(found: Salvaged) -> list[str]:
 def convert(store: str, into: Path | None, as_json: bool, config: str | None, out: Output) -> None:
     """Make a plain store from a DLedger log, or from a log in several folders.
 
-    The new store has its log in commitlog/, and queues, index, topics and consumer offsets. To
-    serve the new store with a broker of RocketMQ 4.9 or 5, remove enableDLegerCommitLog and
-    storePathCommitLog from broker.conf. Messages of a DLedger log get new physical offsets; queue
-    offsets stay. convert only reads STORE, but no process may have STORE open. convert omits
+    The new store contains its log in commitlog/, and also queues, index, topics and consumer
+    offsets. To serve the new store with a broker of RocketMQ 4.9 or 5, remove enableDLegerCommitLog
+    and storePathCommitLog from broker.conf. Messages of a DLedger log get new physical offsets;
+    queue offsets stay. convert only reads STORE, but no process may have STORE open. convert omits
     damaged messages, and lists them.
 
-    Exit code 1 if a message is lost or a part of STORE is left behind, else 0; 2 if the log is
-    already in commitlog/; 4 if a process has the store open.
+    The exit code is 1 if a message is lost or a part of STORE is not copied, 2 if the log is
+    already in commitlog/, 4 if a process has the store open, and else 0.
 
     Example: logquarry convert /data/dledger-store --into /data/store
     """

@@ -25,7 +25,7 @@ class SparkTrouble(LogquarryError):
 
 @contextmanager
 def session(master: str) -> Iterator[SparkSession]:
-    """Yield a Spark session; stop the session at the end, unless Spark ran before."""
+    """Yield a Spark session; at the end, stop it unless it existed before."""
     if find_spec("pyspark") is None:
         raise SparkTrouble(
             "the command needs PySpark, which is not installed: pip install 'logquarry[spark]'"
@@ -35,7 +35,8 @@ def session(master: str) -> Iterator[SparkSession]:
     from logquarry.spark import get_session
     from logquarry.systems import held
 
-    # Each thread has its own active session, but the process has one context.
+    # Look for a running context and not for an active session: each thread has its own active
+    # session, but the process has only one context.
     running = SparkContext._active_spark_context is not None
     with _spark_trouble():
         made: SparkSession | None = None
@@ -55,7 +56,7 @@ def session(master: str) -> Iterator[SparkSession]:
 
 @contextmanager
 def session_if_installed(master: str | None) -> Iterator[SparkSession | None]:
-    """Yield a session; None if no master is given and PySpark is not installed."""
+    """Yield a session; yield None if no master is given and PySpark is not installed."""
     if master is None and find_spec("pyspark") is None:
         yield None
     else:
@@ -85,7 +86,7 @@ def _in_other_thread(make: Callable[[], SparkSession]) -> SparkSession:
 
 @contextmanager
 def _spark_trouble() -> Iterator[None]:
-    # The text of Spark's exceptions is a Java stack trace.
+    # Print only the cause, because the text of Spark's exceptions is a Java stack trace.
     try:
         yield
     except LogquarryError:

@@ -1,4 +1,4 @@
-"""``logquarry stats``: numbers for monitoring, which work beside a running writer."""
+"""``logquarry stats``: numbers for monitoring a store, also while a writer has it open."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Read the state first: for an unreadable store the state raises an error, but the metrics
-        # are only empty.
+        # Read the state first, because it raises an error for an unreadable store. The metrics of
+        # such a store would only be empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics import prometheus_text
@@ -147,10 +147,10 @@ def _show_pops(out: Output, pops: Pops) -> None:
 def read_store(
     store: str, settings: StoreConfig | None, read: Callable[[MessageStore], T]
 ) -> tuple[T, Mapping[QueueKey, str]]:
-    """Open a store and read it; leave out queues whose bytes the disk does not deliver.
+    """Open a store and call ``read`` with it; leave out queues that the disk fails to read.
 
     Returns:
-        The result of ``read``, and the reason for each queue that was left out.
+        The result of ``read``, and for each queue that was left out, the reason.
     """
     from logquarry.read.batch_queue import unreadable_queues
     from logquarry.store.message_store import MessageStore
@@ -177,7 +177,7 @@ def queue_list(queues: Mapping[QueueKey, str]) -> list[dict[str, Any]]:
 
 
 def end_incomplete(out: Output, left_out: Mapping[QueueKey, str]) -> None:
-    """Warn of each queue that was left out; then exit with the code for findings, if any."""
+    """Warn of each queue that was left out; if there is one, exit with the code for findings."""
     for (topic, queue_id), reason in sorted(left_out.items()):
         out.warn(f"left out: {text.printable(topic)} queue {queue_id}: {text.printable(reason)}")
     if left_out:

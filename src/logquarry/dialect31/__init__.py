@@ -1,1 +1,1 @@
-"""The transactions of RocketMQ 3.x: state table, redo log, and their recovery."""
+"""The transactions of RocketMQ 3.x: the state table, the redo log, and the recovery of both."""

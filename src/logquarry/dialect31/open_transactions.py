@@ -1,11 +1,11 @@
-"""Finds open transactions of RocketMQ 3.x in the log, or in the state table and the redo log.
+"""Finds the open transactions of RocketMQ 3.x: in the log, or in the state table and the redo log.
 
-- If the QUEUEOFFSET of a PREPARED message is plausible, it is the number of the message's entry in
-  the state table. Producers send this number when they end the transaction.
-- A COMMIT or ROLLBACK has the physical offset of a PREPARED message. A COMMIT or ROLLBACK ends the
-  transaction of the PREPARED message if both messages have the same producer group.
-- RocketMQ finds an entry only by its number. After RocketMQ has renumbered the entries, it ignores
-  a COMMIT or ROLLBACK with an old number.
+- The QUEUEOFFSET of a PREPARED message is the number of the message's entry in the state table,
+  unless the number is implausible. A producer sends this number when it ends the transaction.
+- A COMMIT or ROLLBACK message contains the physical offset of a PREPARED message. It ends the
+  transaction of that message if both messages have the same producer group.
+- RocketMQ finds an entry in the state table only by its number. If RocketMQ has built a new table,
+  in which the entries have new numbers, it ignores a COMMIT or ROLLBACK with an old number.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ REDO_DTYPE: Final = queue_entry.LAYOUT.dtype()
 
 @dataclass(frozen=True, slots=True)
 class UnitFiles:
-    """The entries of a state table or redo log, up to the first invalid entry.
+    """The entries in the files of a state table or of a redo log, up to the first invalid one.
 
     Attributes:
-        first: number of the first entry.
-        fault: the first fault in the files; None if there is no fault.
+        first: number of the first entry in the files.
+        fault: description of the first fault in the files; None if there is none.
     """
 
     units: Units
@@ -51,7 +51,7 @@ class UnitFiles:
 
     @property
     def end(self) -> int:
-        """Number of the next entry."""
+        """The number that the next entry will get."""
         return self.first + len(self.units)
 
 
@@ -119,7 +119,7 @@ def _files_fault(sequence: FileSequence) -> str | None:
 # Transaction frames of the log
 
 PREPARED_TAG: Final = -1
-"""Tags code of a PREPARED message's entry in the redo log."""
+"""The value in place of the tags code, in the redo log's entry for a PREPARED message."""
 _GROUP: Final = props.PRODUCER_GROUP.encode()
 _MS: Final = 1_000
 
@@ -129,10 +129,11 @@ class TransactionFrame(NamedTuple):
 
     Attributes:
         kind: the transaction type in SYSFLAG.
-        number: the message's QUEUEOFFSET.
-        prepared_offset: for a COMMIT or ROLLBACK, physical offset of the PREPARED message.
-        store_timestamp: in milliseconds.
-        group_hash: hash of the producer group; 0 without a group.
+        number: the QUEUEOFFSET of the message.
+        prepared_offset: for a COMMIT or ROLLBACK, the physical offset of the PREPARED message that
+            it ends.
+        store_timestamp: store time in milliseconds.
+        group_hash: hash code of the name of the producer group; 0 if the message has no group.
     """
 
     kind: int
@@ -145,26 +146,27 @@ class TransactionFrame(NamedTuple):
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the message is PREPARED, which begins a transaction."""
+        """Whether this is a PREPARED message, which begins a transaction."""
         return self.kind == TRANSACTION_PREPARED
 
     def unit(self) -> StateUnit:
-        """Return the entry of a PREPARED message in the state table."""
-        # Java stores the seconds as an int, which overflows in 2038. No CRC covers the time.
+        """Return the state table's entry for this PREPARED message."""
+        # As in Java, the seconds wrap like an int, which overflows in 2038. A damaged store time
+        # can also be out of range, because no CRC covers it.
         seconds = java.to_int(self.store_timestamp // _MS)
         return StateUnit(self.physical_offset, self.size, seconds, self.group_hash, self.kind)
 
     def redo_unit(self) -> QueueEntry:
-        """Return the message's entry in the redo log."""
+        """Return the redo log's entry for this message."""
         tag = PREPARED_TAG if self.is_prepared else self.prepared_offset
         return QueueEntry(self.physical_offset, self.size, tag)
 
 
 def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
-    """Return the transaction frames among the rows of a window, in the order of the log."""
+    """Return the transaction frames among the frames in ``rows``, in the order of the log."""
     if not len(rows):
         return []
-    # Import ``codec`` here, because it imports pyarrow, which a store of dialect 4.9 does not need.
+    # Import late: the module imports pyarrow, which a store of dialect 4.9 does not need.
     from logquarry.log import columns
 
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
@@ -180,7 +182,7 @@ def transaction_frames(window: Window, rows: Rows) -> list[TransactionFrame]:
 
 
 def frame_of(frame: Frame) -> TransactionFrame | None:
-    """Return the transaction data of a frame; None if the frame has no transaction type."""
+    """Return what transactions need of a frame; None if the frame has no transaction type."""
     kind = sys_flag.transaction_type(frame.sys_flag)
     if kind == sys_flag.TRANSACTION_NOT:
         return None
@@ -206,14 +208,19 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""Maximum number of PREPARED messages that can be missing before a PREPARED message.
+"""If a PREPARED message's number is higher than expected, at most this many messages before it
+count as lost.
 
-Each missing message takes an entry, and no CRC covers the number in a frame.
+Each lost message takes an entry in the table. Without a limit, a damaged number could make the
+table huge, because no CRC covers the number.
 """
 
 
 class OpenTransaction(NamedTuple):
-    """An open transaction. ``number`` is the number of the entry in the state table."""
+    """A transaction that has begun and not ended.
+
+    ``number`` is the number of its entry in the state table.
+    """
 
     number: int
     physical_offset: int
@@ -223,10 +230,10 @@ class OpenTransaction(NamedTuple):
 
 
 class Change(NamedTuple):
-    """The change to the state table that a transaction frame causes.
+    """The change that a transaction frame makes to the state table.
 
-    Missing entries before ``number`` become fillers. ``unit`` is None if the frame changes only the
-    state of an entry.
+    If entries before ``number`` are missing, fillers take their places. ``unit`` is the new entry;
+    None if only the state of an existing entry changes.
     """
 
     number: int
@@ -235,14 +242,15 @@ class Change(NamedTuple):
 
 
 class TransactionBook:
-    """Tracks the open transactions while the log is read.
+    """Follows the transaction frames of the log, and knows which transactions are open.
 
     Args:
-        next_number: number of the next entry; None if the first frame determines the number.
-        known_until: physical offset after the last PREPARED message that already has an entry.
+        next_number: the number that the next entry gets; None if the first frame decides.
+        known_until: physical offset after the last PREPARED message that already has an entry in
+            the table.
 
     Attributes:
-        open: open transactions by the physical offset of their PREPARED messages.
+        open: the open transactions, by the physical offset of their PREPARED messages.
     """
 
     def __init__(self, next_number: int | None = None, known_until: int = 0) -> None:
@@ -254,14 +262,17 @@ class TransactionBook:
         return iter(sorted(self.open.values()))
 
     def take(self, frame: TransactionFrame) -> Change | None:
-        """Process the next frame of the log; return its change to the table, or None."""
+        """Process the next transaction frame of the log.
+
+        Return the change that it makes to the table, or None.
+        """
         change = self.change_of(frame)
         if change is not None:
             self.apply(frame, change)
         return change
 
     def change_of(self, frame: TransactionFrame) -> Change | None:
-        """Return the change to the table that the next frame causes, or None; do not apply it."""
+        """Return the change that the next frame makes to the table, or None. Do not apply it."""
         if frame.is_prepared:
             unit = frame.unit()
             return Change(self._number_of(frame), unit, unit.state)
@@ -271,7 +282,7 @@ class TransactionBook:
         return Change(found.number, None, frame.kind)
 
     def apply(self, frame: TransactionFrame, change: Change) -> None:
-        """Apply the change of the next frame."""
+        """Apply the change that the next frame makes."""
         unit = change.unit
         if unit is None:
             del self.open[frame.prepared_offset]
@@ -283,10 +294,12 @@ class TransactionBook:
         )
 
     def _number_of(self, frame: TransactionFrame) -> int:
-        # Return the number in the frame if the number is plausible, else the next number of the
+        # If the number in the frame is plausible, return it; else return the next number of the
         # table.
         expected = self.next_number
-        # A missing number belongs to a lost message, whose frame had at least FIXED_SIZE_V1 bytes.
+        # Each number that is left out belongs to a lost message, whose frame took at least
+        # FIXED_SIZE_V1 bytes of the log. So the distance to the last known message limits how many
+        # can be left out.
         room = (frame.physical_offset - self._known_until) // FIXED_SIZE_V1
         if expected is None:
             return frame.number if 0 <= frame.number <= room else 0
@@ -295,7 +308,7 @@ class TransactionBook:
 
 
 def filler(before: StateUnit) -> StateUnit:
-    """Return the entry for a lost message; its state is ROLLBACK, so RocketMQ never checks it."""
+    """Return the entry for a lost message. Its state is ROLLBACK, so RocketMQ never checks it."""
     return StateUnit(
         before.physical_offset,
         FILLER_SIZE,
@@ -308,19 +321,20 @@ def filler(before: StateUnit) -> StateUnit:
 # --------------------------------------------------------------------------------------------------
 # State table and redo log of a store that was shut down cleanly
 #
-# The code compares state table, redo log and the last files of the log. If state table, redo log
-# and log differ, the store needs a recovery, which reads the whole log.
+# After a clean shutdown, the state table, the redo log and the last files of the log are compared.
+# If they differ, the store needs a recovery, which reads the whole log.
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionsFound:
-    """The content of state table and redo log.
+    """What the state table and the redo log contain.
 
     Attributes:
-        table_end: number of the table's next entry.
-        redo_end: number of entries of the redo log, including entries in deleted files.
-        open: open transactions by the physical offset of their PREPARED messages.
-        known_until: physical offset after the last message of the table.
+        table_end: the number that the table's next entry will get.
+        redo_end: number of entries that the redo log has ever had, including those in deleted
+            files.
+        open: the open transactions, by the physical offset of their PREPARED messages.
+        known_until: physical offset after the last message that has an entry in the table.
     """
 
     table_end: int = 0
@@ -339,7 +353,7 @@ def open_in(table: UnitFiles) -> dict[int, OpenTransaction]:
 
 
 def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
-    """Return the content of a sound state table and a sound redo log."""
+    """Return what the state table and the redo log contain; both must be undamaged."""
     known = 0
     if len(table.units):
         real = table.units[table.units["size"] != FILLER_SIZE]
@@ -349,9 +363,9 @@ def found_in(table: UnitFiles, redo: UnitFiles) -> TransactionsFound:
 
 
 def find_transactions(layout: StoreLayout, start: int, stop: int) -> TransactionsFound | str:
-    """Read state table and redo log; return their content, or the reason for a recovery.
+    """Read the state table and the redo log. Return what they contain, or why a recovery is needed.
 
-    The function compares state table and redo log with the log from ``start`` to ``stop``.
+    Both are compared with the frames of the log from ``start`` to ``stop``.
     """
     table, redo = read_table(layout), read_redo(layout)
     fault = table.fault or redo.fault
@@ -387,7 +401,8 @@ def _differs_from_redo(
         return (
             f"{REDO_LOG}: the transaction at {unknown[0]} is in the table, but not in the redo log"
         )
-    # A COMMIT or ROLLBACK ends a transaction only if it has the PREPARED message's producer group.
+    # A COMMIT or ROLLBACK without the PREPARED message's producer group ends no transaction, so
+    # read the group.
     log = CommitLog(layout)
     for offset in np.intersect1d(there, ended).tolist():
         for place in redo["physical_offset"][~is_prepared][ended == offset].tolist():
@@ -426,8 +441,8 @@ def _differs_from_log(
     if [tuple(unit) for unit in units.tolist()] != [tuple(unit) for unit in wanted]:
         return f"{REDO_LOG}: it differs from the log from {start} on"
     book = TransactionBook(0)
-    # Transactions that began before ``start``. Frames between ``start`` and ``stop`` may end these
-    # transactions.
+    # These transactions began before ``start``, but frames between ``start`` and ``stop`` may end
+    # them.
     before = {offset: one for offset, one in opened.items() if offset < start}
     book.open.update(before)
     for frame in frames:

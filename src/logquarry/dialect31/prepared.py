@@ -1,8 +1,9 @@
-"""Transactions in dialect 3.1: begin, commit, roll back and check; and the rules for their frames.
+"""Transactions in dialect 3.1: begins, commits, rolls back and checks them, and has the rules for
+their frames.
 
-Like a broker of RocketMQ 3.x, this module puts a COMMIT or a ROLLBACK message to end a transaction.
-Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains the
-number of the transaction's entry in the state table.
+To end a transaction, this module puts a COMMIT or a ROLLBACK message, as a broker of RocketMQ 3.x
+does. Both messages contain the physical offset of the PREPARED message. A ROLLBACK also contains
+the number of the PREPARED message's entry in the state table.
 """
 
 from __future__ import annotations
@@ -59,11 +60,11 @@ class TransactionEnd(Enum):
 
 
 class PreparedTransaction(NamedTuple):
-    """An open transaction.
+    """An open transaction, as a listener receives it.
 
     Attributes:
         number: number of the transaction's entry in the state table.
-        store_seconds: store time of the PREPARED message in seconds.
+        store_seconds: store time of the PREPARED message in whole seconds.
     """
 
     message: StoredMessage
@@ -81,14 +82,16 @@ Listener = Callable[[PreparedTransaction], TransactionEnd | None]
 
 
 class PreparedTransactions:
-    """The transactions of a store in dialect 3.1. Thread-safe.
+    """Begins, ends and checks the transactions of a store in dialect 3.1. Thread-safe.
 
     Args:
-        read: reads the frame at a physical offset; None if there is no frame.
-        wait_dispatched: waits until the state table has the entries of the whole log.
-        stored: turns a frame into the message that users get.
-        clock: returns the store's time in milliseconds.
-        least_age_ms: minimum age, in milliseconds, at which a transaction is checked.
+        read: reads the frame at a physical offset; None if there is no readable frame.
+        wait_dispatched: waits until the state table has an entry for each PREPARED message of the
+            log.
+        stored: makes the message for users from a frame.
+        clock: returns the time of the store in milliseconds.
+        least_age_ms: a transaction is checked only if its PREPARED message is at least this many
+            milliseconds old.
     """
 
     def __init__(
@@ -115,14 +118,17 @@ class PreparedTransactions:
         self._has_failed = False
 
     def begin(self, message: Message, group: str | None = None) -> PutResult:
-        """Put a PREPARED message. Consumers get the message after its commit.
+        """Begin a transaction: put its PREPARED message.
+
+        Consumers receive the message only after a commit.
 
         Args:
-            group: the producer group; by default the message's property PGROUP.
+            group: the name of the producer group; by default, the value of the message's property
+                PGROUP.
 
         Returns:
-            The result of the put: ``physical_offset`` identifies the transaction, ``queue_offset``
-            is the number of the entry in the state table.
+            The result of the put. Its ``physical_offset`` identifies the transaction, and its
+            ``queue_offset`` is the number of the entry in the state table.
 
         Raises:
             StoreUnavailable, MessageRejected: if the store cannot put the message.
@@ -134,7 +140,7 @@ class PreparedTransactions:
         if group is not None:
             values[props.PRODUCER_GROUP] = group
         if not values.get(props.PRODUCER_GROUP):
-            # If a PREPARED message has no producer group, RocketMQ 3.1.3 does not start after a
+            # Require a group: if a PREPARED message has none, RocketMQ 3.1.3 does not start after a
             # crash.
             raise UsageError("a transaction needs a producer group (PGROUP)")
         values[props.TRANSACTION_PREPARED] = _TRUE
@@ -152,13 +158,13 @@ class PreparedTransactions:
         )
 
     def open(self) -> tuple[PreparedTransaction, ...]:
-        """Return the open transactions, sorted by number, whose messages can be read."""
+        """Return the open transactions whose messages can be read, sorted by number."""
         self._wait_dispatched()
         found = (self._prepared(known) for known in self._table.open_transactions())
         return tuple(transaction for transaction in found if transaction is not None)
 
     def commit(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Commit a transaction: put its message to its queue.
+        """Commit a transaction: put its message so that consumers receive it.
 
         Args:
             transaction: the transaction, or the physical offset of its PREPARED message.
@@ -170,11 +176,11 @@ class PreparedTransactions:
         return self.end(transaction, TransactionEnd.COMMIT)
 
     def rollback(self, transaction: PreparedTransaction | int) -> PutResult:
-        """Roll a transaction back. Arguments and errors are the same as for :meth:`commit`."""
+        """Roll a transaction back. The arguments and errors are those of :meth:`commit`."""
         return self.end(transaction, TransactionEnd.ROLLBACK)
 
     def end(self, transaction: PreparedTransaction | int, end: TransactionEnd) -> PutResult:
-        """Commit a transaction or roll it back. Errors are the same as for :meth:`commit`."""
+        """Commit a transaction, or roll it back. The errors are those of :meth:`commit`."""
         arguments.instance(end, "end", TransactionEnd, "a TransactionEnd")
         if isinstance(transaction, PreparedTransaction):
             transaction = transaction.physical_offset
@@ -183,11 +189,12 @@ class PreparedTransactions:
         self._wait_dispatched()
         with self._lock:
             if self._has_failed:
-                # The message of the failed put may be in the log, after the offset for which this
-                # call has waited.
+                # An earlier call may have appended its message before it failed, but after the wait
+                # above had begun. So wait again: then the table shows whether that message ended
+                # the transaction.
                 self._wait_dispatched()
                 self._has_failed = False
-            # Drop the offsets of transactions that are no longer open.
+            # Forget the transactions that the table no longer lists as open.
             self._ending = {place for place in self._ending if self._table.find(place) is not None}
             known = self._table.find(offset)
             if known is None or offset in self._ending:
@@ -199,9 +206,9 @@ class PreparedTransactions:
         try:
             return self._put(_end_of(frame, known.number, end))
         except BaseException:
-            # After any exception, also KeyboardInterrupt, the user may end the transaction again.
-            # If the put has appended its message, the dispatcher ends the transaction in the table,
-            # and the next call waits for the dispatcher.
+            # After any exception, even KeyboardInterrupt, the user may try again to end the
+            # transaction. If the put did append its message, the dispatcher marks the transaction
+            # as ended, and the next call waits for this.
             with self._lock:
                 self._ending.discard(offset)
                 self._has_failed = True
@@ -210,7 +217,7 @@ class PreparedTransactions:
     def _prepared(self, known: OpenTransaction) -> PreparedTransaction | None:
         frame = self._read(known.physical_offset)
         if frame is None:
-            # Retention has deleted the message, or the message is damaged.
+            # The message was deleted by the retention, or is damaged.
             return None
         return PreparedTransaction(
             self._stored(frame), known.number, known.store_seconds, known.group_hash
@@ -218,24 +225,27 @@ class PreparedTransactions:
 
     # ----------------------------------------------------------------------------------- check
     def set_listener(self, listener: Listener | None) -> None:
-        """Set the function that each check calls for open transactions (``gotoCheck``).
+        """Set the function that each check calls about open transactions (``gotoCheck``).
 
-        The function returns the outcome of the transaction, or None if the outcome is not known
-        yet. The function may also end the transaction itself. Errors of the function are logged.
+        It returns the outcome of the transaction, or None if it does not know the outcome yet. It
+        may also end the transaction by :meth:`commit` or :meth:`rollback`. Exceptions that it
+        raises are logged.
         """
         self._listener = arguments.optional(arguments.function, listener, "listener")
 
     def check(self) -> int:
-        """Call the listener for each open transaction that is old enough; return their number.
+        """Call the listener for each open transaction that is old enough.
 
-        The store calls this method every ``check_transaction_message_timer_interval``.
+        Return the number of calls. The store calls this method every
+        ``check_transaction_message_timer_interval`` ms.
         """
         listener = self._listener
         if listener is None:
             return 0
         asked = 0
         for transaction in self.open():
-            # QUIRK: in RocketMQ the seconds times 1000 overflow, so the age never prevents a check.
+            # QUIRK: RocketMQ multiplies the seconds by 1000, which overflows, so that it checks
+            # transactions of any age.
             if self._clock() - transaction.store_seconds * _MS < self._least_age_ms:
                 continue
             asked += 1
@@ -253,12 +263,12 @@ class PreparedTransactions:
 
 
 def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
-    # Follows EndTransactionProcessor of RocketMQ 3.x.
+    # The message is made as in EndTransactionProcessor of RocketMQ 3.x.
     values = props.decode_bytes(frame.properties)
     order = java.hash_map_order(values, _FRESH_TABLE)
     string = props.encode({name: values[name] for name in order}, is_closed=True)
-    # DELAY and WAIT stay in the property string, but have no effect: a COMMIT is not delayed, and
-    # its put waits like any other put.
+    # Remove DELAY and WAIT only here, not from the property string: so they have no effect on the
+    # put of the COMMIT or ROLLBACK.
     values.pop(props.DELAY, None)
     values.pop(props.WAIT, None)
     is_commit = end is TransactionEnd.COMMIT
@@ -280,9 +290,10 @@ def _end_of(frame: Frame, number: int, end: TransactionEnd) -> Message:
 
 
 class CheckService(Service):
-    """Checks open transactions periodically (the timer of ``TransactionStateService``).
+    """Checks the open transactions periodically, like the timer of RocketMQ's
+    ``TransactionStateService``.
 
-    The first check runs a minute after the start.
+    The first check runs one minute after the start.
     """
 
     def __init__(self, check: Callable[[], int], health: Health, interval_ms: int) -> None:
@@ -291,7 +302,7 @@ class CheckService(Service):
         self._pause_ms = interval_ms
 
     def run_once(self) -> None:
-        """Run a check."""
+        """Run a check of all open transactions."""
         self.interval_ms = self._pause_ms
         self._check()
 
@@ -306,31 +317,33 @@ _BLANK: Final = frame.BLANK.size
 
 
 class ScratchBuffer:
-    """The buffer for frames and blanks (``msgStoreItemMemory``).
+    """The buffer in which RocketMQ makes frames and blanks (``msgStoreItemMemory``).
 
-    As in RocketMQ, the buffer keeps the bytes of earlier frames, and a blank contains these bytes.
+    RocketMQ never clears this buffer, so a blank contains bytes of earlier frames. This class
+    reproduces these bytes.
     """
 
     def __init__(self, max_message_size: int) -> None:
         self._data = bytearray(max_message_size + _BLANK)
 
     def take(self, data: bytes | bytearray | memoryview) -> None:
-        """Copy bytes to the start of the buffer; the rest of the buffer does not change."""
+        """Copy bytes to the start of the buffer. The bytes after them stay as they are."""
         size = min(len(data), len(self._data))
         self._data[:size] = data[:size]
 
     def take_run(self, run: Run) -> None:
-        """Copy the parts of each frame that a recovery reads: body, topic and properties.
+        """Copy those parts of each frame that a recovery of RocketMQ reads: body, topic and
+        properties.
 
-        QUIRK: RocketMQ's recovery reads these parts into this buffer (test_dialect31.py:
+        QUIRK: the recovery uses this same buffer to read them (test_dialect31.py:
         v3-blank/reopened).
         """
         rows = run.rows
         lengths = np.stack([rows[:, length] for _, length in _PARTS], axis=1).reshape(-1)
         starts = np.stack([rows[:, POSITION] + rows[:, at] for at, _ in _PARTS], axis=1).reshape(-1)
-        # RocketMQ copies each part to the start of the buffer. A later part that is longer
-        # overwrites all bytes of an earlier part, so copy only parts that are longer than all later
-        # parts.
+        # RocketMQ copies each part to the start of the buffer, in the order of the log. If a later
+        # part is at least as long, it overwrites all bytes of an earlier one. So copy only the
+        # parts that are longer than all later parts.
         longest = np.maximum.accumulate(lengths[::-1])[::-1]
         behind = np.append(longest[1:], 0)
         for part in np.flatnonzero(lengths > behind).tolist():
@@ -338,17 +351,21 @@ class ScratchBuffer:
             self.take(run.window.data[start : start + int(lengths[part])].tobytes())
 
     def blank(self, size: int) -> bytes:
-        """Return the bytes of a blank; the whole buffer if it is smaller than ``size``."""
+        """Return the bytes of a blank of ``size`` bytes.
+
+        If the buffer is smaller, return the whole buffer.
+        """
         self.take(frame.encode_blank(size))
         return bytes(self._data[:size])
 
 
 class AppendRules31(AppendRules):
-    """The rules of dialect 3.1. The appender calls the rules under the log's lock.
+    """The rules for appending to the log in dialect 3.1.
 
-    A PREPARED message gets the next number of the state table as QUEUEOFFSET; a ROLLBACK keeps the
-    number of its transaction. ``next_in_table`` returns the table's next number; it is called only
-    while the table has all messages of the log.
+    The appender calls them while it holds the log's lock. A PREPARED message gets the next number
+    of the state table as its QUEUEOFFSET. A ROLLBACK gets the number of its transaction.
+    ``next_in_table`` returns this next number. It is called only when all messages of the log are
+    dispatched to the table.
     """
 
     def __init__(self, scratch: ScratchBuffer, next_in_table: Callable[[], int]) -> None:
@@ -387,11 +404,11 @@ def _is_prepared(data: bytearray) -> bool:
 
 
 _READ_FILES: Final = 3
-"""Number of log files that RocketMQ reads through the buffer when it opens a store."""
+"""Number of the last log files that RocketMQ reads through this buffer when it opens a store."""
 
 
 def scratch_of(root: Path, config: StoreConfig, log_end: int) -> ScratchBuffer:
-    """Return the frame buffer with the bytes that RocketMQ's recovery leaves in the buffer."""
+    """Return the buffer with the bytes that are in it after RocketMQ has opened the store."""
     scratch = ScratchBuffer(config.max_message_size)
     layout = StoreLayout.open(root, config)
     files = [file for file in layout.commit_log.files if file.base < log_end]

@@ -1,9 +1,9 @@
-"""Writes the state table and redo log of RocketMQ 3.x for dispatched transactions.
+"""Writes the state table and the redo log of RocketMQ 3.x, as the log is dispatched.
 
-If the table or the redo log differs from the log, recovery moves its files to quarantine and builds
-new files. In the new table, each entry keeps the number from its PREPARED message, because
-producers end the transaction by this number. The new table includes ended transactions, so that no
-number is used twice.
+If one of them differs from the log, a recovery moves its files to quarantine and builds new files.
+In a new table, each entry keeps the number that its PREPARED message contains, because producers
+use this number to end the transaction. The new table also has entries for ended transactions, so
+that their numbers are not used again.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _FILLERS_AT_ONCE: Final = 1 << 14
 
 
 class StateTableKeeper:
-    """Writes the state table and the redo log of a store. Only the dispatcher writes.
+    """Writes the state table and the redo log of a store. Only the dispatcher adds to them.
 
-    ``found`` is the content of table and redo log at ``log_end``. Frames before ``log_end`` are
-    skipped.
+    ``found`` is what the table and the redo log contained when the log ended at ``log_end``. So
+    frames before ``log_end`` are skipped.
     """
 
     def __init__(
@@ -70,32 +70,32 @@ class StateTableKeeper:
         self._book = TransactionBook(next_number, found.known_until)
         self._book.open.update(found.open)
         self._known_until = self._table_until = log_end
-        # Users read and other threads flush while the dispatcher's thread writes.
+        # Needed because users read and other threads flush while the dispatcher's thread writes.
         self._lock = threading.Lock()
         self._changed: set[MappedFile] = set()
-        # A flush holds this lock while it syncs changed files, so that retention does not delete
-        # them.
+        # A flush holds this lock while it syncs files with changed states, so that the retention
+        # cannot delete them in the meantime.
         self._syncing = threading.Lock()
 
     @property
     def next_number(self) -> int:
-        """Number of the table's next entry."""
+        """The number that the table's next entry will get."""
         with self._lock:
             return self._book.next_number or 0
 
     def open_transactions(self) -> list[OpenTransaction]:
-        """Return the open transactions of the dispatched log, sorted by number."""
+        """Return the transactions that the dispatched part of the log leaves open, by number."""
         with self._lock:
             return list(self._book)
 
     def find(self, physical_offset: int) -> OpenTransaction | None:
-        """Return the open transaction with a PREPARED message at an offset, or None."""
+        """Return the open transaction whose PREPARED message is at a physical offset, or None."""
         with self._lock:
             return self._book.open.get(physical_offset)
 
     # -------------------------------------------------------------------------------- dispatch
     def follow(self, window: Window, run: Followed) -> None:
-        """Process the next frames of the log, and skip known frames."""
+        """Process the next frames of the log. Frames that were processed before are skipped."""
         requests = run.requests
         if int(requests.physical_offset[-1]) < self._known_until:
             return
@@ -107,13 +107,13 @@ class StateTableKeeper:
     def _take(self, frame: TransactionFrame) -> None:
         end = frame.physical_offset + frame.size
         with self._lock:
-            # After an error (for example a full disk) the caller passes the same frame again. The
-            # table may already have the frame's entry.
+            # After an error (for example a full disk), the caller passes the same frame again, and
+            # the table may already have its entry.
             if frame.physical_offset >= self._table_until:
                 change = self._book.change_of(frame)
                 if change is not None:
-                    # If the write raises an exception, the book does not change, so the frame gets
-                    # the same number again.
+                    # Write first: if the write fails, the book is unchanged, so that the frame gets
+                    # the same number at the next try.
                     self._write(change)
                     self._book.apply(frame, change)
                 self._table_until = end
@@ -149,7 +149,9 @@ class StateTableKeeper:
 
     # ----------------------------------------------------------------------------------- files
     def flush(self, least_pages: int = 0) -> None:
-        """Sync the appended entries. If ``least_pages`` is 0, sync changed states too.
+        """Sync the entries that were appended.
+
+        If ``least_pages`` is 0, also sync the entries whose state was changed.
 
         Raises:
             StoreUnavailable: if this or an earlier sync failed.
@@ -173,9 +175,10 @@ class StateTableKeeper:
             raise
 
     def remove_until(self, name: str, last_base: int) -> None:
-        """Delete the files of STATE_TABLE or REDO_LOG whose base is at most ``last_base``.
+        """Delete those files of STATE_TABLE or REDO_LOG whose first byte is at or before
+        ``last_base``.
 
-        The messages of the entries must already be deleted from the log.
+        The log must no longer have the messages of their entries.
         """
         if name == REDO_LOG:
             self._redo.remove_until(last_base)
@@ -185,7 +188,7 @@ class StateTableKeeper:
             try:
                 self._table.remove_until(last_base)
             finally:
-                # A transaction whose entry is deleted cannot be ended.
+                # Without its entry, a transaction cannot be ended, so it no longer counts as open.
                 first = self._table.bases[0] // UNIT_SIZE if self._table.bases else 0
                 still = self._book.open.items()
                 self._book.open = {at: one for at, one in still if one.number >= first}
@@ -238,14 +241,14 @@ def _last_file(files: MappedFileQueue, start: int) -> MappedFile:
 
 @dataclass(frozen=True, slots=True)
 class UnitsPlan:
-    """The plan for the state table or for the redo log.
+    """What to do with the files of the state table or of the redo log.
 
     Attributes:
-        folder: folder of the files, relative to the store's folder.
-        reason: why a rebuild is necessary; None without a rebuild.
-        had: whether the folder already has files.
-        start: byte offset of the first entry.
-        before: the encoded fillers before the first entry in the first file.
+        folder: the folder of the files, relative to the store's folder.
+        reason: why the files must be built again; None if they can stay.
+        had: whether the folder has files now.
+        start: offset in bytes at which the first entry belongs.
+        before: fillers, already encoded, for the entries before it in the first file.
     """
 
     folder: str
@@ -258,12 +261,12 @@ class UnitsPlan:
 
 
 def keeps_transactions(layout: StoreLayout, config: StoreConfig) -> bool:
-    """Whether a store has a state table and a redo log."""
+    """Whether a store needs a state table and a redo log, or already has a state table."""
     return config.is_3_1 or layout.has_state_table
 
 
 class TransactionCheck:
-    """Builds the state table and the redo log from the log, and compares them with the files."""
+    """Builds the state table and the redo log from the log, and compares the files with them."""
 
     def __init__(self) -> None:
         self.book = TransactionBook()
@@ -273,7 +276,7 @@ class TransactionCheck:
         self._ended: set[int] = set()
 
     def take(self, frames: Iterable[TransactionFrame]) -> None:
-        """Process the next transaction frames, in the log's order."""
+        """Process the next transaction frames, in the order of the log."""
         for frame in frames:
             self.redo += queue_entry.encode(frame.redo_unit())
             change = self.book.take(frame)
@@ -291,10 +294,11 @@ class TransactionCheck:
             self.units += state_table.encode(change.unit)
 
     def table_faults(self, layout: StoreLayout) -> Iterator[tuple[str, bool]]:
-        """Yield each difference between table and log, and whether RocketMQ itself causes it.
+        """Yield each difference between the table and the log, and whether RocketMQ itself causes
+        it.
 
-        RocketMQ omits ended transactions from a new table, so the absence of ended transactions is
-        not reported.
+        When RocketMQ builds a new table, it leaves out ended transactions, so their absence is no
+        difference.
         """
         table = read_table(layout)
         if table.fault is not None:
@@ -308,11 +312,13 @@ class TransactionCheck:
                 continue
             if theirs is None:
                 assert ours is not None
-                # RocketMQ makes no entry for a message without a producer group.
+                # Without a producer group, RocketMQ makes no entry for a message, and so causes
+                # this difference.
                 reason = f"the transaction at {offset} is open, but not in the table"
                 yield reason, not ours.group_hash
             elif ours is None:
-                # RocketMQ ignores a COMMIT or ROLLBACK if its number is not the entry's number.
+                # RocketMQ ignores a COMMIT or ROLLBACK with a number that is not the entry's, and
+                # so causes this difference.
                 reason = f"the transaction at {offset} is open in the table, but not in the log"
                 yield reason, offset in self._ended
             elif ours[1:] != theirs[1:]:
@@ -320,7 +326,7 @@ class TransactionCheck:
                 yield reason, False
         yield from self._ended_faults(table, start)
         if (self.book.next_number or 0) > table.end:
-            # RocketMQ numbers the entries of a new table from 0.
+            # In a table that RocketMQ builds again, the numbers start at 0.
             yield f"its entries end at {table.end}, but the log has higher numbers", True
 
     def _ended_faults(self, table: UnitFiles, log_start: int) -> Iterator[tuple[str, bool]]:
@@ -334,7 +340,7 @@ class TransactionCheck:
         wanted = np.frombuffer(bytes(self.units), TABLE_DTYPE)
         wanted = wanted[wanted["size"] != FILLER_SIZE]
         places = wanted["physical_offset"].astype(np.int64)
-        # The offsets are sorted, because the entries follow the log.
+        # The entries have the order of the log, so their offsets are sorted.
         at = np.searchsorted(places, units["physical_offset"][ended].astype(np.int64))
         known = at < len(places)
         known[known] = places[at[known]] == units["physical_offset"][ended][known]
@@ -346,7 +352,7 @@ class TransactionCheck:
             same &= there[name] == wanted[name]
         for number in ended[known][~same].tolist():
             yield f"its entry {table.first + number} differs from its message", False
-        # If a producer sent a wrong number, RocketMQ may have recorded the outcome of another
+        # A producer may have sent a wrong number. RocketMQ has then recorded the outcome of another
         # transaction in this entry.
         other = same & (there["state"] != wanted["state"])
         other &= wanted["state"] != TRANSACTION_PREPARED
@@ -354,8 +360,9 @@ class TransactionCheck:
             yield f"its entry {table.first + number} has another outcome than the log", True
 
     def redo_fault(self, layout: StoreLayout) -> str | None:
-        """Return the first difference between redo log and log, or None; skip messages before the
-        log.
+        """Return the first difference between the redo log and the log, or None.
+
+        Entries of messages before the log's start are skipped.
         """
         redo = read_redo(layout)
         if redo.fault is not None:
@@ -376,7 +383,10 @@ class TransactionCheck:
         return f"it lacks the message at {int(wanted['physical_offset'][same])}"
 
     def plan(self, layout: StoreLayout, config: StoreConfig) -> tuple[UnitsPlan, UnitsPlan]:
-        """Return the plans for table and redo log. Call this method after the whole log is read."""
+        """Return the plan for the state table and the plan for the redo log.
+
+        Call this method only after the whole log was read.
+        """
         table_size, redo_size = _file_sizes(config)
         before = b""
         if self.units:
@@ -404,7 +414,10 @@ class TransactionCheck:
 
 
 def make_units(disk: Disk, root: Path, plan: UnitsPlan) -> None:
-    """Write a new table or redo log durably. The caller has moved the old files to quarantine."""
+    """Write and sync the files of a new state table or redo log.
+
+    Before the call, the caller moves the old files to quarantine.
+    """
     disk.make_folders(root / plan.folder)
     if plan.reason is None:
         return

@@ -1,1 +1,3 @@
-"""The files that a writer changes, and its disk calls, syncs, locks and background threads."""
+"""The files of a store that is open for writing, and the writer's disk calls, syncs, locks and
+threads.
+"""

@@ -1,7 +1,8 @@
 """The JSON files in ``config/`` of a store: consumer offsets, topics, delay offsets, groups.
 
-Unlike RocketMQ's ``ConfigManager``, this module syncs each write, and keeps the previous document
-in ``.bak``. So after a power cut, one of the two files is readable.
+Each write keeps the previous document in a second file, ``.bak``. RocketMQ's ``ConfigManager`` does
+this too, but only this module syncs both files. So after a power cut, at least one of the two files
+is readable.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ BACKUP = ".bak"
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig(Generic[T]):
-    """A document read from ``config/``; ``value`` and ``path`` are None if no file is readable."""
+    """A document that was read from ``config/``. If neither the file nor ``.bak`` is readable,
+    ``value`` and ``path`` are None.
+    """
 
     value: T | None
     path: Path | None
@@ -40,11 +43,12 @@ class LoadedConfig(Generic[T]):
 
 
 class ConfigFile(Generic[T]):
-    """One file in ``config/``; only this object writes the file. Any thread may call :meth:`save`.
+    """One file in ``config/``, which only this object writes. Any thread may call :meth:`save`.
 
     Args:
-        decode: raises ValueError if the document is invalid.
-        aside: quarantine folder for unreadable files. The first save moves these files.
+        decode: converts the bytes of a document to a value; raises ValueError if the document is
+            invalid.
+        aside: quarantine folder, to which the first save moves unreadable files.
         member: the only member of the document that a save replaces, because RocketMQ 5 keeps
             several tables in one file. If None, a save replaces the whole document.
     """
@@ -77,7 +81,7 @@ class ConfigFile(Generic[T]):
         return self.path.with_name(self.path.name + BACKUP)
 
     def load(self) -> LoadedConfig[T]:
-        """Read the file, or ``.bak`` if the file is unreadable. Changes nothing."""
+        """Read the file, or ``.bak`` if the file is unreadable. The method changes no file."""
         problems: list[str] = []
         self._unreadable.clear()
         for path in (self.path, self.backup):
@@ -107,8 +111,8 @@ class ConfigFile(Generic[T]):
         with self._saving:
             if self._member is not None and self._document is not None:
                 text = broker_json.replace_member(self._document, self._member, text)
-            # UTF-8 cannot encode a lone surrogate, so write a JSON escape, from which the surrogate
-            # was read.
+            # UTF-8 cannot encode a lone surrogate. JSON can contain one only as an escape, so write
+            # the escape again.
             data = text.encode("utf-8", "backslashreplace")
             if data == self._last:
                 return False
@@ -131,8 +135,8 @@ class ConfigFile(Generic[T]):
 class ConsumerOffsets:
     """The committed queue offsets of all consumer groups of a store. Any thread may use the object.
 
-    If no file is readable and ``problems`` is not empty, offsets were lost. A caller must then not
-    start the groups at the first message, as for new groups.
+    If no file is readable and ``problems`` is not empty, the groups' offsets were lost. In that
+    case, a caller must not treat the groups as new groups, which start at the first message.
     """
 
     def __init__(
@@ -177,8 +181,8 @@ class ConsumerOffsets:
     def save(self) -> bool:
         """Write all committed offsets durably. Return whether the file changed.
 
-        The method syncs the log first. Otherwise a power cut could remove messages before a saved
-        offset.
+        The method syncs the log first. Otherwise, after a power cut, a saved offset could lie after
+        the last message that the log still has.
         """
         with self._saving:
             offsets = self.groups()
@@ -190,14 +194,15 @@ class ConsumerOffsets:
 # --------------------------------------------------------------------------------------------------
 # The tables that a slave copies from its master (``SlaveSynchronize``)
 #
-# The rules of RocketMQ's slave: topics and subscription groups replace the whole table if the
-# version differs; consumer offsets replace only the offsets of their groups; delay offsets replace
-# the table.
+# The code below follows the rules of RocketMQ's slave. If the master's topics or subscription
+# groups have another version, they replace the slave's whole table. The master's consumer offsets
+# replace only the offsets of the same groups. The master's delay offsets always replace the slave's
+# table.
 
 
 class ConfigTable(NamedTuple):
-    """A table of ``config/``. A slave copies only ``member`` of the document; if ``member`` is
-    None, it copies the whole document.
+    """A table of ``config/``. A slave copies only the document's member ``member``, or the whole
+    document if ``member`` is None.
     """
 
     file: str
@@ -257,7 +262,8 @@ class ConfigTables:
         Raises ValueError, without a change, if the document is invalid.
         """
         came = table.decode(document)
-        # Encode all tables before a file changes, because encoding can fail.
+        # Encode all tables before the first write, because encoding can fail, and then no file may
+        # change.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()
@@ -271,7 +277,7 @@ class ConfigTables:
 
     def _take_consumer_offsets(self, came: dict[tuple[str, str], dict[int, int]]) -> bool:
         if not came:
-            # The broker would take groups without offsets for new groups.
+            # Without offsets in the file, the broker would treat existing groups as new groups.
             return False
         offsets = self._consumer_offsets()
         offsets.update(came)
@@ -330,8 +336,8 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
 
 
 def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
-    """Write the settings of a store to a file, unless the file already has these settings. All
-    sizes in ``config`` must be known.
+    """Write the settings of a store to its settings file, unless the file already has these
+    settings. All file sizes in ``config`` must be known.
     """
     path, data = root / SETTINGS, kept_settings.encode(config)
     try:
@@ -342,6 +348,7 @@ def keep_settings(disk: Disk, root: Path, config: StoreConfig) -> None:
     try:
         disk.replace(path, data)
     except StoreUnavailable as error:
-        # Without the file of settings, readers infer most settings from the store's other files.
+        # The store stays usable without this file: readers infer most settings from the store's
+        # other files.
         disk.health.require_writable()
         logger.warning("the settings of the store are not recorded: %s", error)

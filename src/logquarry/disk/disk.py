@@ -1,8 +1,9 @@
 """The interface for all writes to a store. Tests subclass :class:`Disk` to inject faults.
 
-A writer allocates all blocks of a file before writing to the map: on a full disk, a write to a hole
-raises SIGBUS. Syncs use ``fdatasync``, not ``mmap.flush``: ``fdatasync`` releases the GIL, and also
-reports a write-back that failed earlier.
+A writer allocates all blocks of a file before it writes to the file's memory map. Otherwise, on a
+full disk, a write to a hole of the file would raise SIGBUS. Syncs use ``fdatasync`` instead of
+``mmap.flush``, because ``fdatasync`` releases the GIL, and also reports the failure of an earlier
+write-back by the operating system.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class OpenFile:
-    """An open file with its descriptor, which each forked child closes."""
+    """An open file. Each forked child closes its copy of the file's descriptor."""
 
     _disk: Disk
     _descriptor: int
@@ -59,7 +60,8 @@ class Disk:
     """The disk of one store.
 
     Methods that make a single system call raise OSError. Methods that make several calls raise
-    StoreUnavailable. A failed sync poisons :attr:`health`, and is never repeated.
+    StoreUnavailable. A failed sync poisons the store (see :class:`~logquarry.disk.service.Health`),
+    and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -80,7 +82,9 @@ class Disk:
         return os.fstat(descriptor).st_size
 
     def allocate(self, descriptor: int, size: int) -> None:
-        """Allocate all blocks of the first ``size`` bytes; extend a shorter file."""
+        """Allocate all blocks of the file's first ``size`` bytes, and extend the file if it is
+        shorter.
+        """
         if sys.platform != "darwin":
             os.posix_fallocate(descriptor, 0, size)
         else:
@@ -90,7 +94,7 @@ class Disk:
 
     def map(self, descriptor: int, size: int) -> WatchedMap:
         """Map the first ``size`` bytes, shared and writable; forked children do not get the map."""
-        # With this option (Python 3.13 and later), the map needs no second descriptor.
+        # In Python 3.13 and later, this option prevents mmap from duplicating the descriptor.
         options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
         mapped = WatchedMap(descriptor, size, **options)
         if hasattr(mmap, "MADV_DONTFORK"):
@@ -143,7 +147,8 @@ class Disk:
     def list(self, folder: Path) -> list[str]:
         """Return the sorted names of the files in a folder; empty if there is no such folder."""
         try:
-            # For links in a circle, DirEntry.is_file raises OSError. Path.is_file returns False.
+            # If symbolic links form a circle, DirEntry.is_file raises OSError, but Path.is_file
+            # returns False.
             return sorted(path.name for path in folder.iterdir() if path.is_file())
         except FileNotFoundError:
             return []
@@ -168,7 +173,7 @@ class Disk:
 
     def next_hole(self, descriptor: int, position: int, size: int) -> tuple[int, int]:
         """Return the next unwritten range (start, stop); (``size``, ``size``) if there is none."""
-        # SEEK_HOLE also finds ranges that have blocks but were never written.
+        # SEEK_HOLE also finds ranges whose blocks are allocated, but were never written.
         if not hasattr(os, "SEEK_HOLE"):
             return size, size
         start = min(os.lseek(descriptor, position, os.SEEK_HOLE), size)
@@ -176,8 +181,8 @@ class Disk:
         return start, size if stop is None else min(stop, size)
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
-        """Free the blocks of a range that was never written. The file's size and bytes do not
-        change.
+        """Free the blocks of a range that was never written. Neither the file's size nor the bytes
+        that a reader gets change.
         """
         if sys.platform == "linux":
             call = c_library().fallocate
@@ -188,7 +193,9 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros with all its blocks, durably. A failure deletes the file."""
+        """Create a file of zeros durably, with all its blocks allocated. After a failure, delete
+        the file.
+        """
         self.health.require_writable()
         self.make_folders(path.parent)
         with self.refusing(path):
@@ -196,7 +203,7 @@ class Disk:
         try:
             self.allocate(descriptor, size)
         except OSError as error:
-            # After ENOSPC, ext4 leaves a file with some of the blocks.
+            # If the disk is full (ENOSPC), ext4 has already allocated some of the file's blocks.
             self._discard(descriptor, path)
             raise self.refused(path, error) from error
         try:
@@ -232,8 +239,8 @@ class Disk:
 
     @contextlib.contextmanager
     def writing(self, path: Path, new_size: int | None = None) -> Iterator[int]:
-        """Open a file, or create a file of ``new_size`` bytes. When the block ends, sync and close
-        the file.
+        """Open a file, or create a file of ``new_size`` bytes. When the ``with`` block ends, sync
+        and close the file.
         """
         with self.refusing(path):
             descriptor = self.open(path) if new_size is None else self.make_file(path, new_size)
@@ -253,7 +260,9 @@ class Disk:
             view, position = view[count:], position + count
 
     def let_go(self, descriptor: int) -> None:
-        """Close a descriptor. Errors are only logged, because the file is already synced."""
+        """Close a descriptor. An error is only logged, because the caller has already synced the
+        file.
+        """
         try:
             self.close(descriptor)
         except OSError as error:
@@ -292,8 +301,8 @@ class Disk:
         self.sync_names(path.parent)
 
     def sync_parent(self, folder: Path) -> None:
-        """Sync a folder's name, because the process that created the folder may have crashed before
-        the sync.
+        """Sync the name of a folder in its parent folder. The process that created the folder may
+        have crashed before it synced the name.
         """
         if os.access(folder.parent, os.R_OK):
             self.sync_names(folder.parent)
@@ -310,8 +319,9 @@ class Disk:
         return target
 
     def move(self, path: Path, to: Path) -> None:
-        """Rename a file durably. If the new path is on another disk, copy the file: a folder of a
-        store may be a link."""
+        """Rename a file durably. If the new path is on another disk, copy the file. This can happen
+        because a folder of a store may be a symbolic link.
+        """
         try:
             self.rename(path, to)
         except OSError as error:
@@ -360,14 +370,14 @@ class Disk:
 
     @contextlib.contextmanager
     def refusing(self, path: Path) -> Iterator[None]:
-        """Convert an OSError of the block to StoreUnavailable."""
+        """Convert an OSError that the ``with`` block raises to StoreUnavailable."""
         try:
             yield
         except OSError as error:
             raise self.refused(path, error) from error
 
     def refused(self, path: Path, error: OSError) -> StoreUnavailable:
-        """Make the exception for a failed call that changed nothing."""
+        """Make the exception for a system call that failed without changing a file."""
         if error.errno in _NO_ROOM:
             return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
         return StoreUnavailable(f"{path}: {error.strerror or error}")
@@ -377,10 +387,11 @@ class Disk:
         return self.health.poison(f"{path}: {what}: {error.strerror or error}")
 
     def _discard(self, descriptor: int, path: Path) -> None:
-        """Delete a file that lacks some of its blocks, because the store cannot be opened with such
-        a file.
+        """Delete a file for which not all blocks could be allocated. With such a file, the store
+        could not be opened.
 
-        If the deletion fails, the store is poisoned, and the next opening recovers the store.
+        If the deletion fails too, the method poisons the store, so that the next opening recovers
+        the store.
         """
         self.let_go(descriptor)
         try:

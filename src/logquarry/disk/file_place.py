@@ -1,6 +1,7 @@
 """Base classes with the fields that each put or get reads.
 
-If this module is compiled, a put reads such a field ten times as fast as a Python attribute.
+If this module is compiled, a put reads such a field in a tenth of the time that an ordinary Python
+attribute takes.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ class FilePlace:
     """Fields of :class:`~logquarry.disk.mapped_file.MappedFile`.
 
     Attributes:
-        base: offset of the file's first byte in its queue of files.
+        base: offset of the file's first byte, counted in bytes over all files of the
+            :class:`~logquarry.disk.mapped_file_queue.MappedFileQueue`.
         wrote: number of written bytes.
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
-        address: memory address of the map's first byte. 0 for a closed file, and while writes go to
-            a pool's buffer.
+        address: memory address of the first byte of the file's memory map; 0 if the file is closed,
+            or if writes go to a buffer instead of the map.
     """
 
     base: int
@@ -40,12 +42,16 @@ class LastFile:
 
 
 class HealthReason:
-    """``reason``: why the store may no longer be written; None if the store may be written."""
+    """The field ``reason`` says why the store may no longer be written; None if the store may be
+    written.
+    """
 
     reason: str | None
 
 
 class Refusals:
-    """``refusals``: why the store takes no messages now; empty if the store takes messages."""
+    """The field ``refusals`` has the reasons why the store refuses messages now; empty if there is
+    none.
+    """
 
     refusals: frozenset[Any]

@@ -1,9 +1,12 @@
-"""The folders of a store: locks, second names of files, and the folders of a queue.
+"""The folders of a store: their locks, the hard links that protect files, and the folders of a log.
 
-A lock of a folder leaves no file, and ends with its process. A lock of a store also excludes a
-RocketMQ broker, but the broker tries to take the lock only after its recovery, which deletes files
-after the log's end. So each log file and index file that a writer changes has a hard link
-(:class:`NameGuard`), from which the writer restores a deleted name.
+A lock of a folder needs no lock file, and ends when its process ends.
+
+A RocketMQ broker cannot run on a store that logquarry has locked. But a broker that is started on
+such a store tries to take the lock only after its own recovery, and this recovery deletes files
+after the log's end. So logquarry gives each log file and index file that a writer changes a second
+name, a hard link (:class:`NameGuard`). If the broker deletes the file's own name (the first name),
+the writer restores it from the hard link.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
-    """Lock a folder, and return a descriptor that holds the lock; None without support of locks.
+    """Lock a folder, and return a descriptor that holds the lock; None if the system has no locks.
 
     Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
     ``at_work`` if another process holds the lock.
@@ -49,7 +52,8 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
             opened.callback(os.close, descriptor)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Another process may have replaced the folder after it was opened.
+                # After this process opened the folder, another process may have replaced the
+                # folder.
                 if os.path.samestat(os.fstat(descriptor), os.stat(folder)):  # noqa: PTH116
                     opened.pop_all()
                     return descriptor
@@ -64,8 +68,8 @@ def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int |
 
 @contextmanager
 def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
-    """Create a folder if it is missing, and lock the folder until the block ends. Raises
-    StoreUnavailable for a locked folder.
+    """Create a folder if it is missing, and lock the folder until the ``with`` block ends. Raises
+    StoreUnavailable if another process has locked the folder.
     """
     require_writing(folder)
     while True:
@@ -81,7 +85,7 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
             descriptor = lock_folder(folder)
             break
         except FileNotFoundError:
-            # Another process removed the folder again, because it was empty.
+            # Between the creation and the lock, another process removed the empty folder.
             continue
         except OSError as error:
             raise disk.refused(folder, error) from error
@@ -96,10 +100,12 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
 # Like Java's ``tryLock(0, 1)``, the lock covers byte 0 of the file ``lock``. The lock belongs to
-# the open file (``F_OFD_SETLK``), so it also excludes a second opener in this process. ``lockf``
-# would release the lock if this process closes any descriptor of the file.
+# the open file (``F_OFD_SETLK``), so this process cannot open the store twice either. A lock by
+# ``lockf`` would belong to the process, and would end when the process closes any descriptor of the
+# file.
 #
-# A writer takes the lock before reading the store. Java takes the lock only after its recovery.
+# A writer of logquarry takes the lock before it reads the store. RocketMQ takes the lock only after
+# its recovery.
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
@@ -107,7 +113,7 @@ _PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
-    """Whether a store already has the lock's file, so that taking the lock changes no file."""
+    """Whether the file ``lock`` already exists, so that taking the lock creates no file."""
     try:
         return read_file(root / LOCK) == _CONTENT
     except OSError:
@@ -123,7 +129,7 @@ class StoreLock(OpenFile):
         self._disk = disk
         existed = self.path.exists()
         if existed and not self.path.is_file() and not self.path.is_dir():
-            # A device can be opened and locked, but stores no bytes.
+            # The path may lead to a device, which can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
         with disk.refusing(self.path):
             self._descriptor = disk.open(self.path, create=True)
@@ -153,7 +159,7 @@ class StoreLock(OpenFile):
         abandon_in_children(self)
 
     def release(self) -> None:
-        """Release the lock. A forked child leaves the lock to its parent."""
+        """Release the lock. In a forked child, the lock stays with the parent."""
         self.close()
 
 
@@ -197,7 +203,9 @@ def _take(descriptor: int) -> None:
 
 
 def _holders(descriptor: int) -> list[int]:
-    """Return the processes with a lock on a file: /proc/PID/fdinfo/FD has a line ``lock: ...``."""
+    """Return the processes that hold a lock on a file. If a descriptor holds a lock, its file
+    /proc/PID/fdinfo/FD has a line ``lock: ...``.
+    """
     wanted = os.fstat(descriptor)
     found = []
     for process in _PROC.glob("[0-9]*"):
@@ -231,7 +239,9 @@ class NameGuard:
         self._folders: set[Path] = set()
 
     def guard(self, path: Path) -> None:
-        """Give a file its second name. Without hard links, only a sync detects a lost file name."""
+        """Give a file its second name. On a file system without hard links, there is no second
+        name, and only a later sync detects that the file's name was deleted.
+        """
         with self._change:
             with contextlib.suppress(OSError):
                 self._drop(path)
@@ -242,8 +252,7 @@ class NameGuard:
                     self._folders.add(link.parent)
                 self._disk.link(path, link)
             except FileNotFoundError:
-                # Another program deleted the file at this moment. The caller detects a deleted
-                # file.
+                # Another program has just deleted the file. The caller detects the deletion.
                 return
             except OSError as error:
                 logger.info("%s: no second name: %s", path, error.strerror)
@@ -251,7 +260,9 @@ class NameGuard:
             self._paths = (*self._paths, path)
 
     def release(self, path: Path) -> None:
-        """Remove a second name durably, so that no crash restores the name and then the file."""
+        """Remove a second name durably. Otherwise the name could reappear after a crash, and the
+        file would be restored from it.
+        """
         with self._change:
             link = link_of(path)
             with self._disk.refusing(link):
@@ -260,7 +271,9 @@ class NameGuard:
                 self._disk.sync_names(link.parent)
 
     def check(self) -> list[Path]:
-        """Restore lost first names of files; return their paths. A failure poisons the store."""
+        """Restore the first names that other programs deleted; return their paths. A failure
+        poisons the store.
+        """
         with self._change:
             lost = [path for path in self._paths if not path.exists()]
             for path in lost:
@@ -289,9 +302,10 @@ class NameGuard:
     def close(self) -> None:
         """Restore lost names, then remove all second names durably.
 
-        A second name that stays, or that reappears after a power cut, would restore its file after
-        a retention. So if a second name cannot be removed, the shutdown is not clean. In a poisoned
-        store all second names stay, and the next opening restores lost files from them.
+        If a second name stayed, or reappeared after a power cut, the next opening would restore a
+        file that retention has deleted. So if a second name cannot be removed, the shutdown does
+        not count as clean. If the store is poisoned, all second names stay, because the next
+        opening restores lost files from them.
 
         Raises:
             StoreUnavailable: if a name cannot be restored or removed.
@@ -318,8 +332,9 @@ class NameGuard:
     def restore(self, folders: Sequence[Path]) -> list[Path]:
         """After a crash, restore the first names that files have lost. Return the restored paths.
 
-        If a file was renamed in its folder, no name is restored, because a recovery renames the
-        file back. Expired files are not restored. The method removes all second names durably.
+        If a file was renamed in its folder, its first name is not restored from the hard link,
+        because a recovery renames the file back. The method does not restore files that retention
+        has deleted. At its end, the method removes all second names durably.
 
         Args:
             folders: all folders of the log, and possibly the folder of the index.
@@ -351,8 +366,9 @@ class NameGuard:
     def _expired(self, folders: Iterable[Path]) -> set[Path]:
         """Return the log files that a broker's retention deleted after the crash.
 
-        If such files were restored, the log would have a gap before its first file. The log has no
-        gap after a file that lost its name in the crash.
+        If such files were restored, the log would have a gap between them and its first file. There
+        is no such gap after a file that lost its name only in the crash, so the gap distinguishes
+        the two cases.
         """
         lost: dict[int, Path] = {}
         found: list[int] = []
@@ -377,7 +393,7 @@ class NameGuard:
 
 
 def _file_at(path: Path) -> tuple[int, int] | None:
-    # Return device and inode; None if the file is missing or cannot be read.
+    # Return the device and inode numbers of a file; None if the file is missing or cannot be read.
     try:
         found = path.stat()
     except OSError:
@@ -406,7 +422,9 @@ def _links_of(folder: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files. ``full_folders`` returns folders that get no new file."""
+    """The folders of one queue of files. ``full_folders`` returns the folders in which no new file
+    is created.
+    """
 
     def __init__(
         self,
@@ -416,9 +434,9 @@ class QueueFolders:
         read_only: Sequence[Path] = (),
         full_folders: Callable[[], Collection[Path]] = tuple,
     ) -> None:
-        # QUIRK: Java sorts the paths as text. The index of a file's path is the file's number
-        # modulo the number of paths. So if the configuration adds a path, later files get other
-        # folders. Existing files are always found.
+        # QUIRK: Java sorts the configured paths as text, and places file number n in the path with
+        # the index n modulo the number of paths. So if the configuration gets another path, new
+        # files go to other folders than before. Existing files are found in any of the folders.
         given = (folders,) if isinstance(folders, Path) else tuple(folders)
         self.folders = tuple(sorted(set(given), key=str))
         self._read_only = frozenset(read_only)
@@ -426,10 +444,11 @@ class QueueFolders:
         self._disk = disk
 
     def find(self, file_size: int, *, gaps: bool = False) -> dict[int, Path]:
-        """Find the existing files, in the order of their bases. Other names are skipped.
+        """Find the existing files, in the order of their bases (the offsets in their names). Files
+        with other names are skipped.
 
-        Raises CorruptFile if a file is longer than ``file_size``, if a file before the last file is
-        shorter, or if a file is missing and ``gaps`` is not set.
+        Raises CorruptFile in three cases: a file is longer than ``file_size``; a file other than
+        the last file is shorter than ``file_size``; a file is missing, and ``gaps`` is False.
         """
         found: dict[int, Path] = {}
         for folder in {*self.folders, *self._read_only}:

@@ -1,9 +1,11 @@
-"""Opens and creates the files of a log for writing, and loads their pages ahead of puts.
+"""Opens and creates the files of a log for writing, and loads their pages into memory before puts
+need them.
 
-The first write to a page causes a page fault, which takes about half of the time of a put in a
-batch. :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``,
-Linux 5.14; no effect elsewhere). A flush also writes loaded pages that no put has used. So
-:class:`PagesAhead` loads few pages if puts are rare, and none if each put waits for a flush.
+The first write to a page causes a page fault. Page faults take about half of the time of puts in
+batches. So :class:`PagesAhead` loads many pages at once in its own thread (``MADV_POPULATE_WRITE``,
+Linux 5.14; other systems load no pages ahead). But a flush writes all loaded pages to the disk,
+even pages that no put has used yet. So :class:`PagesAhead` loads few pages if puts are rare, and
+none if each put waits for a flush.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ from logquarry.log.log_place import LogFolders
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""Used part of a disk above which a folder gets no file (``getDiskSpaceCleanForciblyRatio``)."""
+"""If a larger part of a disk is used, no file is created there
+(``getDiskSpaceCleanForciblyRatio``).
+"""
 
 WAIT_TIMEOUT_MS: Final = 5_000
 _SLOW_MS: Final = 500
@@ -70,8 +74,8 @@ def full_folders(folders: Sequence[Path]) -> list[Path]:
 
 
 class _Request:
-    """A request to create a file ahead of its use. When ``done`` is set, ``file`` or ``error`` is
-    set.
+    """A request to create a file before a put needs it. The service sets ``file`` or ``error``, and
+    then ``done``.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -89,8 +93,8 @@ class AllocateMappedFileService(Service):
     Args:
         pool: in transient mode, the buffers to which puts write first.
         warm: load the pages of each file into memory (``warmMapedFileEnable``).
-        fast_fail: if no buffer is free, create no file (``fastFailIfNoBufferInStorePool``).
-            Otherwise puts write to the file's map.
+        fast_fail: what to do if no buffer of the pool is free. If True, create no file
+            (``fastFailIfNoBufferInStorePool``). If False, create a file, and puts write to its map.
     """
 
     def __init__(
@@ -109,20 +113,20 @@ class AllocateMappedFileService(Service):
         self._fast_fail = fast_fail
         self._timeout_ms = timeout_ms
         self._change = threading.Lock()
-        # Keys are file names, not paths: if a folder becomes full after the request, the file is
-        # created in another folder.
+        # Keys are file names instead of paths, because the caller may later ask for the same file
+        # in another folder, if the first folder is full by then.
         self._requests: dict[str, _Request] = {}
         # The request of the file that the last call of take returned.
         self._handed: _Request | None = None
         self._logged: str | None = None
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Take the file at ``path``, and request the creation of ``following``.
+        """Return the file at ``path``, and request the creation of the next file, ``following``.
 
         If a file of this name was already created in another folder, the call returns that file.
         Returns None if the file was not created in time, or if no buffer is free (``fast_fail``).
-        Raises StoreUnavailable if the file cannot be created. In both cases, a later call may
-        return the file.
+        Raises StoreUnavailable if the file cannot be created. After None or the exception, a later
+        call for the same file may succeed.
         """
         self.health.require_writable()
         if self.is_stopping:
@@ -130,7 +134,7 @@ class AllocateMappedFileService(Service):
         handed = self._handed
         if handed is not None:
             if handed.path.name == path.name:
-                # Ctrl-C interrupted the last call after it had taken this file.
+                # Ctrl-C interrupted the last call after the call had taken this file.
                 return handed.file
             self._requests.pop(handed.path.name, None)
         with self._change:
@@ -160,7 +164,8 @@ class AllocateMappedFileService(Service):
         return request.file
 
     def _ask_for(self, path: Path, size: int) -> _Request:
-        # With a single statement, Ctrl-C cannot leave an incomplete request.
+        # Use one statement for both steps. With two statements, Ctrl-C could arrive between them,
+        # and leave an incomplete request.
         request = self._requests[path.name] = _Request(path, size)
         return request
 
@@ -194,7 +199,7 @@ class AllocateMappedFileService(Service):
                     request.file.warm()
                 self._logged = None
             except StoreUnavailable as error:
-                # Each waiting put tries again. Log a full disk only once.
+                # Each waiting put requests the file again. Log a full disk only once.
                 text = f"{request.path}: cannot be created: {error}"
                 if text != self._logged:
                     logger.warning("%s", text)
@@ -239,7 +244,9 @@ class AllocateMappedFileService(Service):
 _LEAST: Final = 256 << 10
 _MOST: Final = 64 << 20
 _AHEAD_MS: Final = 100
-"""Pages for the puts of this time are loaded. The dispatcher may take 20 ms to wake the service."""
+"""The service loads as many pages as puts fill in this time, because the dispatcher may wake the
+service up to 20 ms late.
+"""
 
 
 class PagesAhead(Service):
@@ -256,12 +263,13 @@ class PagesAhead(Service):
         self._is_possible = True
 
     def grown(self) -> None:
-        """Load pages if few loaded pages are left. Any thread may call this method."""
+        """Wake the service if few loaded pages are left. Any thread may call this method."""
         file = self._log.last
         if file is None or not self._is_possible:
             return
         if self._log.reach is not None:
-            # A load writes by system calls, which need no loaded pages.
+            # A bulk load (:mod:`logquarry.store.load`) writes by system calls, which need no loaded
+            # pages.
             self._file, self._seen, self._loaded = file, file.base + file.wrote, 0
         elif file is not self._file or file.wrote + self._refill > self._loaded:
             self.wakeup()
@@ -271,7 +279,7 @@ class PagesAhead(Service):
         file = self._log.last
         address = 0 if file is None else file.address
         if file is None or not address or not self._is_possible:
-            # If the address is 0, puts write to a buffer.
+            # If the address is 0, puts write to a buffer, so they need no pages of the map.
             return
         wrote = file.wrote
         if file is not self._file:
@@ -285,8 +293,8 @@ class PagesAhead(Service):
         # While this view exists, the pages remain mapped, even if another thread closes the file.
         pages = file.buffer[start:stop]
         if pages:
-            # If the disk is full or fails, pages cannot be loaded, and the next put reports the
-            # reason.
+            # If the disk is full or fails, pages cannot be loaded. Ignore this here: the next put
+            # reports the reason.
             self._is_possible = populate(address + start, len(pages))
         self._loaded = stop
         if stop == file.size:
@@ -298,11 +306,12 @@ _LEAST_HOLE: Final = 64 << 10
 
 
 def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
-    """Turn the unwritten parts of the last file in each folder into holes; call this after a load.
+    """After a bulk load, free the blocks of the unwritten part of each folder's last file.
 
-    ``folders`` has a position for each folder. The last file is freed from this position on.
-    A store rarely gets messages soon after a load, and the next writer allocates the blocks again.
-    The caller holds the store's lock, and has synced and closed the files.
+    ``folders`` has a position for each folder, in bytes. The blocks of the folder's last file are
+    freed from this position on. This saves disk space, because a store rarely gets messages soon
+    after a load. The next writer allocates the blocks again. The caller must hold the store's lock,
+    and must have synced and closed the files.
     """
     for folder, start in folders.items():
         path = folder
@@ -312,7 +321,7 @@ def free_room(disk: Disk, folders: Mapping[Path, int]) -> None:
                 path = folder / names[-1]
                 _free(disk, path, start)
         except OSError as error:
-            # After a failure the file keeps its blocks.
+            # A failure does no harm, because the file only keeps its blocks.
             logger.debug("%s: its room is not freed: %s", path, error)
 
 

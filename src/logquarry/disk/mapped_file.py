@@ -9,8 +9,9 @@ Without a pool, written bytes are in the file at once, so committed equals wrote
 the transient store pool, a commit copies written bytes from the buffer to the file. Readers see
 only committed bytes.
 
-One thread writes at a time (the holder of the put lock), and one thread syncs. Any number of
-threads read, because a position advances only after the bytes before the position are written.
+One thread at a time writes (the thread that holds the put lock), and one thread syncs. Any number
+of threads can read without a lock, because a position advances only after all bytes before the new
+position are written.
 """
 
 from __future__ import annotations
@@ -43,22 +44,26 @@ class MappedFile(FilePlace):
     """A file of a :class:`MappedFileQueue`. Positions are within the file.
 
     The constructor opens or creates the file. :attr:`wrote` and :attr:`flushed` start at 0, even
-    for an existing file: only a walk over the bytes determines the end of the data. If no handler
-    of SIGBUS watches the map, the process touches no page of the map: the writer changes a
-    :class:`~logquarry.disk.write_buffers.FileCopy`, and readers copy the bytes.
+    for an existing file, because the end of its data is unknown until a caller reads the frames.
+
+    An access to a map raises SIGBUS if the disk fails. If this process has no handler of SIGBUS, it
+    never accesses the map: the writer changes a copy in memory
+    (:class:`~logquarry.disk.write_buffers.FileCopy`), and readers read the bytes by system calls.
 
     Args:
         pool: lends a buffer for writes, if a buffer is free.
         exclusive: refuse a file that exists already.
 
     Attributes:
-        buffer: the memory to write to: the map, the pool's buffer, or a copy. Read this attribute
-            before each write, because commit and close replace the memory.
+        buffer: the memory to which puts write: the map, the pool's buffer, or a copy. Read this
+            attribute again before each write, because :meth:`commit` and :meth:`close` set it to
+            other memory.
         address: memory address of the map's first byte; 0 if :attr:`buffer` is not the map.
         store_timestamp: store time of the last message. The writer sets this attribute after its
             append.
-        flushed_timestamp: store time of the last message on the disk.
-        guards_name: whether a flush fails if the file has lost its name.
+        flushed_timestamp: store time of the last message that a flush has synced.
+        guards_name: whether a flush fails if the file no longer has any name, because another
+            program deleted it.
     """
 
     def __init__(
@@ -78,7 +83,8 @@ class MappedFile(FilePlace):
         self.store_timestamp = self.flushed_timestamp = 0
         self.guards_name = False
         self._disk, self._health = disk, disk.health
-        # Committed bytes and their store time, while writes go to a pool's buffer.
+        # Number of committed bytes, and the store time of the last committed message. Used only
+        # while writes go to a pool's buffer.
         self._committed = self._committed_timestamp = 0
         self._sync_lock = threading.Lock()
         self.is_locked_in_memory = self._is_made = False
@@ -98,7 +104,7 @@ class MappedFile(FilePlace):
             copied = os.dup(self._descriptor)
             self._probed = ReadableMap(str(path), self._map, size, descriptor=copied)
         elif not self._is_made:
-            # If this process created the file, all pages are in memory and need no probe.
+            # If this process created the file, all its pages are readable, so they need no probe.
             self._probed = ReadableMap(str(path), self._map, size, is_watched=False)
         self._pool = pool
         borrowed = None if pool is None else pool.borrow(size)
@@ -130,7 +136,9 @@ class MappedFile(FilePlace):
     # ------------------------------------------------------------------------------- positions
     @property
     def committed(self) -> int:
-        """Number of bytes that are in the file, and so can be read."""
+        """Number of bytes that are in the file, and not only in a buffer. Only these bytes can be
+        read.
+        """
         return self.wrote if self._pooled is None else self._committed
 
     @property
@@ -158,7 +166,9 @@ class MappedFile(FilePlace):
 
     # ----------------------------------------------------------------------------------- write
     def append(self, data: bytes | bytearray | memoryview) -> int | None:
-        """Write bytes at the end. Return their position, None if the bytes do not fit."""
+        """Write bytes after the last written byte. Return their position; None if the bytes do not
+        fit.
+        """
         at = self.wrote
         end = at + len(data)
         if end > self.size:
@@ -171,8 +181,9 @@ class MappedFile(FilePlace):
     def write(self, data: memoryview) -> None:
         """Write many bytes at the end, by a system call.
 
-        New pages of the map are first set to zero, and each is a page fault: this takes more time
-        than the copy. Raises StoreUnavailable; a failed write poisons the store.
+        A write to the map would cause a page fault for each new page, and the operating system
+        would first fill the page with zeros. Both together take longer than the copy. A failed
+        write poisons the store, and raises StoreUnavailable.
         """
         at, end = self.wrote, self.wrote + len(data)
         assert end <= self.size
@@ -188,7 +199,9 @@ class MappedFile(FilePlace):
         self.wrote = end
 
     def advance(self, count: int) -> None:
-        """Advance :attr:`wrote` by bytes that a kernel has written to :attr:`buffer`."""
+        """Advance :attr:`wrote` by ``count`` bytes that compiled code has already written to
+        :attr:`buffer`.
+        """
         end = self.wrote + count
         assert count >= 0 and end <= self.size
         self.keep(self.wrote, end)
@@ -205,14 +218,17 @@ class MappedFile(FilePlace):
             self._copy.keep(start, stop)
 
     def allocate(self) -> None:
-        """Allocate all blocks: on a full disk, a write to a hole of the map ends the process."""
+        """Allocate all blocks. Otherwise, on a full disk, a write to a hole of the map would end
+        the process.
+        """
         with self._disk.refusing(self.path):
             self._disk.allocate(self._descriptor, self.size)
 
     def clear_from(self, position: int) -> bool:
         """Overwrite all bytes after a position with zeros, and sync. Return whether bytes changed.
 
-        The method only reads zeros and skips holes, so a hole of 1 GiB costs nothing.
+        The method skips holes of the file, and does not write to parts that already contain only
+        zeros. So even a hole of 1 GiB takes almost no time.
         """
         self._health.require_writable()
         changed = False
@@ -227,7 +243,9 @@ class MappedFile(FilePlace):
         return changed
 
     def holds_data(self) -> bool:
-        """Whether the file has a byte that is not 0, also a byte that another process wrote."""
+        """Whether the file has a byte that is not 0. This includes bytes that another process
+        wrote.
+        """
         return next(self._written_from(0), None) is not None
 
     def _written_from(self, position: int) -> Iterator[tuple[int, Bytes]]:
@@ -252,8 +270,9 @@ class MappedFile(FilePlace):
     def commit(self, least_pages: int = 0) -> int:
         """Write the pool's buffer to the file, and return the committed position.
 
-        Writes only if ``least_pages`` pages are due, or if the file is full. A full file returns
-        its buffer to the pool. A failed write poisons the store.
+        The method writes only if at least ``least_pages`` pages are not committed, or if the file
+        is full. When a full file is committed, the file returns its buffer to the pool. A failed
+        write poisons the store.
         """
         self._health.require_writable()
         with self._sync_lock:
@@ -276,13 +295,14 @@ class MappedFile(FilePlace):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed position.
 
-        Syncs only if ``least_pages`` pages are due, or if the file is full. Raises StoreUnavailable
-        if this sync or an earlier sync failed.
+        The method syncs only if at least ``least_pages`` pages are not synced, or if the file is
+        full. Raises StoreUnavailable if this sync or an earlier sync failed.
         """
         # Check the health before taking the lock: in a forked child, the lock may be held for ever.
         self._health.require_writable()
         with self._sync_lock:
-            # Read the store time before the position, so that this sync covers the message.
+            # Read the store time before the position. In the other order, the time could be of a
+            # message that this sync does not cover.
             is_pooled = self._pooled is not None
             timestamp = self._committed_timestamp if is_pooled else self.store_timestamp
             target = self.committed
@@ -332,7 +352,8 @@ class MappedFile(FilePlace):
 
     def _return_buffer(self) -> None:
         pooled = self._pooled
-        # Set the map first: a thread may read ``buffer`` meanwhile.
+        # Make ``buffer`` the map before the pool gets the old buffer, because another thread may
+        # read ``buffer`` at the same time.
         self._use_buffer(None)
         self._pooled = None
         if pooled is not None and self._pool is not None:
@@ -344,12 +365,13 @@ class MappedFile(FilePlace):
     ) -> memoryview | None:
         """Return the ``size`` bytes after a position; None if not all of these bytes are readable.
 
-        Without ``size``, return the readable bytes after the position, at most ``most``; None if no
-        byte is readable. The view stays valid after the file is closed or deleted.
+        Without ``size``, return the readable bytes after the position, at most ``most`` bytes; None
+        if no byte is readable. The returned view stays valid after the file is closed or deleted.
         """
         if self._health.is_gone:
             self._health.require_readable()
-        # Compute ``committed`` without a call, because each read of a message runs this line.
+        # Each read of a message runs this line. To save a call, the line repeats the code of
+        # ``committed``.
         end = self.wrote if self._pooled is None else self._committed
         if size is not None:
             stop = position + size
@@ -373,8 +395,9 @@ class MappedFile(FilePlace):
     def select_around(self, position: int, size: int) -> tuple[int, memoryview]:
         """Return the position and the bytes of a readable part of the file that contains a range.
 
-        For a file that this process made, the result has all readable bytes. Otherwise the result
-        ends with the probed bytes. If the result is a copy, it has at least CHUNK bytes.
+        If this process created the file, the part has all readable bytes. Otherwise, the part ends
+        with the last byte that was tested for disk errors. If the bytes must be copied, the copy
+        has at least CHUNK bytes, if the file has them.
         """
         probed, end = self._probed, self.committed
         if probed is None:
@@ -398,8 +421,8 @@ class MappedFile(FilePlace):
         return () if self._probed is None else self._probed.unreadable
 
     def require_readable(self, position: int, size: int) -> None:
-        """Raise UnreadableFile if a range is unreadable: a write through the map first reads the
-        page.
+        """Raise UnreadableFile if the disk cannot read a range. Check this before a write, because
+        the first write to a page of the map first reads the page from the disk.
         """
         if (probed := self._probed) is not None:
             probed.window(position, size)
@@ -429,8 +452,8 @@ class MappedFile(FilePlace):
     def close(self) -> None:
         """Close the file. Results of :meth:`select` stay readable; later calls return None.
 
-        The operating system writes bytes that are not flushed. Do not call this method while a
-        kernel writes at :attr:`address`.
+        Bytes that are not flushed stay in the page cache, and the operating system writes them to
+        the disk later. Do not call this method while compiled code writes at :attr:`address`.
         """
         if self._descriptor < 0:
             return
@@ -444,7 +467,8 @@ class MappedFile(FilePlace):
         stays(self)
         self._let_go()
         with contextlib.suppress(BufferError):
-            # A reader still has a view of the map. The end of the last view releases the map.
+            # A reader still has a view of the map. The map is released when the last view is
+            # released.
             self._map.close()
         self._disk.let_go(descriptor)
 

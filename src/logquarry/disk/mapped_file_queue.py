@@ -5,8 +5,9 @@
     min_offset                                   flushed   committed   wrote      end of the file
     |---- file ----|---- file ----|---- file ------|----------|----------|--------------|
 
-One thread writes at a time: the holder of the put lock, or the dispatcher for a queue. Any number
-of threads read, because a change makes a new list of files, and a removed file stays usable.
+One thread at a time writes: the thread that holds the put lock (log), or the dispatcher (consume
+queue). Any number of threads can read without a lock, because each change of the list of files
+makes a new list, and a removed file stays readable.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ _UNLOCK_AFTER: Final = 6.0
 """Seconds until the pages of a full file are unlocked (``CommitLog.putMessage``)."""
 _MOST_TRIES: Final = 100
 _CHECK_EVERY: Final = 1.0
-"""Minimum seconds between two times that a flush unlocks pages and checks file names."""
+"""After a flush has unlocked pages and checked file names, later flushes skip both steps for this
+number of seconds.
+"""
 
 
 class Allocator(Protocol):
-    """Creates the files of a queue ahead of their use; see :mod:`logquarry.disk.log_files`."""
+    """Creates the files of a queue before they are needed; see :mod:`logquarry.disk.log_files`."""
 
     def take(self, path: Path, following: Path | None, size: int) -> MappedFile | None:
-        """Return the file at ``path``, then create ``following``; None if not created in time.
+        """Return the file at ``path``, or None if it was not created in time. Then create
+        ``following``.
 
-        The file may have been created ahead under the same name in another folder.
+        The returned file may be in another folder, but with the same file name.
         """
 
     def discard(self) -> None:
@@ -55,7 +59,7 @@ class MappedFileQueue(LastFile):
 
     Args:
         allocator: creates files ahead; None to create a file when it is needed.
-        read_only: folders in which no file is created.
+        read_only: folders whose existing files are used, but in which no new file is created.
         full_folders: returns the folders that have no room for another file.
         guard_names: whether to restore the name of a file that another program deletes
             (:mod:`logquarry.disk.folders`). Only the log needs this, because queues can be rebuilt
@@ -63,8 +67,8 @@ class MappedFileQueue(LastFile):
         gaps: whether to accept gaps between files, as RocketMQ does.
 
     Attributes:
-        reach: no file that begins at or after this offset is created ahead; None if there is no
-            limit.
+        reach: a file that begins at or after this offset is not created before it is needed; None
+            if there is no limit.
         flushed_offset: offset after the bytes on the disk (``flushedWhere``).
         committed_offset: offset after the bytes in the files (``committedWhere``).
         store_timestamp: store time of the last message that the last thorough flush covered.
@@ -97,12 +101,13 @@ class MappedFileQueue(LastFile):
         self._health = disk.health
         self._allocator = allocator
         self.bases = ()
-        # An element is a path until the file is opened. An unopened file is full and flushed.
+        # An element is a path until the file is opened. A file that was not opened yet is full and
+        # flushed.
         self._files: tuple[MappedFile | Path, ...] = ()
         self.last: MappedFile | None = None
         self.reach: int | None = None
-        # Whether writes of any file go to a buffer first. Then committed_offset is the end of the
-        # readable bytes.
+        # Whether writes to any of the files go to a buffer first. If they do, committed_offset is
+        # the end of the readable bytes.
         self._is_transient = False
         self._change = threading.Lock()
         self._flushing = threading.Lock()
@@ -113,8 +118,8 @@ class MappedFileQueue(LastFile):
         """Find the files.
 
         Names that are not offsets are skipped. Until :meth:`truncate_to` sets the end, all files
-        are assumed to be full. A short last file is extended. With ``guard_names``, a file gets
-        back a name that it lost in a crash.
+        are assumed to be full. If the last file is too short, it is extended. With ``guard_names``,
+        the method restores the names of files that another program deleted before a crash.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
         Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash
@@ -133,7 +138,7 @@ class MappedFileQueue(LastFile):
         self.last = self._opened(len(self._files) - 1) if self._files else None
 
     def _opened(self, index: int) -> MappedFile:
-        # The caller holds the change lock.
+        # The caller must hold the lock for changes of the file list.
         file = self._files[index]
         if isinstance(file, Path):
             file = MappedFile(self._disk, file, self.bases[index], self.file_size)
@@ -178,7 +183,7 @@ class MappedFileQueue(LastFile):
                 self.flushed_offset = self.committed_offset = base
             elif self.last is not None and self.last.is_locked_in_memory:
                 self._to_unlock.append((time.monotonic() + _UNLOCK_AFTER, self.last))
-            # After Ctrl-C at these lines, the next put repeats them with the same file.
+            # If Ctrl-C interrupts these lines, the next put runs them again with the same file.
             self._files = (*(file for file in self._files if file is not made), made)
             self.bases = (*(other for other in self.bases if other != base), base)
             self._is_transient = self._is_transient or made.is_transient
@@ -192,7 +197,8 @@ class MappedFileQueue(LastFile):
         made = self._allocator.take(path, following, self.file_size)
         if made is None or self._keeps_name(made):
             return made
-        # A RocketMQ broker that starts on this store deletes empty files before the lock stops it.
+        # If a RocketMQ broker is started on this store, it deletes empty files before it fails to
+        # take the lock. So check that the new file still has its name.
         logger.warning("%s: another program deleted it before its first use; made again", made.path)
         made.close()
         return self._made_now(base)
@@ -224,7 +230,7 @@ class MappedFileQueue(LastFile):
         return self._where.path_of(base, self.file_size)
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file with room for an offset (``findMappedFileByOffset``)."""
+        """Return the file that contains a given offset (``findMappedFileByOffset``)."""
         last = self.last
         if last is not None and last.base <= offset < last.base + self.file_size:
             return last
@@ -256,8 +262,8 @@ class MappedFileQueue(LastFile):
     def max_offset(self) -> int:
         """End of the readable bytes, 0 if there are no files (``getMaxOffset``).
 
-        QUIRK: Java takes the last file's committed position, even if the file before it is not
-        committed yet.
+        QUIRK: Like Java, this uses the last file's committed position, even if the file before the
+        last file is not completely committed yet.
         """
         if self._is_transient:
             return self.committed_offset
@@ -309,8 +315,8 @@ class MappedFileQueue(LastFile):
     def commit(self, least_pages: int = 0) -> int:
         """Write the buffers to the files, and return the committed offset.
 
-        Commits each full file, and the last file if ``least_pages`` pages are due. Java commits one
-        file per call.
+        The method commits each full file, and the last file if at least ``least_pages`` of its
+        pages are not committed. Java commits only one file per call.
         """
         self._health.require_writable()
         with self._flushing:
@@ -324,10 +330,10 @@ class MappedFileQueue(LastFile):
     def flush(self, least_pages: int = 0) -> int:
         """Sync the committed bytes, and return the flushed offset.
 
-        Syncs each full file, and the last file if ``least_pages`` pages are due. A thorough flush
-        (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises StoreUnavailable if this sync or
-        an earlier sync failed. After a failed sync, the flushed offset stays before the bytes that
-        may not be on the disk.
+        The method syncs each full file, and the last file if at least ``least_pages`` of its pages
+        are not synced. A thorough flush (``least_pages`` is 0) sets :attr:`store_timestamp`. Raises
+        StoreUnavailable if this sync or an earlier sync failed. After a failed sync, the flushed
+        offset stays before the bytes that may not be on the disk.
         """
         self._health.require_writable()
         with self._flushing:
@@ -350,23 +356,27 @@ class MappedFileQueue(LastFile):
 
     def _since(self, offset: int) -> list[MappedFile]:
         first = max(0, bisect_right(self.bases, offset) - 1)
-        # A file that is still a path was flushed before load() found the file.
+        # An element that is still a path is a file that was never opened, and such a file counts as
+        # flushed.
         return [file for file in self._files[first:] if isinstance(file, MappedFile)]
 
     # --------------------------------------------------------------------------------- the end
     def truncate_to(self, offset: int, *, aside: Path | None = None) -> list[Path]:
-        """Truncate the queue at an offset, on the disk too. Return the new paths of moved files.
+        """Truncate the queue at an offset, in memory and on the disk. Return the new paths of the
+        files that were moved.
 
-        Later bytes of the file become zeros, and are synced. Java keeps the old bytes after the
-        end, and they reappear when the log grows up to them. Later files with data are moved to the
-        quarantine folder ``aside``, on the same disk; files of zeros are deleted.
+        In the file that contains the offset, the bytes after the offset are overwritten with zeros,
+        and synced. Java keeps these bytes, so they look like messages again when the log grows up
+        to them. Later files that contain data are moved to the quarantine folder ``aside``. Later
+        files that contain only zeros are deleted.
 
         Raises UsageError if the offset is not in the queue, or if ``aside`` is needed but None.
         After a UsageError no file has changed.
         """
         self._health.require_writable()
         if self._allocator is not None:
-            # If the queue's end moves back, a file that was created ahead would leave a gap.
+            # Files that were created before they were needed begin after the old end. After a
+            # truncation they would leave a gap, so delete them.
             self._allocator.discard()
         with self._flushing, self._change:
             bases = self.bases
@@ -401,7 +411,9 @@ class MappedFileQueue(LastFile):
             return moved
 
     def end_at(self, offset: int) -> None:
-        """Truncate the queue in its last file, but, like RocketMQ, keep the bytes after the end."""
+        """Truncate the queue at an offset in its last file, but keep the bytes after the offset in
+        the file, like RocketMQ.
+        """
         with self._flushing, self._change:
             last = self.last
             if last is None:
@@ -422,8 +434,8 @@ class MappedFileQueue(LastFile):
         return 0 if last is None else last.base + self.file_size
 
     def remove_first(self) -> None:
-        """Remove and delete the first file. Raises UsageError if this file is the last file or is
-        not flushed.
+        """Remove the first file from the queue, and delete it. Raises UsageError if it is the only
+        file, or if it is not flushed.
         """
         with self._flushing, self._change:
             if len(self._files) < 2:
@@ -432,13 +444,15 @@ class MappedFileQueue(LastFile):
                 raise UsageError(f"the file at {self.bases[0]} is not flushed yet")
             first = self._opened(0)
             self.bases, self._files = self.bases[1:], self._files[1:]
-            # Remove the hard link first, because NameGuard.check restores a file that has only its
-            # hard link.
+            # Remove the file's hard link first. Otherwise NameGuard.check could restore the deleted
+            # file from the hard link.
             self._release_name(first)
         first.delete()
 
     def remove_until(self, last_base: int) -> None:
-        """Delete all files with this base or a lower base, but never the queue's last file."""
+        """Delete all files that begin at or before the offset ``last_base``, but never the queue's
+        last file.
+        """
         while len(self.bases) > 1 and self.bases[0] <= last_base:
             if self.bases[1] > self.flushed_offset:
                 self.flush(0)
@@ -447,7 +461,8 @@ class MappedFileQueue(LastFile):
     def close(self) -> None:
         """Close all files. Results of :meth:`select` stay readable.
 
-        Raises StoreUnavailable if a second name cannot be removed; the files are closed then too.
+        Raises StoreUnavailable if a file's hard link (:class:`~logquarry.disk.folders.NameGuard`)
+        cannot be removed. In this case too, all files are closed.
         """
         if self._health.is_forked:
             return

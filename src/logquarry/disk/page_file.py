@@ -20,9 +20,10 @@ from logquarry.log.store_files import quarantine
 class PageFile(OpenFile):
     """A small file of fixed size, open for writing. A missing file is created with zeros.
 
-    If the disk does not deliver the page, the old file is moved to quarantine, and a new file
-    replaces the old file. A write to a part of the old page would fail too. A failed :meth:`sync`
-    or :meth:`write_durably` poisons the store, and raises StoreUnavailable.
+    If the disk cannot read the page, the old file is moved to quarantine, and a new file replaces
+    it. The old file cannot be kept, because a write to a part of the page would first read the
+    page, and fail. A failed :meth:`sync` or :meth:`write_durably` poisons the store, and raises
+    StoreUnavailable.
     """
 
     def __init__(self, disk: Disk, path: Path, size: int, root: Path) -> None:
@@ -52,7 +53,9 @@ class PageFile(OpenFile):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a block that opens the file. After a failure, close the file."""
+        """Run a ``with`` block that opens the file. If the block raises an exception, close the
+        file.
+        """
         try:
             yield
         except OSError as error:
@@ -86,8 +89,10 @@ class PageFile(OpenFile):
 # --------------------------------------------------------------------------------------------------
 # The checkpoint (``StoreCheckpoint``)
 #
-# The checkpoint has three store times, up to which log, queues and index are on the disk. So a
-# writer sets a time only after a sync, and writes the checkpoint last:
+# The checkpoint has three store times. Messages up to the first time are on the disk. Up to the
+# second time, the queue entries of messages are on the disk, and up to the third time, their index
+# entries. So a writer sets each time only after the sync of the files in question, and writes the
+# checkpoint last:
 #
 #     log synced -> physic; queues synced -> logics; index file synced -> index; checkpoint synced
 #
@@ -99,12 +104,15 @@ class CheckpointFile:
     """The checkpoint file, open for writing; see :class:`PageFile`.
 
     Attributes:
-        physic_timestamp: store time in milliseconds up to which the log is on the disk.
+        physic_timestamp: store time, in milliseconds, of the last message that is certainly on the
+            disk.
         logics_timestamp: store time in milliseconds up to which all queues are on the disk.
         index_timestamp: store time in milliseconds up to which the index is on the disk. RocketMQ
             sets this time only when an index file is full.
-        offsets: the offsets of RocketMQ 5. Only a recovery changes these offsets.
-        before_write: called before each write, with the times on the disk and the new times.
+        offsets: the three offsets that RocketMQ 5 adds to the checkpoint. Only a recovery changes
+            these offsets.
+        before_write: called before each write of the checkpoint, with the times that are on the
+            disk and the new times.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:
@@ -157,12 +165,12 @@ class DurableFile:
 
     Args:
         checkpoint: the times of the checkpoint.
-        log_start: physical offset at which the log starts, -1 if the log has no files; None to
-            leave the start in the file unchanged.
+        log_start: physical offset at which the log starts; -1 if the log has no files; None to keep
+            the start that the file already contains.
 
     Attributes:
-        find_start: returns the log's current start, -1 if unknown. Each write of the checkpoint
-            also writes this start, if it is higher.
+        find_start: returns the log's current start, -1 if unknown. If this start is higher than the
+            start in the file, each write of the checkpoint also writes this start.
     """
 
     def __init__(
@@ -194,7 +202,9 @@ class DurableFile:
         return self._mark.offset
 
     def move(self, offset: int) -> None:
-        """Raise the durable offset without a sync: a lost write only leaves a lower offset."""
+        """Write a higher durable offset without a sync. If a power cut loses the write, the file
+        only has a lower offset.
+        """
         with self._writing:
             if offset <= self._mark.offset or not self._file.is_open:
                 return
@@ -214,20 +224,22 @@ class DurableFile:
                 self._file.sync()
 
     def expect(self, before: Checkpoint, after: Checkpoint) -> None:
-        """Write that the durable offset fits the old and the next times of the checkpoint."""
+        """Record that the durable offset is valid for a store whose checkpoint has the times
+        ``before`` or ``after``.
+        """
         with self._writing:
             self._mark = self._mark._replace(before=before, after=after)
             self._raise_start(self.find_start())
             self._file.write_durably(self._content())
 
     def begin_at(self, log_start: int) -> None:
-        """Write the log's new start; the caller then deletes the files before the new start."""
+        """Write the log's new start. The caller then deletes the log files before this start."""
         with self._writing:
             self._raise_start(log_start)
             self._file.write_durably(self._content())
 
     def _raise_start(self, log_start: int) -> None:
-        # A deletion in progress may already have recorded a later start.
+        # Another deletion, which is still running, may already have recorded a later start.
         if log_start > (-1 if self._start is None else self._start):
             self._start = log_start
 

@@ -1,4 +1,6 @@
-"""The state and the threads (``ServiceThread``) of an open store: health, refusals, forks, exit."""
+"""The state of an open store (health, refusals), its threads (``ServiceThread``), and its end at a
+fork or exit.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ class Refusal(Enum):
 class RunningFlags(Refusals):
     """The reasons why a store takes no messages now.
 
-    Reads continue. Any thread may use the object. A change replaces the set ``refusals``, so a put
-    reads the set without a lock.
+    The store can still be read. Any thread may use the object. Each change replaces the whole set
+    ``refusals``, so a put can read the set without a lock.
     """
 
     def __init__(self, *refusals: Refusal) -> None:
@@ -65,15 +67,17 @@ class RunningFlags(Refusals):
 class Health(HealthReason):
     """Whether a store may be written and read.
 
-    After a failed sync, the contents of the disk are unknown: the kernel marks the pages clean, and
-    the next sync reports success. So the first failed sync ends all writes until the store is
-    opened again. After the failed sync no file is synced again, and waiting puts fail, but reads
-    continue.
+    After a failed sync, it is unknown which bytes are on the disk: the operating system marks the
+    unwritten pages as clean, so the next sync would report success without writing them. So the
+    first failed sync ends all writes until the store is opened again (the store is *poisoned*).
+    From then on no file is synced, and waiting puts fail, but the store can still be read.
 
     Attributes:
         reason: why the store may no longer be written, None if the store may be written.
-        is_gone: whether reads have ended too: the store was closed, or this is a forked child.
-        is_forked: whether this is a forked child. Locks may be held for ever in a forked child.
+        is_gone: whether the store can no longer be read either, because it was closed, or this is a
+            forked child.
+        is_forked: whether this is a forked child. In a forked child a lock may stay taken forever,
+            because the thread that held the lock exists only in the parent.
     """
 
     def __init__(self) -> None:
@@ -103,7 +107,7 @@ class Health(HealthReason):
         self.end("the store belongs to the process that this one was forked from")
 
     def error(self) -> StoreUnavailable:
-        """Make the exception for a call that the store refuses."""
+        """Make the exception for a call that the store refuses in its current state."""
         return StoreUnavailable(self.reason or "the store cannot be written")
 
     def require_writable(self) -> None:
@@ -118,11 +122,12 @@ class Health(HealthReason):
 
 
 class Flag:
-    """A flag that several threads set. The waiting thread clears the flag.
+    """A flag that any thread can set. One thread waits for the flag, and clears it.
 
     The flag is a bare lock, because ``threading.Event`` is written in Python: Ctrl-C inside a
     method of an Event can leave the Event's lock taken, and then another thread waits for ever. A
-    put calls ``is_unset`` before :meth:`set`, because ``is_unset`` is cheaper.
+    put calls ``is_unset`` first, and :meth:`set` only if the flag is not set, because ``is_unset``
+    takes less time.
     """
 
     def __init__(self) -> None:
@@ -144,7 +149,9 @@ class Flag:
 
 
 class Done:
-    """A flag that is set once and never cleared. Like :class:`Flag`, this class is a bare lock."""
+    """A flag that is set once and never cleared. Like :class:`Flag`, it is implemented as a bare
+    lock.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
@@ -160,13 +167,13 @@ class Done:
     def wait(self, timeout_s: float) -> bool:
         """Wait until the flag is set. Return whether the flag is set."""
         if not self._is_set and self._free.acquire(timeout=timeout_s):
-            # Wake the next waiting thread.
+            # This thread has taken the lock. Release it, so that the next waiting thread wakes too.
             self._free.release()
         return self._is_set
 
 
 Clock = Callable[[], int]
-"""A clock that returns milliseconds, of which only differences have a meaning."""
+"""A clock that returns milliseconds from an arbitrary start, so only differences have a meaning."""
 
 
 def monotonic_ms() -> int:
@@ -177,8 +184,8 @@ def monotonic_ms() -> int:
 class Service(ABC):
     """A daemon thread that runs :meth:`run_once` at an interval, or after :meth:`wakeup`.
 
-    A poisoned store ends the service. If :meth:`run_once` raises another exception than
-    StoreUnavailable, the thread ends and poisons the store.
+    If the store is poisoned, the service ends. If :meth:`run_once` raises any exception other than
+    StoreUnavailable, the thread poisons the store and ends.
 
     Args:
         interval_ms: pause between two runs; None to run only after :meth:`wakeup`.
@@ -213,7 +220,9 @@ class Service(ABC):
         return None if self.is_timed else self._wake
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """End the thread after its current run and :meth:`run_last`; False after a timeout."""
+        """End the thread after its current run and :meth:`run_last`. Return False if it is still
+        running after ``timeout_s``.
+        """
         if self._process != os.getpid():
             return True
         self._is_stopping = True
@@ -266,8 +275,8 @@ class Abandonable(Protocol):
     """An object that must not be used in a forked child."""
 
     def abandon_in_child(self) -> None:
-        """Release the parent's resources in the child. Implementations must not take locks, and
-        must not raise errors.
+        """Release, in the child, the resources that the child got from its parent. Implementations
+        must not take locks, and must not raise errors.
         """
 
 
@@ -283,12 +292,13 @@ _OPEN: Final[dict[int, Closable]] = {}
 
 
 def abandon_in_children(thing: Abandonable) -> None:
-    """Abandon ``thing`` in each child that this process forks. The list of such objects has only
-    weak references.
+    """In each child that this process forks, call ``thing.abandon_in_child``. Only a weak reference
+    to ``thing`` is kept.
 
     A forked child lacks the store's maps (``MADV_DONTFORK``) and the store's threads. So in a child
-    every call raises StoreUnavailable, and the descriptors are closed. If the child kept the lock's
-    descriptor, the store would stay locked as long as the child lives.
+    every call raises StoreUnavailable, and the descriptors are closed. The store's lock belongs to
+    a descriptor. If the child kept this descriptor open, the store would stay locked until the
+    child ends.
     """
     _NOT_IN_CHILDREN.add(thing)
 
@@ -314,7 +324,7 @@ def _close_all() -> None:
         try:
             thing.close()
         except Exception:
-            # The other stores must be closed too.
+            # Log the error and continue, because the other stores must be closed too.
             logger.exception("a store could not be closed cleanly at exit")
 
 

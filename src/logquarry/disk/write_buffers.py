@@ -16,7 +16,7 @@ from logquarry.log.readable import memory_call
 
 _POPULATE_WRITE: Final = 23
 _STEP: Final = 8 << 20
-"""Bytes that are read, loaded or released in one call."""
+"""Number of bytes that one call reads, loads or releases."""
 
 
 def address_of(mapped: mmap.mmap) -> int:
@@ -26,7 +26,8 @@ def address_of(mapped: mmap.mmap) -> int:
 
 def populate(address: int, size: int) -> bool:
     """Load pages into memory, writable (``MADV_POPULATE_WRITE``, Linux 5.14)."""
-    # Load in steps, because a call for 1 GiB would hold the process's memory map lock too long.
+    # Load in steps. A single call for 1 GiB would hold the operating system's lock of this
+    # process's memory maps too long, and other threads would wait for it.
     return all(
         memory_call("madvise", address + at, min(_STEP, size - at), _POPULATE_WRITE) == 0
         for at in range(0, size, _STEP)
@@ -44,7 +45,9 @@ def unlock(address: int, size: int) -> bool:
 
 
 def leave_mapped(mapped: mmap.mmap) -> None:
-    """Never unmap a map, because in a forked child other code may use the map's addresses."""
+    """Make sure that a map is never unmapped. In a forked child the map does not exist, so other
+    code may use the same addresses, and unmapping would remove that memory.
+    """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(mapped))
 
 
@@ -53,8 +56,8 @@ class TransientStorePool:
 
     A file borrows a buffer until the file is full. With a buffer, a put never waits for the page
     cache, but uncommitted bytes are lost if the process ends. The pool is used only with
-    asynchronous flush, and not on a slave. A borrowed buffer has the bytes of the previous file. So
-    stale bytes may follow the file's blank, as in RocketMQ.
+    asynchronous flush, and not on a slave. A borrowed buffer still contains bytes of the file that
+    used it before. So old bytes may follow the blank at the end of a file, as in RocketMQ.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -88,26 +91,26 @@ class FileCopy:
     """A copy of a file in memory, used instead of a map if no handler of SIGBUS watches the map.
 
     If the disk fails or is full, ``pwrite`` raises an error, but a write to a map would end the
-    process. After a write, the memory of appended pages is released, and then reads as zeros.
-    Loaded pages stay in memory.
+    process. After :meth:`keep` has written appended pages to the file, a later call of it releases
+    their memory, which then reads as zeros. Pages that :meth:`load` has read stay in memory.
     """
 
     def __init__(self, disk: Disk, descriptor: int, path: Path, size: int) -> None:
         self._disk = disk
         self._descriptor = descriptor
         self._path = path
-        # Without MAP_NORESERVE, the copies of thousands of queue files could exceed the memory
-        # limit.
+        # With MAP_NORESERVE, unused memory does not count against the memory limit. Without it, the
+        # copies of thousands of queue files could exceed the limit.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
         options: dict[str, Any] = {"flags": flags}
         self._memory = mmap.mmap(-1, size, **options)
         self.view = memoryview(self._memory)
-        # The pages before this position need no release: they were released already, or they are
-        # loaded pages.
+        # Pages before this position are never released again: they were released already, or
+        # :meth:`load` has read them.
         self._done = 0
 
     def load(self, length: int) -> None:
-        """Read the file's first bytes into the memory, and keep them there."""
+        """Read the file's first ``length`` bytes into the memory, and never release their pages."""
         done = 0
         with self._disk.refusing(self._path):
             while done < length:

@@ -1,5 +1,6 @@
-"""The layouts of RocketMQ 4.9.3's files, and their codecs, which work only on bytes.
+"""The layouts of RocketMQ 4.9.3's files, and functions that encode and decode them. The functions
+work on bytes only; they open no files.
 
-Each format has one table (:mod:`logquarry.format.fields`); structs, offsets and dtypes derive from
-the table.
+One table of fields (:mod:`logquarry.format.fields`) describes each format. Its structs, field
+offsets and NumPy dtypes are computed from this table.
 """

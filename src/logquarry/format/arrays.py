@@ -1,7 +1,8 @@
-"""Types of NumPy arrays, and the three tables that kernels fill: in a walk, for the dispatcher, and
-for the messages of a get.
+"""Types of NumPy arrays, and the three tables that the compiled functions (kernels) fill: for a
+walk over the log, for the dispatcher, and for the messages of a ``get``.
 
-A walk over the log fills a table with one row of int32 per frame. The walk's codes are below.
+A walk reads a part of the log (the window) frame by frame, and fills a table with one row of int32
+per frame. The return codes of a walk are constants below.
 
 ====  =============  ===============================================
  col  name           relative to
@@ -16,7 +17,7 @@ A walk over the log fills a table with one row of int32 per frame. The walk's co
   7   PROPS_LENGTH
 ====  =============  ===============================================
 
-The kernel and the reference fill this table with the same values.
+The kernel and the pure-Python version (the reference) fill this table with the same values.
 
 The table for the dispatcher: one column of int64 per frame.
 
@@ -72,19 +73,24 @@ POSITION, SIZE, BODY_AT, BODY_LENGTH, TOPIC_AT, TOPIC_LENGTH, PROPS_AT, PROPS_LE
 ROW_WIDTH = 8
 
 FROM_FRAME, FROM_STORE_TIME, FROM_BODY = range(3)
-"""The parts of a frame. Positions of fields count from the start of the part, because a host before
-the part takes 8 bytes (IPv4) or 20 (IPv6)."""
+"""The three parts of a frame. A host (8 bytes for IPv4, 20 bytes for IPv6) can be before the second
+and the third part. So the position of a field is counted from the start of the field's part.
+"""
 
 REACHED_STOP = 0
-"""The walk has reached the position ``stop``. Codes 1..99 are ``DamageKind``."""
+"""The walk has reached the position ``stop``, without damage. Codes 1 to 99 are values of
+``DamageKind``.
+"""
 BLANK = 100
-"""A blank starts here."""
+"""At the position where the walk ended, a blank starts."""
 NEED_MORE = 101
 """A frame continues beyond the window, but not beyond the file."""
 TABLE_FULL = 102
-"""The table has no room for another row."""
+"""The walk ended because the table has no room for another row."""
 ASK_JAVA = 103
-""":mod:`logquarry.repair.recover.java_dispatch` decides whether RocketMQ accepts the frame."""
+"""RocketMQ may reject the next frame. The caller asks
+:mod:`logquarry.repair.recover.java_dispatch`.
+"""
 
 
 (
@@ -106,19 +112,25 @@ ROW: Final = struct.Struct("=3q6i")
 ROW_SIZE: Final = ROW.size
 
 NO_TAGS: Final = 0
-"""There is no TAGS property."""
+"""The message has no TAGS property."""
 SAME_TAGS: Final = -1
-"""The tags are the same as in the row before."""
+"""The message has the same tags as the message of the previous row."""
 ASK_TAGS: Final = -2
-"""The properties are not UTF-8: the reference decodes the tags."""
+"""The message's properties are not valid UTF-8, so the pure-Python version must decode the tags."""
 
 NOT_SOUND: Final = -1
-"""The kernel's result in uncommon cases: the reference gives the answer."""
+"""Result of the ``get`` kernel in uncommon cases, for which the pure-Python version must answer the
+get.
+"""
 NOT_AT_HAND: Final = -2
-"""The kernel's result if a frame is not within the mapped bytes that it was given."""
+"""Result of the ``get`` kernel if a frame is not in the mapped part of the log that the caller
+passed.
+"""
 COUNT_SHIFT: Final = 24
-"""Any other result packs three numbers, each shifted by this many bits from the previous one: bytes
-of frames, messages, and entries."""
+"""Any other result of the ``get`` kernel is one integer that contains three numbers of 24 bits
+each. From the lowest bits up: the bytes of the copied frames, the number of messages, and the
+number of entries that were read.
+"""
 
 (
     STATE_LOG,
@@ -130,10 +142,14 @@ of frames, messages, and entries."""
     STATE_DISK_COUNT,
     STATE_DISK_SIZE,
 ) = range(8)
-"""Further arguments of the kernel, 64 bits each: the address and the physical offsets of the mapped
-bytes of the log, the address of the CRC function, and the limits of an answer."""
+"""Positions of further arguments of the ``get`` kernel in an array of 64-bit numbers: the address,
+first and end physical offset of the mapped part of the log; the address of the CRC function; and
+the maximum messages and bytes of an answer, for messages in memory and for messages on disk.
+"""
 
 TAG_CODE, TAG_AT, TAG_LENGTH = range(3)
-"""Arguments for a wanted tag: its hash, the address of its text, and its length in bytes."""
+"""Positions of the three numbers that describe a requested tag: its hash, the address of its text,
+and the text's length in bytes.
+"""
 TAG_WIDTH: Final = 3
-"""Numbers per tag. The count of tags precedes the first tag."""
+"""Number of 64-bit numbers per requested tag. The number of tags comes before the first tag."""

@@ -1,7 +1,8 @@
-"""Batches: a client's request, inner batches of RocketMQ 5, and the entries of batch queues.
+"""The formats of batches: the request of a client, the inner batches of RocketMQ 5, and the entries
+of batch queues.
 
-In the wire form, the body of a client's batch request, one message follows the other, each with
-these big-endian fields (``MessageDecoder.encodeMessage``)::
+The body of a client's batch request (the wire form) contains one message after the other. Each
+message has these big-endian fields (``MessageDecoder.encodeMessage``)::
 
     | TOTALSIZE 4 | MAGICCODE 4 | BODYCRC 4 | FLAG 4 | BODYLEN 4 | BODY |
     | PROPERTIESLEN 2 | PROPERTIES |
@@ -13,8 +14,8 @@ batch is the wire form of several messages. Message i has the queue offset QUEUE
 property INNER_NUM is the number of messages; INNER_BASE repeats QUEUEOFFSET.
 
 An entry of a batch queue (``BatchConsumeQueue``, 46 bytes) points to one frame, and has the queue
-offsets of its messages: ``[base, base + count)``. To find a queue offset, a reader searches the
-entries of the batch queue.
+offsets of its messages: ``[base, base + count)``. An entry's place in the file does not determine
+its queue offsets. So to find a queue offset, a reader searches the entries of the batch queue.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class BatchItem:
 
 
 def encode(items: Iterable[BatchItem]) -> bytes:
-    """Encode messages to the wire form; a field that does not fit its width raises ValueError."""
+    """Encode messages to the wire form. Raises ValueError if a value does not fit its field."""
     parts: list[bytes] = []
     for item in items:
         try:
@@ -73,7 +74,7 @@ def encode(items: Iterable[BatchItem]) -> bytes:
 
 
 def decode(data: bytes) -> Iterator[BatchItem]:
-    """Decode a wire form; wrong lengths raise ValueError."""
+    """Decode a wire form. Raises ValueError if a length is wrong."""
     position = 0
     while position < len(data):
         left = len(data) - position
@@ -108,7 +109,9 @@ def decode(data: bytes) -> Iterator[BatchItem]:
 INNER_BATCH: Final = sys_flag.INNER_BATCH | sys_flag.NEED_UNWRAP
 """Clients split a frame into its messages only if both bits are set."""
 OF_BATCH: Final = INNER_BATCH | sys_flag.COMPRESSED | sys_flag.COMPRESSION_MASK
-"""The bits that a message of a batch does not inherit: they describe the body of the frame."""
+"""Bits of the batch's SYSFLAG that its messages do not inherit, because they describe the body of
+the whole frame.
+"""
 MOST_MESSAGES: Final = 0x7FFF
 """Maximum number of messages in a batch: ``DispatchRequest.batchSize`` has 16 bits."""
 
@@ -119,11 +122,13 @@ def is_inner_batch(flag: int) -> bool:
 
 
 def unwrap(frame: Frame, *, limit: int = sys_flag.DEFAULT_LIMIT) -> tuple[Frame, ...]:
-    """Return the messages of an inner batch; any other frame is returned whole.
+    """Return the messages of an inner batch as frames; for any other frame, return only the frame
+    itself.
 
     Each message gets its own body, properties, FLAG and BODYCRC (``MessageDecoder.decodeMessage``),
-    and the batch's PHYSICALOFFSET. Like clients (``PullAPIWrapper``), return a frame whole if its
-    body is not a batch, or if body or messages need more than ``limit`` bytes.
+    and the batch's PHYSICALOFFSET. Like clients (``PullAPIWrapper``), the function returns the
+    frame itself if its body is not a valid wire form, or if the body or the messages would take
+    more than ``limit`` bytes.
     """
     if not is_inner_batch(frame.sys_flag):
         return (frame,)

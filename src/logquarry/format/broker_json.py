@@ -1,7 +1,7 @@
 """A broker's JSON: fastjson's dialect, and the tables in ``config/`` in JSON and in RocksDB.
 
-In fastjson's dialect integer keys have no quotes, and the pretty printer writes entries with
-integer keys on one line. The decoder accepts strict JSON too.
+fastjson writes integer keys without quotes. If a map has integer keys, fastjson's pretty printer
+writes all entries of the map on one line. The decoder here also accepts strict JSON.
 
 For an invalid document, a decoder raises ValueError with the reason. In RocksDB, version 1 has one
 database per table: a key is a member's name in the JSON table, and the value is the member's JSON.
@@ -20,7 +20,8 @@ from typing import Any, Final, NamedTuple
 
 from logquarry.format import java
 
-# An unterminated string is one token: a retry at each quote would take quadratic time.
+# Match an unterminated string as one token. Otherwise the search would start again at each later
+# quote, and take quadratic time.
 _STRING = r'"(?:\\.|[^"\\])*(?:"|\\?\Z)'
 _TOKEN = re.compile(_STRING + r"|([{,]\s*)(-?[\w$]+)(\s*:)", re.DOTALL)
 _BRACKET = re.compile(_STRING + r"|[\[{}\]]", re.DOTALL)
@@ -43,8 +44,8 @@ MAX_NESTING = 64
 def replace_member(document: str, name: str, source: str) -> str:
     """Replace one member of a document's object by the same member of another document.
 
-    All other bytes are unchanged, so members that logquarry does not know survive. If a document
-    has no such member, this raises ValueError.
+    All other bytes stay unchanged, so members that logquarry does not know are kept. Raises
+    ValueError if one of the documents has no member of this name.
     """
     start, stop = _member_span(document, name)
     first, last = _member_span(source, name)
@@ -71,7 +72,7 @@ def _member_span(document: str, name: str) -> tuple[int, int]:
 
 
 def decode(text: str | bytes) -> Any:
-    """Decode a document; keys without quotes become strings.
+    """Decode a document. Keys without quotes (integers) become strings.
 
     If the text has another syntax or is nested too deeply, this raises ValueError.
     """
@@ -88,7 +89,8 @@ def decode(text: str | bytes) -> Any:
         deepest = max(deepest, depth)
     if deepest > MAX_NESTING:
         raise ValueError(f"nested {deepest} deep, more than {MAX_NESTING}")
-    # Try strict JSON first: the search for unquoted keys takes much longer than parsing.
+    # Try to parse strict JSON first, because the search for keys without quotes takes much longer
+    # than parsing.
     with contextlib.suppress(ValueError):
         return json.loads(text)
     return json.loads(_TOKEN.sub(quote, text))
@@ -97,7 +99,7 @@ def decode(text: str | bytes) -> Any:
 def encode(value: Any) -> str:
     """Encode a document as fastjson's ``toJSONString(value, prettyFormat=true)``.
 
-    JSON has no NaN and no infinite numbers: these raise ValueError.
+    Raises ValueError for NaN and infinite numbers, which JSON does not have.
     """
     return "".join(_pretty(value, 0))
 
@@ -176,7 +178,9 @@ SUBSCRIPTION_GROUP_FILE = "subscriptionGroup.json"
 OFFSET_TABLE = "offsetTable"
 DATA_VERSION = "dataVersion"
 QUEUE_TYPE = "queue.type"
-"""Attribute of a topic of RocketMQ 5; :data:`BATCH_TYPE` means batch queues."""
+"""Name of a topic attribute of RocketMQ 5. If its value is :data:`BATCH_TYPE`, the topic has batch
+queues.
+"""
 BATCH_TYPE = "BatchCQ"
 
 _GROUP_SEPARATOR = "@"
@@ -264,7 +268,7 @@ def encode_topics(
     counter: int = 0,
     timestamp_ms: int = 0,
 ) -> str:
-    """Encode the document as a broker does, with its version."""
+    """Encode ``topics.json`` as a broker does, with the version of the data."""
     table = {
         name: topic_entry(topic, is_batch=name in batch_topics) for name, topic in topics.items()
     }
@@ -324,7 +328,9 @@ def _int_table(table: Any, name: str) -> dict[int, int]:
 
 
 def whole(value: Any, name: str) -> int:
-    """Return a whole number of 64 bits; for any other value, raise ValueError."""
+    """Convert a JSON number, or a string of digits, to an integer of 64 bits. Raises ValueError for
+    any other value.
+    """
     found = None
     if isinstance(value, int) and not isinstance(value, bool):
         found = value
@@ -340,7 +346,9 @@ FOLDERS_V1: Final = {
     SUBSCRIPTION_GROUP_FILE: "subscriptionGroups",
     CONSUMER_OFFSET_FILE: "consumerOffsets",
 }
-"""JSON file -> folder of version 1 in ``config/``."""
+"""Name of a JSON file -> name of the folder in ``config/`` that has the same table in RocksDB,
+version 1.
+"""
 FOLDER_V2: Final = "rdb"
 
 _TABLES: Final = {
@@ -358,7 +366,9 @@ _IDS: Final = {
 }
 _PULL_OFFSETS: Final = "pullOffsetTable"
 _JSON: Final = b"\x01"
-"""``SerializationType.JSON``: the first byte of the record of a topic or group."""
+"""The first byte of a topic's or group's record in RocksDB; its value means that the rest is JSON
+(``SerializationType.JSON``).
+"""
 _LENGTH: Final = struct.Struct(">H")
 _QUEUE: Final = struct.Struct(">BI")
 _OFFSET: Final = struct.Struct(">q")
@@ -367,15 +377,15 @@ Items = Iterable[tuple[bytes, bytes]]
 
 
 def prefixes(file: str, version: int) -> tuple[bytes, ...]:
-    """The prefixes of the keys of one table."""
+    """Return the prefixes with which the keys of one table begin."""
     return (b"",) if version == 1 else tuple(_KEY.pack(_TABLE, n, _DATA) for n in _IDS[file])
 
 
 def document(file: str, items: Items, *, version: int) -> bytes:
     """Make the JSON document of a table from its records in RocksDB.
 
-    ``file`` is the name of the JSON file that a broker without RocksDB writes. If a key or a value
-    has another layout, this raises ValueError.
+    ``file`` is the name of the JSON file that a broker without RocksDB writes for this table.
+    Raises ValueError if a key or a value does not have the layout of ``version``.
     """
     table: dict[str, Any] = {}
     pulled: dict[str, Any] = {}

@@ -1,15 +1,20 @@
 """The checkpoint file (``StoreCheckpoint``), and the durable offset in ``.logquarry/durable``.
 
-The checkpoint has 4,096 bytes, which begin with three timestamps. RocketMQ 5 adds three offsets; a
-4.9 broker leaves them 0.
+The checkpoint file has 4,096 bytes, and begins with three timestamps. RocketMQ 5 writes three
+offsets after them; in a file of a 4.9 broker, these bytes are 0.
 
-Damage before the durable offset is rot: the bytes were once good. Damage after the durable offset
-may come from a crash. The content of ``durable`` fits one sector, so a power cut leaves either the
-old or the new content. If RocketMQ opens the store, it rewrites the checkpoint, and the durable
-offset is stale. So the durable file also records the old and the next content of the checkpoint.
+The durable offset shows which damage a crash can cause. All bytes of the log before the durable
+offset were once synced, so damage there happened later. Damage after the durable offset may come
+from a crash.
 
-The durable file also has the physical offset of the log's start. Retention raises the start before
-it deletes files. If the first log file starts later, the log has lost its first files.
+The content of ``durable`` fits into one sector, so after a power cut the file has either the old or
+the new content. If a RocketMQ broker has written to the store, the durable offset is no longer
+valid. To detect this, the file also has the checkpoint's times before and after the last write: a
+broker writes other times to the checkpoint.
+
+The file ``durable`` also has the physical offset at which the log starts. Retention raises this
+offset before it deletes log files. So if the first existing log file begins after this offset, log
+files were lost.
 """
 
 from __future__ import annotations
@@ -52,7 +57,9 @@ START: Final = Layout(
     "log start", Field("start", "q", "physical offset at which the log starts; -1: unknown")
 )
 START_SIZE: Final = START.size + 4
-"""Log start and its CRC-32 follow the durable mark, and are valid only if the mark is valid."""
+"""Two fields after the fields of :class:`DurableMark`: the log's start, and the CRC-32 of the
+start. They are valid only if the mark is valid.
+"""
 
 
 class Checkpoint(NamedTuple):
@@ -71,14 +78,16 @@ class Offsets(NamedTuple):
     logics_physical: int = 0
 
     def limited(self, end: int) -> Offsets:
-        """Limit the offsets to the new end of a log that was cut."""
+        """Return the offsets for a log that was truncated at ``end``: ``confirm`` and
+        ``logics_physical`` are at most ``end``.
+        """
         return self._replace(
             confirm=min(self.confirm, end), logics_physical=min(self.logics_physical, end)
         )
 
 
 def decode_offsets(data: bytes) -> Offsets:
-    """Decode the offsets; 0 for each missing offset."""
+    """Decode the offsets. If the data is too short for an offset, the offset is 0."""
     data = data[LAYOUT.size :].ljust(OFFSETS.size, b"\0")
     return Offsets(*OFFSETS.struct.unpack_from(data, 0))
 
@@ -89,7 +98,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the timestamps; fewer than 24 bytes raise ValueError."""
+    """Decode the timestamps. Raises ValueError if there are fewer than 24 bytes."""
     return Checkpoint(*LAYOUT.values(data))
 
 
@@ -112,7 +121,9 @@ def encode_mark(mark: DurableMark) -> bytes:
 
 
 def decode_mark(data: bytes) -> DurableMark | None:
-    """Decode the durable offset; None if the bytes are torn, or were not written by logquarry."""
+    """Decode the durable offset. Returns None if the CRC is wrong, or if logquarry did not write
+    the bytes.
+    """
     if len(data) < MARK_SIZE:
         return None
     magic, offset, *times = MARK.struct.unpack_from(data, 0)
@@ -123,7 +134,7 @@ def decode_mark(data: bytes) -> DurableMark | None:
 
 
 def encode_start(start: int) -> bytes:
-    """Encode the log's start for the place after the durable mark; -1 if unknown."""
+    """Encode the log's start, -1 if unknown. The bytes follow the durable mark in the file."""
     data = START.struct.pack(start)
     return data + zlib.crc32(data).to_bytes(4, "big")
 

@@ -1,4 +1,6 @@
-"""Tables of big-endian fixed-width fields, from which structs, offsets, dtypes and docs derive."""
+"""Tables of big-endian fixed-width fields. Structs, field offsets, NumPy dtypes and pages of the
+docs are made from these tables.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 PAGE_SIZE: Final = 4096
-"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``): the size of the checkpoint file, and RocketMQ's
-unit for the minimum of a flush.
+"""Bytes of a page (``MappedFile.OS_PAGE_SIZE``). The checkpoint file has this size, and RocketMQ
+counts in pages how many changed bytes make a flush necessary.
 """
 
 _WIDTHS = {"b": 1, "h": 2, "i": 4, "I": 4, "q": 8}
@@ -56,7 +58,9 @@ class Layout:
         return self.struct.pack(*values).ljust(PAGE_SIZE, b"\0")
 
     def values(self, data: bytes) -> tuple[int, ...]:
-        """Decode the fields at the beginning of a file; too few bytes raise ValueError."""
+        """Decode the fields at the beginning of a file. Raises ValueError if there are too few
+        bytes.
+        """
         if len(data) < self.size:
             raise ValueError(f"{len(data)} bytes instead of the {self.size} of a {self.name}")
         return self.struct.unpack_from(data, 0)

@@ -1,4 +1,5 @@
-"""The message frame of the commit log and the blank that ends a file: the reference codec.
+"""Encodes and decodes the frames of the commit log, and the blanks that end its files, in pure
+Python (the reference for the compiled kernels).
 
 A frame, big-endian, as ``CommitLog.checkMessageAndReturnSize`` reads it::
 
@@ -10,10 +11,10 @@ With RocketMQ 5's second magic (``MESSAGE_MAGIC_CODE_V2``) TOPICLEN has two byte
 such frames but never writes them. A blank is ``[bytes left in the file 4][magic 4]``, then any
 bytes.
 
-In a DLedger log, each entry (``DLedgerEntry``) is a head of 48 bytes, then one frame.
-PHYSICALOFFSET, consume queues and index point to the frame, after the head. DLedger writes an entry
-that does not fit into a file to the next file. The rest of the first file then begins with eight
-bytes: the magic -1 and the length of this unused rest.
+In a DLedger log, each entry (``DLedgerEntry``) has a head of 48 bytes, and then one frame.
+PHYSICALOFFSET, consume queues and index contain the offset of the frame, not of the head. If an
+entry does not fit into the rest of a file, DLedger writes it to the next file. The unused rest of
+the file then begins with eight bytes: the magic -1, and the length of the rest.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ FIXED_SIZE_V1: Final = (
     + PROPERTIES_LENGTH.size
 )
 BODY_POSITION: Final = HEAD.size + STORE_TIME.size + TAIL.size + 2 * HOST_SIZE_V4
-"""Start of the body in a frame with two IPv4 hosts; each IPv6 host adds 12."""
+"""Start of the body in a frame with two IPv4 hosts. Each IPv6 host is 12 bytes longer."""
 
 assert HEAD.size == ENTRY_HEAD.size == 48 and BLANK.size == 8
 assert FIXED_SIZE_V1 == 91 and BODY_POSITION == 88
@@ -118,7 +119,7 @@ class DamageKind(enum.IntEnum):
     ZEROED = 1
     """Size and magic are zero: these bytes were never written."""
     TRUNCATED = 2
-    """The file ends before the smallest frame or blank would."""
+    """Fewer bytes are left in the file than the smallest frame or blank has."""
     BAD_MAGIC = 3
     BAD_SIZE = 4
     """TOTALSIZE is smaller than the fixed fields or reaches beyond the file."""
@@ -130,9 +131,9 @@ class DamageKind(enum.IntEnum):
     """The lengths of the parts do not add up to TOTALSIZE."""
     BAD_BODY_CRC = 10
     BAD_BLANK = 11
-    """A blank that does not fill its file exactly."""
+    """The length in a blank is not the number of bytes to the end of the file."""
     UNREADABLE = 12
-    """The disk does not deliver some of the bytes. No kernel returns this."""
+    """The disk cannot read some of the bytes. No kernel returns this code."""
 
     @property
     def label(self) -> str:
@@ -142,7 +143,7 @@ class DamageKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message as it is in the log; the tables above explain the fields."""
+    """One message as it is stored in the log. The tables of fields above explain the attributes."""
 
     topic: bytes
     body: bytes = b""
@@ -169,7 +170,9 @@ class Frame:
         )
 
     def is_copied_to(self, topic: str) -> bool:
-        """Whether multi-dispatch also puts this frame into a queue of ``topic``, another topic."""
+        """Whether multi-dispatch adds an entry for this frame to a queue of ``topic`` too. False if
+        ``topic`` is the frame's own topic.
+        """
         if self.topic.decode("utf-8", java.UTF8_ERRORS) == topic:
             return False
         found = props.decode_bytes(self.properties)
@@ -220,7 +223,9 @@ def fixed_size(magic: int, flag: int) -> int:
 
 @cache
 def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
-    """The bytes before the body: the fields of HEAD, born host, store time, store host, TAIL."""
+    """Return the struct of the bytes before the body: the fields of HEAD, born host, store time,
+    store host and TAIL.
+    """
     return struct.Struct(
         f"{HEAD.struct.format}{born_host_size}s{STORE_TIME.struct.format[1:]}"
         f"{store_host_size}s{TAIL.struct.format[1:]}"
@@ -228,9 +233,10 @@ def prefix(born_host_size: int, store_host_size: int) -> struct.Struct:
 
 
 def encode(frame: Frame) -> bytes:
-    """Encode a frame. BODYCRC is copied from the frame, not computed.
+    """Encode a frame. BODYCRC is the frame's attribute ``body_crc``; it is not computed.
 
-    If a host's size contradicts SYSFLAG or a field does not fit, this raises ValueError.
+    Raises ValueError if the size of a host contradicts SYSFLAG, or if a value does not fit its
+    field.
     """
     sizes = len(frame.born_host), len(frame.store_host)
     if sizes != host_sizes(frame.sys_flag):
@@ -277,14 +283,14 @@ def decode_at(
 ) -> Outcome:
     """Decode the frame or blank at a position of a log file, or report the damage there.
 
-    Raises no error for any bytes, and reads nothing after ``end``. A returned frame encodes to the
-    same bytes.
+    The function raises no error, whatever the bytes are, and reads no byte at or after ``end``. If
+    it returns a frame, :func:`encode` makes the same bytes from the frame.
 
     Args:
         base: the physical offset of ``data[0]``.
         end: index in ``data`` at which the file ends (default: its length).
-        check_crc: whether to compare the body with BODYCRC. Like Java, the function never compares
-            an empty body.
+        check_crc: whether to compare the CRC of the body with BODYCRC. Like Java, the function
+            never does this for an empty body.
     """
     view = memoryview(data)
     if end is None:
@@ -374,7 +380,9 @@ _MAGIC_POSITION = HEAD.offsets["magic"]
 
 
 def find_frame(data: BytesLike, start: int, stop: int, *, base: int, check_crc: bool = True) -> int:
-    """Return the first position in ``[start, stop)`` with a sound frame, or -1 (resync)."""
+    """Return the first position in ``[start, stop)`` at which a sound frame starts; -1 if there is
+    none. Used to continue after damage.
+    """
     view = memoryview(data)
     haystack = bytes(view[start : stop + HEAD.offsets["physical_offset"]])
     first = start

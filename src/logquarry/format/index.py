@@ -4,8 +4,9 @@
 
     | header 40 | slots: slot_count x 4 | entries: max_entries x 20 |
 
-A slot has the number of its chain's newest entry, and each entry has the number of the previous
-entry of the chain. Entry 0 is never used, and the header's ``entry_count`` starts at 1.
+Entries whose hashes have the same slot form a chain. The slot contains the number of the chain's
+newest entry, and each entry contains the number of the previous entry of the chain. Number 0 means
+that there is no entry. So entry 0 is never used, and the header's ``entry_count`` starts at 1.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class IndexEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """Slots and entries of an index file: ``maxHashSlotNum`` and ``maxIndexNum``."""
+    """The number of slots (``maxHashSlotNum``) and entries (``maxIndexNum``) of an index file."""
 
     slots: int = DEFAULT_SLOTS
     entries: int = DEFAULT_ENTRIES
@@ -71,7 +72,9 @@ class IndexShape:
         return HEADER.size + self.slots * SLOT.size + self.entries * ENTRY.size
 
     def slot_position(self, key_hash: int) -> int:
-        """Return the position of the slot of a hash. RocketMQ 3.x stored hashes with their sign."""
+        """Return the position of the slot of a hash. The hash may be negative, because RocketMQ 3.x
+        stored hashes with their sign.
+        """
         return HEADER.size + abs(key_hash) % self.slots * SLOT.size
 
     def entry_position(self, number: int) -> int:
@@ -83,26 +86,29 @@ DEFAULT_SHAPE: Final = IndexShape()
 
 
 def key_text(topic: str, key: str) -> str:
-    """The text that is hashed for a key (``IndexService.buildKey``)."""
+    """Return the text whose hash is stored for a key (``IndexService.buildKey``)."""
     return f"{topic}#{key}"
 
 
 def tag_text(topic: str, tag: str) -> str:
-    """The text that RocketMQ 5.4 hashes for a tag (``IndexService.buildKey`` with
+    """Return the text whose hash RocketMQ 5.4 stores for a tag (``IndexService.buildKey`` with
     ``INDEX_TAG_TYPE``).
     """
     return f"{topic}#T#{tag}"
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash in an entry, never negative (``IndexFile.indexKeyHashMethod``)."""
+    """Return the hash that an entry contains for a key; never negative
+    (``IndexFile.indexKeyHashMethod``).
+    """
     return java.positive_hash_code(key_text(topic, key))
 
 
 def decode_header(data: bytes | memoryview) -> IndexHeader:
-    """Decode the header; an ``entry_count`` of 0 or less counts as 1."""
+    """Decode the header. If ``entry_count`` in the file is 0 or less, the result has 1."""
     header = IndexHeader(*HEADER.struct.unpack_from(data, 0))
-    # QUIRK: IndexHeader.load() sets the count to 1 only in memory; a file without keys stores 0.
+    # QUIRK: IndexHeader.load() sets the count to 1 only in memory, so a file without keys contains
+    # 0.
     return header._replace(entry_count=max(1, header.entry_count))
 
 

@@ -1,4 +1,6 @@
-"""Java's arithmetic, hashes, CRC and iteration orders that RocketMQ's bytes depend on."""
+"""Java's arithmetic, hashes, CRC and map orders, as far as the bytes in RocketMQ's files depend on
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ _MOST_DIGITS = 18
 
 
 def digits(text: str) -> int:
-    """Parse up to 18 ASCII digits; NO_NUMBER for other text. Python refuses to parse very long
-    numbers.
+    """Parse up to 18 ASCII digits; return NO_NUMBER for other text. Longer text is not passed to
+    ``int``, because Python refuses to parse very long numbers.
     """
     plain = text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
     return int(text) if plain else NO_NUMBER
@@ -48,7 +50,8 @@ def to_long(value: int) -> int:
 UTF8_ERRORS: Final = "logquarry-java"
 """Error handler for decoding UTF-8: invalid bytes become U+FFFD as in ``new String(bytes, UTF_8)``.
 
-For an encoded surrogate Python's ``replace`` gives one U+FFFD per byte, Java one for all three.
+Python's own handler ``replace`` would be wrong for the three bytes of an encoded surrogate: it
+makes three U+FFFD, and Java makes one.
 """
 
 
@@ -66,7 +69,9 @@ codecs.register_error(UTF8_ERRORS, _replace_as_java)
 
 
 def hash_code(text: str) -> int:
-    """``String.hashCode()``: over UTF-16 code units, wrapped to a signed 32-bit integer."""
+    """Return ``String.hashCode()``: the hash over the UTF-16 code units, as a signed 32-bit
+    integer.
+    """
     result = 0
     for character in text:
         point = ord(character)
@@ -79,14 +84,16 @@ def hash_code(text: str) -> int:
 
 
 def positive_hash_code(text: str) -> int:
-    """``IndexFile.indexKeyHashMethod``: the hash without its sign, 0 for ``Integer.MIN_VALUE``."""
+    """Return the absolute value of a text's hash, or 0 if the hash is ``Integer.MIN_VALUE``
+    (``IndexFile.indexKeyHashMethod``).
+    """
     value = abs(hash_code(text))
     # QUIRK: Math.abs(Integer.MIN_VALUE) is negative in Java, and RocketMQ uses 0 instead.
     return 0 if value > INT_MAX else value
 
 
 crc32 = _crc32
-"""CRC-32 by zlib-ng, which is faster than zlib, if it is installed."""
+"""The CRC-32 function of zlib-ng if that is installed, because it is faster; else of zlib."""
 
 
 @cache
@@ -104,12 +111,14 @@ def crc32_address() -> int:
 
 
 def body_crc(crc: int) -> int:
-    """The CRC in a frame: ``UtilAll.crc32`` clears the sign bit."""
+    """Return the CRC as it is stored in a frame, without the sign bit (``UtilAll.crc32``)."""
     return crc & INT_MAX
 
 
 def table_size_for(count: int) -> int:
-    """Table size of ``new HashMap<>(map of count entries)``."""
+    """Return the number of buckets of a Java map that is a copy of a map with ``count`` entries
+    (``new HashMap<>(map)``).
+    """
     wanted = int(count / 0.75 + 1.0)
     size = 1
     while size < wanted:
@@ -120,10 +129,11 @@ def table_size_for(count: int) -> int:
 def hash_map_order(keys: Iterable[str], table_size: int = 16) -> list[str]:
     """Return the iteration order of a ``java.util.HashMap`` with ``keys`` inserted in their order.
 
-    When RocketMQ rewrites a property string, the properties are in this order. If a bucket gets a
-    ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table Java turns the
-    bucket into a tree; this function makes no trees, because nine names would have to collide. For
-    a copied map, ``table_size`` must be :func:`table_size_for`.
+    When RocketMQ rewrites a property string, it writes the properties in this order. If a bucket
+    gets a ninth entry, Java doubles a table of fewer than 64 buckets. In a larger table, Java would
+    convert the bucket to a tree. This function does not do that, because nine property names would
+    have to fall into the same bucket. For a copied map, ``table_size`` must be the result of
+    :func:`table_size_for`.
     """
     buckets: list[list[tuple[int, str]]] = [[] for _ in range(table_size)]
     for count, key in enumerate(keys, 1):

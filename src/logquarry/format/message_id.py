@@ -1,4 +1,5 @@
-"""Hosts in frames, and the message id (``MessageDecoder.createMessageId``).
+"""Converts the hosts in frames from and to text, and makes and parses message ids
+(``MessageDecoder.createMessageId``).
 
 The message id is the address (4 or 16 bytes), port (4) and physical offset (8) in upper-case hex.
 """
@@ -24,7 +25,8 @@ _MAPPED_V4 = bytes(10) + b"\xff\xff"
 def host_text(data: bytes) -> str:
     """Format a host: 8 bytes as ``ip:port``, 20 bytes as ``[ip]:port`` (``getHostAddress``).
 
-    Java writes all eight groups of an IPv6 address, and an IPv4-mapped address as IPv4.
+    As in Java, the text of an IPv6 address has all eight groups, and an IPv4-mapped address is
+    written as an IPv4 address.
     """
     address, port = data[:-4], _PORT.unpack(data[-4:])[0]
     if len(address) == 16:
@@ -36,7 +38,9 @@ def host_text(data: bytes) -> str:
 
 
 def host_bytes(text: str) -> bytes:
-    """Parse ``ip:port`` or ``[ip]:port`` to the 8 or 20 bytes in a frame."""
+    """Parse ``ip:port`` (IPv4) to 8 bytes, or ``[ip]:port`` (IPv6) to 20 bytes, as they are in a
+    frame.
+    """
     address, separator, port = text.rpartition(":")
     try:
         if not separator:

@@ -1,4 +1,5 @@
-r"""The properties of a message: their string, keys, tags code, delay levels, tag expressions.
+r"""Functions for the properties of a message: property strings, keys, tags codes, delay levels and
+tag expressions.
 
 ::
 
@@ -36,7 +37,7 @@ TRANSACTION_CHECK_TIMES: Final = "TRANSACTION_CHECK_TIMES"
 TRANSACTION_PREPARED_QUEUE_OFFSET: Final = "TRAN_PREPARED_QUEUE_OFFSET"
 CHECK_IMMUNITY_TIME: Final = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 MULTI_SEPARATOR: Final = ","
-"""Separates the queues in INNER_MULTI_DISPATCH, and also their offsets."""
+"""Separates the queues in INNER_MULTI_DISPATCH, and the offsets in INNER_MULTI_QUEUE_OFFSET."""
 INNER_NUM: Final = "INNER_NUM"
 INNER_BASE: Final = "INNER_BASE"
 INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
@@ -62,8 +63,8 @@ _TRIMMED: Final = "".join(map(chr, range(0x21)))
 def decode(text: str) -> dict[str, str]:
     """Decode the properties, in the order in which their keys first appear.
 
-    Skips segments that are not ``key \\x01 value``, or that have an empty key or value. If a key is
-    repeated, its last value wins.
+    A part of the string is skipped if it is not ``key \\x01 value``, or if its key or value is
+    empty. If a key is repeated, its last value is used.
     """
     result: dict[str, str] = {}
     for segment in text.split(PROPERTY_SEPARATOR):
@@ -79,8 +80,8 @@ def decode_bytes(data: bytes) -> dict[str, str]:
 
 
 def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
-    """Encode properties as RocketMQ does. If ``is_closed``, a separator ends the string, as 3.x
-    writes it.
+    """Encode properties as RocketMQ does. With ``is_closed``, the string ends with a separator, as
+    in RocketMQ 3.x.
     """
     text = PROPERTY_SEPARATOR.join(
         f"{key}{NAME_VALUE_SEPARATOR}{value}" for key, value in properties.items()
@@ -89,15 +90,17 @@ def encode(properties: Mapping[str, str], *, is_closed: bool = False) -> str:
 
 
 def split_keys(keys: str) -> list[str]:
-    """Split a ``KEYS`` property into its non-empty keys, as the index does."""
+    """Split a ``KEYS`` property into its non-empty keys, as RocketMQ does before it adds the keys
+    to the index.
+    """
     return [key for key in keys.split(KEY_SEPARATOR) if key]
 
 
 def parse_tags(expression: str | None) -> frozenset[str] | None:
     """Parse a tag expression; None means any tag (``FilterAPI.buildSubscriptionData``).
 
-    ``*`` means any tag only as the whole expression; between separators it is an ordinary tag. An
-    expression without any tag, which RocketMQ rejects, means any tag here.
+    ``*`` means any tag only if it is the whole expression; between separators, ``*`` is an ordinary
+    tag. RocketMQ rejects an expression that contains no tag; this function treats it as any tag.
     """
     if expression is None or expression == ANY_TAG:
         return None
@@ -135,16 +138,17 @@ def tags_code(
 ) -> int:
     """Return the tags code of a frame (``CommitLog.checkMessageAndReturnSize``).
 
-    The code is the hash of TAGS, or, for a delayed message in the schedule topic, the delivery
-    time. If DELAY is not a number, the code is the hash too, although Java would fail.
+    The code is the hash of TAGS. For a delayed message in the schedule topic, the code is the
+    delivery time instead. If DELAY is not a number, this function returns the hash, but Java raises
+    an exception.
     """
     tags = properties.get(TAGS)
     code = java.hash_code(tags) if tags else 0
     delay = properties.get(DELAY)
     if delay is not None and topic == SCHEDULE_TOPIC:
         level = parse_int(delay)
-        # Java caps the level first: if there are no levels, the level becomes 0, and the hash is
-        # used.
+        # Like Java, first limit the level to the number of levels. If no levels are configured, the
+        # level becomes 0, and the code is the hash.
         level = 0 if level is None else min(level, len(levels_ms))
         if level > 0:
             code = java.to_long(store_timestamp + levels_ms[level - 1])
@@ -152,12 +156,15 @@ def tags_code(
 
 
 def parse_int(text: str) -> int | None:
-    """``Integer.parseInt``; None if Java's method throws."""
+    """Parse text as Java's ``Integer.parseInt`` does. Returns None if Java would throw an
+    exception.
+    """
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java checks single chars, and so accepts no digits beyond the BMP.
+    # Java checks single chars (16 bits), so it accepts no digits outside the BMP.
     if not digits.isdecimal() or max(digits) > "\uffff":
         return None
-    # Longer numbers do not fit into an int, and Python refuses to parse very long numbers.
+    # A longer number cannot fit into Java's int, and Python would refuse to parse a very long
+    # number.
     digits = digits.lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None

@@ -41,9 +41,10 @@ def encode(frame: bytes | memoryview) -> bytes:
 
 
 def with_room(properties: bytes) -> bytes:
-    """Remove each CRC from a property string, and add room for a new CRC at its end.
+    """Remove each CRC property from a property string, and append zeros as room for a new one.
 
-    As in ``MessageDecoder.deleteProperty``, the name of the property within a value does not count.
+    As in ``MessageDecoder.deleteProperty``, the name of the CRC property is ignored if it occurs
+    inside a value.
     """
     properties = _CRCS.sub(b"", properties)
     glue = b"" if not properties or properties.endswith(_END) else _END
@@ -51,12 +52,14 @@ def with_room(properties: bytes) -> bytes:
 
 
 def fill_in(frame: bytearray, start: int, end: int) -> None:
-    """Write the CRC of the frame ``frame[start:end]`` into the room at its end."""
+    """Write the CRC of the frame ``frame[start:end]`` into the last 20 bytes of the frame."""
     frame[end - SIZE : end] = encode(memoryview(frame)[start : end - SIZE])
 
 
 def is_sound(frame: bytes | memoryview) -> bool | None:
-    """Whether a frame's property CRC matches its bytes; None if the frame has none."""
+    """Return whether a frame's property CRC matches the frame's bytes; None if the frame has no
+    property CRC.
+    """
     view = memoryview(frame)
     tail = bytes(view[-SIZE:])
     if len(view) < SIZE or not tail.startswith(PREFIX):
@@ -67,7 +70,8 @@ def is_sound(frame: bytes | memoryview) -> bool | None:
 def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
     """Return the indexes of the frames that have a property CRC."""
     tails = starts + sizes - SIZE
-    # In a store without property CRCs, one byte suffices to exclude almost every frame.
+    # Check one byte first. In a store without property CRCs, this byte already excludes almost
+    # every frame.
     maybe = np.flatnonzero(data[tails] == _FIRST)
     if not len(maybe):
         return maybe
@@ -77,7 +81,9 @@ def carriers(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
 
 
 def stated(data: Bytes, starts: Int64, sizes: Int64) -> Int64:
-    """Return the property CRC of frames that all have one; -1 if malformed."""
+    """Return the property CRCs of frames. Each frame must have a property CRC. For a CRC that is
+    not ten digits, the result is -1.
+    """
     found = data[(starts + sizes - SIZE)[:, None] + _TAIL]
     digits = found[:, _DIGITS_AT] - np.uint8(_ZERO)
     is_form = (digits <= _HIGHEST).all(axis=1) & (found[:, -1] == _END[0])

@@ -1,18 +1,21 @@
-"""The frames of a bulk put: the table from which kernels make them, and staged frames.
+"""Two formats for bulk puts: the table from which kernels make frames, and the frames that a load
+stages in files.
 
 The table has one column of int64 per message:
 
 - SIZE is TOTALSIZE, and PREPARED_OFFSET is PREPAREDTRANSACTIONOFFSET.
-- TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN and its bytes; a head has the hosts and
-  SYSFLAG; the queue gives the message its queue offset.
+- TOPIC, HEAD and QUEUE are indexes. A topic is TOPICLEN with the bytes of the name. A head is the
+  start of a frame with certain hosts and SYSFLAG. The message gets the next queue offset of the
+  queue.
 - BODY_AT and PROPS_AT are addresses of the body and of the property string.
 - QUEUE_OFFSET is only for a message that takes no new queue offset: it is 0, or the message's
   previous queue offset.
-- STORE_TIMESTAMP is the earliest allowed store time, for a message that was stored before.
+- STORE_TIMESTAMP is the earliest allowed store time. It is used only for a message from another
+  store, to keep its store time.
 
-A staged frame is complete, except for the fields that are known only under the log's lock. Until
-the frame is placed, QUEUEOFFSET holds the index of its queue in a table that comes with the frames;
-PHYSICALOFFSET and STORETIMESTAMP are not set.
+A staged frame is complete, except for the fields that are known only under the log's lock. Before
+:func:`place` sets these fields, QUEUEOFFSET contains an index into a table of queues that the
+caller stores with the frames, and PHYSICALOFFSET and STORETIMESTAMP have no meaning.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ from logquarry.format.arrays import Int64
 FIELD_COUNT = 15
 
 ANY_TIME = np.iinfo(np.int64).min
-"""The STORE_TIMESTAMP of a message without an earliest store time."""
+"""The value of STORE_TIMESTAMP for a message that may have any store time."""
 
 HEAD_SIZE, TIME_AT, ADVANCES, HEAD_FACTS = range(4)
-"""Columns of a head's facts: size, position of STORETIMESTAMP, whether the queue advances."""
+"""Columns of a table that describes heads: the size of the head, the position of STORETIMESTAMP in
+it, and whether its messages take a new queue offset.
+"""
 
 PutRows = Int64
 Array = npt.NDArray[Any]
@@ -61,7 +66,9 @@ def empty_put_rows(count: int) -> PutRows:
 
 
 PLACED, NO_ROOM, NO_FRAME = range(3)
-"""Result of placing frames: all are placed, the next frame does not fit, or it is not a frame."""
+"""Why placing frames ended: all frames were placed, the next frame does not fit into the file, or
+the next bytes are not a frame.
+"""
 
 _SIZE: Final = struct.Struct(">i")
 _NUMBER: Final = struct.Struct(">q")
@@ -74,8 +81,8 @@ Span = tuple[int, int]
 
 
 def sizes_of(data: memoryview, start: int = 0) -> list[int]:
-    """Return the size of each staged frame from a position on; stop at bytes that are no staged
-    frame.
+    """Return the sizes of the staged frames after a position. The list ends before the first bytes
+    that are not a staged frame.
     """
     found = []
     while (size := _size_at(data, start)) is not None:
@@ -92,12 +99,12 @@ def _size_at(data: memoryview, start: int) -> int | None:
 
 
 def queue_number(data: memoryview, start: int) -> int:
-    """The queue index of the frame at a position."""
+    """Return the index of the queue that the staged frame at a position contains."""
     return int(_NUMBER.unpack_from(data, start + _AT_NUMBER)[0])
 
 
 def advances_queue(data: memoryview, start: int) -> bool:
-    """Whether the frame at a position takes a queue offset."""
+    """Whether the frame at a position takes a new queue offset when it is appended."""
     return sys_flag.advances_queue(_flags(data, start))
 
 

@@ -1,4 +1,4 @@
-"""Entries of consume queues: 20 bytes in queue files, keys and values in RocksDB.
+"""The entries of consume queues: 20 bytes each in queue files, or keys and values in RocksDB.
 
 A queue file (``ConsumeQueue``) has entries of :data:`LAYOUT`. The other tables describe RocksDB in
 RocketMQ 5 (``RocksDBConsumeQueueStore``): column family ``default`` has the entries, and column
@@ -25,7 +25,10 @@ DEFAULT_UNITS_PER_FILE: Final = 300_000
 assert UNIT_SIZE == 20
 
 FILLER_SIZE: Final = java.INT_MAX
-"""Size field of the entries that pad the first file of a queue that starts above offset 0."""
+"""The value of the size field in filler entries. They fill the start of a queue's first file if the
+first entry of the queue has an offset above 0. A recovery also writes them in place of lost
+messages.
+"""
 
 
 class QueueEntry(NamedTuple):
@@ -47,10 +50,11 @@ class QueueEntry(NamedTuple):
 
     @property
     def is_filler(self) -> bool:
-        """Whether the entry only pads a file, without a message (``ConsumeQueue.fillPreBlank``).
+        """Whether the entry is a filler, which points to no message
+        (``ConsumeQueue.fillPreBlank``).
 
-        No frame has that size. The physical offset is 0, except in fillers that a salvage wrote;
-        see docs/salvage.md.
+        A filler has a size that no frame has. Its physical offset is 0, except if a salvage wrote
+        the filler; see docs/salvage.md.
         """
         return self.size == FILLER_SIZE
 

@@ -28,7 +28,7 @@ assert STATE_AT == 20
 
 STATES: Final = (TRANSACTION_PREPARED, TRANSACTION_COMMIT, TRANSACTION_ROLLBACK)
 FILLER_SIZE: Final = java.INT_MAX
-"""Size field of an entry whose message the log has lost."""
+"""The value of the size field in an entry whose message is no longer in the log."""
 
 
 class StateUnit(NamedTuple):
@@ -62,5 +62,7 @@ def decode_at(data: bytes | memoryview, position: int) -> StateUnit:
 
 
 def group_hash(group: str | None) -> int:
-    """The hash of a producer group in an entry: ``String.hashCode``, 0 if there is no group."""
+    """Return the hash of a producer group that an entry contains (``String.hashCode``); 0 if there
+    is no group.
+    """
     return java.hash_code(group or "")

@@ -1,6 +1,6 @@
 """The bits of SYSFLAG (``MessageSysFlag``), and the decompression of bodies.
 
-RocketMQ 4.9.3 compresses with zlib; from 4.9.8 on, also with LZ4 and Zstandard frames.
+RocketMQ 4.9.3 compresses bodies with zlib. Since 4.9.8, RocketMQ can also use LZ4 or Zstandard.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ COMPRESSION_ZSTD: Final = 0x200
 COMPRESSION_ZLIB: Final = 0x300
 
 DEFAULT_LIMIT: Final = 64 << 20
-"""Maximum bytes of one decompressed body: a zip bomb raises an error before it fills memory."""
+"""Maximum bytes of one decompressed body. A small body that decompresses to more bytes (a zip bomb)
+raises an error instead of filling the memory.
+"""
 
 
 def transaction_type(sys_flag: int) -> int:
@@ -49,7 +51,8 @@ def is_compressed(flag: int) -> bool:
 def decompress(body: bytes, flag: int, *, limit: int = DEFAULT_LIMIT) -> bytes:
     """Decompress a body by its SYSFLAG; return an uncompressed body unchanged.
 
-    If the content is damaged or has more than ``limit`` bytes, this raises DecompressionError.
+    Raises DecompressionError if the body is damaged, or has more than ``limit`` bytes after the
+    decompression.
     """
     if not is_compressed(flag) or not body:
         return body

@@ -1,8 +1,9 @@
 """The files of RocketMQ 5's timer wheel (``TimerWheel``, ``TimerLog``, ``TimerCheckpoint``).
 
-A slot of ``timerwheel`` covers ``timerPrecisionMs`` milliseconds. Slot n is at place n modulo the
-number of slots. A slot points to its first and its last entry in the timer log; each entry points
-to the previous entry of the slot.
+The timer wheel is the file ``timerwheel``, an array of slots. Each slot has the messages to deliver
+within ``timerPrecisionMs`` milliseconds: slot number n since 1970 is at index n modulo the number
+of slots. A slot points to its first and its last entry in the timer log, and each entry points to
+the previous entry of the same slot.
 """
 
 from __future__ import annotations
@@ -77,9 +78,14 @@ MAGIC_BLANK: Final = 0xCBD43194
 PRECISION_MS: Final = 1000
 """``timerPrecisionMs``."""
 ROLL_SLOTS: Final = 2 * 24 * 3600
-"""``timerRollWindowSlot``: a message that waits longer is put back into its queue meanwhile."""
+"""Number of slots (``timerRollWindowSlot``). If the delivery time of a message is more slots away,
+the broker returns the message to the timer queue before that time, and then places it in the wheel
+again.
+"""
 WHEEL_MS: Final = 7 * 24 * 3600 * 1000
-"""A broker that was down longer than this skips slots that are due (``TIMER_WHEEL_TTL_DAY``)."""
+"""Milliseconds that the wheel covers (``TIMER_WHEEL_TTL_DAY``). If a broker was down longer than
+this, it skips slots whose delivery time has passed.
+"""
 
 
 class TimerCheck(NamedTuple):
@@ -105,21 +111,22 @@ def encode_check(check: TimerCheck) -> bytes:
 
 
 def decode_check(data: bytes) -> TimerCheck:
-    """Decode the values; fewer than 56 bytes raise ValueError."""
+    """Decode the values. Raises ValueError if there are fewer than 56 bytes."""
     return TimerCheck(*CHECK.values(data))
 
 
 def slot_time(deliver_at: int, precision_ms: int = PRECISION_MS) -> int:
-    """The slot of a delivery time, in ms (``HookUtils.transformTimerMessage``).
+    """Return the time, in ms, at which the slot of a delivery time begins
+    (``HookUtils.transformTimerMessage``).
 
-    A broker delivers the slot when the slot's span is over: at the delivery time, or up to
-    ``timerPrecisionMs`` later.
+    A broker delivers the messages of a slot at the end of the slot's time, which is the delivery
+    time or up to ``timerPrecisionMs`` later.
     """
     return (deliver_at - 1) // precision_ms * precision_ms
 
 
 def delete_key(topic: str, uniq_key: str) -> str:
-    """The value of TIMER_DEL_UNIQKEY in 5.3 (``buildDeleteKey``); in 5.1 and 5.4, the bare
-    UNIQ_KEY.
+    """Return the value of TIMER_DEL_UNIQKEY in RocketMQ 5.3 (``buildDeleteKey``). In 5.1 and 5.4,
+    the value is only the UNIQ_KEY.
     """
     return f"{topic}+{uniq_key}"

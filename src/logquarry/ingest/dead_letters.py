@@ -1,7 +1,7 @@
 """The dead letters of a load: Parquet files with the rows that no store accepts, and the reasons.
 
-A commit moves the staged files of the load into place. The file names contain the identity of the
-load, so a repeated load replaces its own files.
+The tasks write these files into a staging folder; the commit of the load moves them to their final
+folder. The file names contain the identity of the load, so a repeated load replaces its own files.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -
 
 
 def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Remove staged files; see :func:`logquarry.store.load.loading.remove_staged`."""
+    """Remove the staged files of a load; see :func:`logquarry.store.load.loading.remove_staged`."""
     remove_staged(folder / _STAGED, load, names)
     for place in (f"{_STAGED}/staged", _STAGED):
         with suppress(OSError):

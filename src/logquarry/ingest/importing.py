@@ -1,9 +1,11 @@
-"""Imports exported messages: Parquet, and JSON Lines of ``messages`` and ``export``.
+"""Imports exported messages.
 
-The log cannot remove messages, so a repetition of a failed import would duplicate messages. To
-prevent failures, the import checks the whole source before the first put. Only a full disk or
-Ctrl-C can end the import later: between two messages, with a report of the number of imported
-messages.
+The source is Parquet, or the JSON Lines that the commands ``messages`` and ``export`` write.
+
+Messages cannot be removed from a log. If an import failed in the middle, a repetition would
+therefore put the first messages a second time. To prevent failures, the import checks the whole
+source before the first put. After the check, only a full disk or Ctrl-C can end the import early.
+It then ends between two messages, and reports the number of imported messages.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ from logquarry.write.outgoing_arrow import store_times_of
 from logquarry.write.put_many import PutManyResult
 
 LINES_BYTES: Final = 8 << 20
-"""Approximate bytes of the lines in memory; a single line can be longer."""
+"""Approximate maximum of the bytes that are read at once; a single line can be longer."""
 
 _BASE64: Final = "properties_base64"
 _KNOWN: Final = frozenset((*JSON_NAMES, _BASE64))
 _WORDS: Final = {"keys": props.KEYS, "tags": props.TAGS, "uniq_key": props.UNIQ_KEY}
-"""Columns whose value is also a property of the message."""
+"""Columns whose values are also in the properties of the message."""
 _KINDS: Final = {
     "topic": pa.string(),
     "queue_id": pa.int32(),
@@ -185,7 +187,7 @@ def _shown(value: Any) -> str:
 
 
 PARQUET_BYTES: Final = 8 << 20
-"""Approximate bytes of the rows in one put."""
+"""Approximate bytes of the rows that one call puts into the store."""
 
 _MOST_ROWS: Final = 1 << 16
 _EXACT: Final = schema.EXACT_PROPERTIES.name
@@ -195,7 +197,9 @@ _READ: Final = (
     *("store_host", "sys_flag", "flag", "body_crc", "reconsume_times"),
     *("prepared_transaction_offset", "tags", "keys", "uniq_key", "properties", "body", _EXACT),
 )
-"""The columns to read: fields of a message, or values to compare with the message."""
+"""The columns to read: columns that become fields of a message, and columns whose values must agree
+with the message.
+"""
 
 
 def read_parquet(file: SourceFile) -> Iterator[Rows]:
@@ -253,7 +257,8 @@ def _batch_rows(opened: pq.ParquetFile) -> int:
 
 
 def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    # The sizes of rows can differ much, so the number of rows follows from the batch's bytes.
+    # Choose the number of rows by the bytes of the batch, because the sizes of rows can differ
+    # much.
     pieces = -(-batch.nbytes // PARQUET_BYTES)
     step = max(1, -(-batch.num_rows // max(pieces, 1)))
     for first in range(0, batch.num_rows, step):
@@ -314,7 +319,7 @@ def _is_bytes(kind: pa.DataType) -> bool:
 
 
 def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
-    # The export has no properties.
+    # The exported file has no column of properties.
     words = {
         word: columns[name].to_pylist() if name in columns else [None] * count
         for name, word in _WORDS.items()
@@ -327,7 +332,7 @@ def _strings_of_words(columns: dict[str, pa.Array], count: int) -> pa.Array:
 
 
 Checked = list[Rows]
-"""All rows of a source, in the form that ``put_stored`` expects."""
+"""All rows of a source after the check, in the form that ``put_stored`` expects."""
 
 MOST_KEPT: Final = 256 << 20
 """Maximum bytes of checked rows in memory. The import reads a larger source twice."""
@@ -335,12 +340,13 @@ MOST_KEPT: Final = 256 << 20
 
 @dataclass(slots=True)
 class Imported:
-    """Counts of an import so far.
+    """Counts of an import; they grow while the import runs.
 
     Attributes:
         bytes: bytes of the imported frames.
         topics: (messages, bytes) by topic.
-        raised_times: number of messages whose store time was raised, if store times are kept.
+        raised_times: number of messages that got a later store time than in the source, because
+            store times must not decrease in a log; counted only if the import keeps store times.
         is_complete: whether all messages are in the store.
     """
 
@@ -430,13 +436,13 @@ def import_source(
         imported: receives the counts, even if an exception ends the import.
         checked: the result of :func:`check_source`; None to read the source again.
         keep_times: whether messages keep their store times; see :meth:`ManyWriter.put_stored`.
-        skip: number of messages at the start of the source to skip.
+        skip: number of messages to skip at the start of the source.
         progress: called with (bytes done, bytes in total).
         pause: called at safe points; raise to cancel.
 
     Raises:
         StoreUnavailable: if the store rejects puts, for example because the disk is full.
-        BadRow: if the source has changed since the check.
+        BadRow: if a row is not a valid message because the source has changed since the check.
         SourceNotReadable: if a file cannot be read.
         UsageError: if the source has fewer than ``skip`` messages.
     """
@@ -482,7 +488,8 @@ def _later(batch: Any, result: PutManyResult) -> int:
 
 
 def _raise_as_row(rows: Rows, error: MessageRejected | UsageError) -> NoReturn:
-    # The error names the position of the message in the batch; BadRow names the row in the file.
+    # The caught error names the message's position in the batch. Raise BadRow instead, which names
+    # the row in the file.
     match = re.fullmatch(r"message (\d+): (.*)", str(error), re.DOTALL)
     if match is None:
         raise SourceNotReadable(f"{rows.path}: {error}") from error

@@ -1,9 +1,10 @@
 """Commits the staged rows of many tasks to one or several stores: all rows exactly once, or none.
 
 In one store, an intent file makes the load atomic (:mod:`logquarry.store.load.loading`). With
-several stores, a crash can leave the load in some of the stores. Before the first append, a
-document (the decision) records the load's segments. After a crash, the next load into the same path
-completes the decided load, and drops the segments of a second attempt.
+several stores, a crash can leave the load in some of the stores. Therefore a document (the
+decision) records the load's segments, the files with its staged rows, before the first append.
+After a crash, the next load into the same path completes the decided load. If the interrupted load
+is tried again, the segments of the second attempt are dropped.
 
 ::
 
@@ -57,14 +58,14 @@ _POLL_SECONDS: Final = 0.05
 _LARGE: Final = 1 << 30
 _MANY_TIMES: Final = 8
 _SMALL: Final = 64 << 20
-"""A load with fewer bytes of frames appends to its stores one after the other."""
+"""A load with fewer bytes of frames than this appends to its stores one after the other."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Appending:
-    """The segments to append to one store. Small and picklable.
+    """The segments (files of staged frames) to append to one store. Small and picklable.
 
     Attributes:
         loads: folder of the segments, relative to the store.
@@ -83,7 +84,7 @@ class Appending:
 
 
 RunAppends = Callable[[Sequence[Appending]], Sequence[Loaded]]
-"""Runs :func:`append_to_store` for each store, here or on Spark; results in the same order."""
+"""Runs :func:`append_to_store` for each store; returns the results in the same order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +110,10 @@ class LoadSummary:
 def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     """Append segments to one store, unless the store already has the load; remove the segments.
 
-    Removing them here, and not after the append to the last store, lets the next store's log use
-    their memory and their disk blocks.
+    The segments are removed here, and not only after the append to the last store, so that the
+    memory and disk blocks that they use are free for the log of the next store.
     """
-    # An abandoned attempt can still hold the lock of the store.
+    # An attempt that Spark gave up can still be running and hold the lock of the store.
     opened = _patiently(
         lambda: StoreWriter.start(appending.store, config=appending.config, disk=disk),
         lambda: _is_held(appending.store),
@@ -134,8 +135,8 @@ def _is_held(store: str) -> bool:
 def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
     """Append to all stores in this process, with one thread per processor, at least four threads.
 
-    A small load appends to its stores one after the other: the files of an open store take much
-    more disk space than a few messages.
+    A small load appends to its stores one after the other, so that only one store is open at a
+    time: the files of an open store take much more disk space than a few messages.
     """
     if sum(appending.bytes for appending in appendings) < _SMALL:
         return [append_to_store(appending) for appending in appendings]
@@ -145,7 +146,7 @@ def append_here(appendings: Sequence[Appending]) -> Sequence[Loaded]:
 
 
 def plan_load(plan: LoadPlan) -> LoadPlan:
-    """Return the plan with the file sizes of its stores."""
+    """Return the plan, completed with the file sizes that the existing stores use."""
     root = Path(plan.path)
     is_store = any((root / name).is_dir() for name in (COMMIT_LOG, CONSUME_QUEUE))
     if plan.brokers > 1 and is_store:
@@ -206,10 +207,11 @@ def commit_load(
 
     Raises:
         UsageError: if a task staged another load.
-        CorruptFile: if a segment has changed since the staging; then the segment's store gets no
-            segment. If a segment is missing or has another size, no store gets a segment.
-        StoreUnavailable: if a store cannot be written. The next load into the same path completes
-            a decided load.
+        CorruptFile: if a segment has changed since it was staged. If it is missing or has another
+            size, nothing is appended to any store. If only its content has changed, nothing is
+            appended to the segment's own store.
+        StoreUnavailable: if a store cannot be written. If the load was already decided, the next
+            load into the same path completes it.
     """
     if any(task.load != load for task in tasks):
         raise UsageError(f"{plan.path}: a task has staged another load than {load}")
@@ -281,7 +283,7 @@ class _Commit:
         if plan.brokers == 1:
             # A load without rows also creates the store, and adds an entry to the store's ledger.
             store = plan.store(0)
-            # Do not send the queues to the task: the segment files contain the list of queues.
+            # Do not send the list of queues to the task, because the segment files contain it.
             sent = tuple(replace(segment, queues=()) for segment in segments.get(0, ()))
             appending = Appending(str(store), plan.config, load, sent, LOADS)
             return {str(store): self.appends([appending])[0]}
@@ -289,7 +291,8 @@ class _Commit:
             self._ledger.add(load)
             return {}
         for segment in chain.from_iterable(segments.values()):
-            # Check before the decision: a missing segment would make each later load fail too.
+            # Check the segments before the decision. After it, a missing segment would make each
+            # later load into this path fail too.
             find_segment(plan.loads / load.staged, segment)
         decision.make(load, {plan.store(b).name: found for b, found in segments.items()})
         done = decision.finish(self.appends)
@@ -314,8 +317,8 @@ class _Commit:
 
 
 class _Decision:
-    # The document whose existence decides that a load of several brokers will be completed. The
-    # file exists until the load is complete.
+    # Name of the document that records a decided load into several brokers. While the document
+    # exists, the next load into the same path first completes the decided load.
 
     def __init__(self, plan: LoadPlan, disk: Disk) -> None:
         self._plan = plan

@@ -27,7 +27,8 @@ from logquarry.log import codec
 from logquarry.log.location import path_or_url
 from logquarry.write.outgoing_arrow import binary_spans
 
-# The names of an export's files (spark/output.py, a layer that this module cannot import).
+# The names of an export's files, repeated from spark/output.py: this module must not import from
+# that layer.
 MANIFEST: Final = "_manifest.json"
 SUCCESS: Final = "_SUCCESS"
 
@@ -150,9 +151,9 @@ class Rows:
     """A batch of rows of a file, with the columns of an export.
 
     Attributes:
-        unit: word for a row of this file: line or row.
+        unit: what messages call a row of this file: ``line`` or ``row``.
         numbers: for each row, its number in the file, from 1.
-        done: approximate number of bytes read from the file.
+        done: approximate number of bytes read from the file up to the end of this batch.
     """
 
     batch: pa.RecordBatch
@@ -166,12 +167,12 @@ class Rows:
         return BadRow(self.path, self.unit, self.numbers[index], reason)
 
     def after(self, count: int) -> Rows:
-        """Return the rows without the first ``count`` rows."""
+        """Return the batch without its first ``count`` rows."""
         return replace(self, batch=self.batch[count:], numbers=self.numbers[count:])
 
 
 def as_stored(rows: Rows) -> pa.RecordBatch:
-    """Check all bodies, and return the batch for ``put_stored``, with hosts as bytes."""
+    """Check all bodies; return a batch that ``put_stored`` accepts, in which hosts are bytes."""
     batch = rows.batch
     for name in ("topic", "body"):
         column = batch.column(name)
@@ -198,7 +199,8 @@ def _numbers(batch: pa.RecordBatch, name: str, default: int) -> Int64:
 
 # ------------------------------------------------------------------------------------------ hosts
 def _hosts(rows: Rows, name: str, is_v6: Bools) -> pa.Array:
-    # If SYSFLAG has the IPv6 bit, an address takes 16 bytes, even an IPv4 address.
+    # If SYSFLAG has the IPv6 bit, the frame stores an address in 16 bytes, even if it is an IPv4
+    # address.
     coded = rows.batch.column(name).dictionary_encode()
     words = coded.dictionary.to_pylist()
     table: list[bytes | None] = []
@@ -222,8 +224,9 @@ def _host_bytes(word: str, wide: bool) -> bytes:
 
 # ----------------------------------------------------------------------------------------- bodies
 def _check_bodies(rows: Rows, flags: Int64) -> None:
-    # An export with --decompress decompresses bodies, but keeps SYSFLAG's bit for compressed
-    # bodies. If the CRC is missing, check that each body with the bit decompresses.
+    # An export with --decompress stores decompressed bodies, but leaves SYSFLAG's bit for
+    # compressed bodies set. If the file has no CRC, detect such bodies: check that each body with
+    # the bit decompresses.
     crcs = _numbers(rows.batch, "body_crc", -1)
     body = rows.batch.column("body")
     wrong = _first_wrong(body, crcs)
@@ -246,7 +249,7 @@ def _reason(flag: int) -> str:
 
 
 def _first_wrong(body: pa.Array, crcs: Int64) -> int | None:
-    # With a CRC below 0, `put_stored` does not check the body.
+    # A CRC below 0 means that the CRC is unknown: `put_stored` then does not check the body.
     spans = binary_spans(body, len(body), "body")
     kernels = codec.kernels()
     if kernels is not None:

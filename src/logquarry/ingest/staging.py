@@ -1,12 +1,14 @@
-"""Stages the rows of a load: chooses broker and queue of each row, makes frames, writes segments.
+"""Stages the rows of a load: chooses each row's broker and queue, and writes frames to segments.
 
-A task checks its rows and makes their frames before any store is locked. The commit then only
-copies the frames, and sets their offsets. A task writes one segment for each broker.
+A task checks its rows, makes their frames and writes the frames to temporary files (segments)
+before any store is locked. The commit then only copies the frames to the logs and sets their
+offsets. A task writes one segment for each broker.
 
-A row keeps its queue id; all rows with the same topic and queue id go to the same broker. If a row
-has no queue id, the hash of its key selects one of the queues of all brokers, like RocketMQ's
-``SelectMessageQueueByHash``. Rows without a key take the queues in turn. The choice never depends
-on time or chance, so a repeated load puts each row into the same queue.
+If a row has a queue id, it keeps the id, and all rows with the same topic and queue id go to the
+same broker. If a row has no queue id, the hash of its key selects one of the queues of all brokers,
+like RocketMQ's ``SelectMessageQueueByHash``. Rows that have neither a queue id nor a key are
+distributed over the queues in turn. The choice never depends on time or chance, so a repetition of
+the load puts each row into the same queue as before.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from logquarry.write.log_appender import require_fit
 from logquarry.write.outgoing import FrameTable, Outgoing, outgoing_kernel, without_number
 
 NO_WORD: Final = -(1 << 32)
-"""Replaces the hash of a text without words. No Java hash has this value."""
+"""Used instead of the hash of a text without words. It is outside of the range of Java's hashes."""
 _SPACE: Final = " "
 
 
@@ -52,7 +54,8 @@ def place_rows(
     Args:
         batch: rows, each with a valid topic; ``queue_id`` and ``keys`` are optional.
         queues: number of queues of each topic in each broker.
-        turn: queue of the first row without a key, as an index into the queues of all brokers.
+        turn: index, in the list of the queues of all brokers, of the queue for the first row
+            without a key.
 
     Returns:
         (batch with all queue ids, number of the broker for each row).
@@ -126,7 +129,7 @@ class LoadPlan:
         path: the store; with several brokers, the folder of their stores.
         queues: number of queues of each topic in each store, for rows without a queue id.
         config: the user's settings of the stores.
-        sizes: `config` with the file sizes of the existing stores.
+        sizes: `config`, but with the file sizes that the existing stores use.
         on_rejected: what to do with a row that no store accepts. ``fail`` ends the load;
             ``deadLetter`` writes the row to the folder `dead_letters`.
     """
@@ -155,7 +158,8 @@ class Staged:
     """The result of staging one task. Small and picklable.
 
     Attributes:
-        partition: number of the task; the commit appends the tasks in this order.
+        partition: number of the task; the commit appends the segments in the order of these
+            numbers.
         segments: (number of the broker, segment).
         rejected: number of rows in the dead letters.
         dead_letters: name of the staged file of dead letters; None without dead letters.
@@ -248,7 +252,7 @@ class Stager:
         return self._outgoing_reference(batch, refused)
 
     def _outgoing_reference(self, batch: pa.RecordBatch, refused: dict[int, str]) -> Outgoing:
-        # The readable reference of outgoing_kernel.
+        # The pure-Python version of outgoing_kernel, which tests compare with the compiled version.
         odd: dict[int, Encoded] = {}
         sizes = np.zeros(batch.num_rows, np.int64)
         for number in range(batch.num_rows):
@@ -325,7 +329,8 @@ class Stager:
         writer.add(data.data, counts.items())
 
     def _room(self, size: int) -> Bytes:
-        # Reuse one allocation, valid until the next call: an allocation for each call is too slow.
+        # Reuse one buffer, whose content is valid until the next call: to allocate a buffer in each
+        # call is too slow.
         if len(self._scratch) < size:
             self._scratch = np.empty(size + size // 4, np.uint8)
         return self._scratch[:size]
@@ -371,7 +376,7 @@ class Stager:
 
 
 def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Check that the columns describe messages; return the rows with lower-case column names."""
+    """Check that the columns of the rows describe messages; return them with lower-case names."""
     # Spark ignores case: `TOPIC` is the column `topic`.
     names = [name.lower() for name in batch.schema.names]
     for name in _NEEDED:
@@ -379,13 +384,14 @@ def check_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
             raise UsageError(f"rows need a column {name}")
     batch = batch if names == batch.schema.names else batch.rename_columns(names)
     outgoing_arrow.check_columns(batch)
-    # This call checks the types of the columns.
+    # This call raises an error if a column has a wrong type.
     list(outgoing_arrow.messages_of(batch.slice(0, 0)))
     return batch
 
 
 def _without_text(batch: pa.RecordBatch) -> dict[int, str]:
-    # This call rejects rows without topic or body, and rows with invalid UTF-8.
+    # Return the reason by row number for rows without topic or body, and for rows with invalid
+    # UTF-8.
     refused: dict[int, str] = {}
     for name in _NEEDED:
         if batch[name].null_count:
@@ -410,7 +416,7 @@ def _with_joined_keys(batch: pa.RecordBatch, refused: dict[int, str]) -> pa.Reco
         words: list[str | None] = []
         for number, row in enumerate(batch["keys"]):
             try:
-                # The text of a rejected row can be invalid.
+                # A row can be rejected because its text is not valid UTF-8.
                 is_none = number in refused or not row.is_valid
                 words.append(None if is_none else arguments.keys(row.as_py(), "the column keys"))
             except UsageError as error:

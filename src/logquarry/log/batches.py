@@ -1,8 +1,8 @@
 """Selects the messages of a walk, and decodes them to Arrow batches or to objects.
 
-The damage policy decides which damage raises an error, ends the read, or is skipped.
-:class:`MessageFilter` selects frames before they are decoded: by topic, queue, tag, key, time,
-offset and body.
+The damage policy of a read (:data:`OnDamage`) decides which damage raises an error, which damage
+ends the read, and which damage the read skips. :class:`MessageFilter` selects frames before they
+are decoded: by topic, queue, tag, key, time, offset and body.
 """
 
 from __future__ import annotations
@@ -32,22 +32,27 @@ from logquarry.log.walk import DamagedSpan, Event, Run
 from logquarry.stored_message import StoredMessage
 
 TAG_SEPARATOR = props.TAG_SEPARATOR
-"""The separator of tags. Defined here too, because spark/ does not import format/."""
+"""The separator of tags. Code in spark/ imports the constant from here, because spark/ does not
+import format/.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MessageFilter:
-    """Conditions for messages. A message must meet all conditions; ``None`` sets no condition.
+    """Conditions that a message must meet. An attribute with the value ``None`` sets no condition.
 
     Attributes:
         topic_pattern: regular expression that matches the whole topic name.
-        tags: the message has one of these tags. Strings are compared, not hashes.
-        keys: one of these words is in KEYS, or equals UNIQ_KEY.
-        until_ms: store timestamp in milliseconds, exclusive.
-        queue_offsets: minimum queue offset, and the end (exclusive).
-        queue_ranges: (topic, queue id) -> minimum queue offset, and the end (exclusive).
-        grep: regular expression to find in the body. A read that decompresses bodies searches the
-            decompressed body.
+        tags: the message must have one of these tags. The filter compares the texts of the tags,
+            not the hashes that a consume queue contains.
+        keys: one of these words must be a word of the message's property KEYS, or equal its
+            property UNIQ_KEY.
+        until_ms: the store timestamp in milliseconds must be lower than this number.
+        queue_offsets: the lowest queue offset that passes, and the end of the range (exclusive).
+        queue_ranges: (topic, queue id) -> a range as in ``queue_offsets``, for this queue only. If
+            the end is None, the range has no end.
+        grep: regular expression that must match some part of the body. If the read decompresses
+            bodies, it searches the decompressed body.
     """
 
     topics: frozenset[str] | None = None
@@ -75,7 +80,7 @@ class MessageFilter:
 
     @property
     def is_empty(self) -> bool:
-        """Whether every message passes."""
+        """Whether the filter has no condition, so that every message passes."""
         return self == MessageFilter()
 
     def takes_topic(self, topic: str) -> bool:
@@ -99,7 +104,9 @@ class MessageFilter:
         return any(condition is not None for condition in conditions)
 
     def offsets_of(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the lowest queue offset of a queue that can pass, and the end (exclusive)."""
+        """Return the range of queue offsets that can pass in a queue: the first, and the end
+        (exclusive).
+        """
         least, beyond = self.queue_offsets or (0, java.LONG_MAX)
         first, stop = (self.queue_ranges or {}).get((topic, queue_id), (0, None))
         return max(least, first), beyond if stop is None else min(beyond, stop)
@@ -116,7 +123,7 @@ class MessageFilter:
         return re.compile(self.grep.encode("utf-8", "surrogateescape"))
 
     def select(self, window: Window, rows: Rows, decoding: Decoding) -> Rows:
-        """Return the rows of the frames that meet all conditions; check cheap conditions first."""
+        """Return the rows of the frames that meet all conditions."""
         for condition in (
             self._by_topic,
             self._by_numbers,
@@ -130,7 +137,8 @@ class MessageFilter:
                 rows = rows[keep]
         return rows
 
-    # Each condition returns the frames to keep, or None if the filter has no such condition.
+    # Each of these methods returns a mask of the frames to keep. It returns None if the filter does
+    # not set the condition.
     def _by_topic(self, window: Window, rows: Rows, _: Decoding) -> Bools | None:
         if self.topics is None and self.topic_pattern is None:
             return None
@@ -225,8 +233,8 @@ class MessageFilter:
 def names(text: str | Iterable[str] | None, what: str) -> frozenset[str] | None:
     """Parse ``a,b``, or several such texts, to a set of names.
 
-    The result None means any name. Raises UsageError for a text without a name, because an empty
-    filter must not select everything.
+    The result is None if any name is allowed. Raises UsageError for a text without a name, because
+    an empty filter must not select everything.
     """
     if text is None:
         return None
@@ -251,7 +259,7 @@ _END: Final = object()
 
 
 def ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items in order. While the caller works, a thread makes the next item."""
+    """Yield the items in order. A thread computes the next item while the caller processes one."""
     source = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:
         coming = pool.submit(next, source, _END)
@@ -276,7 +284,9 @@ BAD_COMPRESSION = "bad_compression"
 """Kind of damage: the flags mark a body as compressed, but decompression fails."""
 
 MOST_CONTENT = 64 << 20
-"""Maximum bytes of decompressed bodies in one batch. A larger body is a batch of its own."""
+"""Maximum bytes of decompressed bodies in one batch. A message with a larger body is the only
+message of its batch.
+"""
 
 
 @dataclass(slots=True)
@@ -292,7 +302,7 @@ class DamageLog:
 
 
 def check_policy(text: str) -> OnDamage:
-    """Return the damage policy with a name. Raises UsageError if no policy has the name."""
+    """Return ``text`` as a damage policy. Raises UsageError if no policy has this name."""
     return choice(text, "on_damage", get_args(OnDamage))  # type: ignore[return-value]
 
 
@@ -307,7 +317,9 @@ def as_error(span: DamagedSpan) -> CorruptFrame:
 def sound_runs(
     events: Iterable[Event], on_damage: OnDamage, damage: DamageLog | None = None
 ) -> Iterator[Run]:
-    """Yield the runs of frames, and apply the damage policy, which may raise CorruptFrame."""
+    """Yield the runs of frames, and apply the damage policy to the damage between them. Raises
+    CorruptFrame for damage that the policy does not allow.
+    """
 
     def report(span: DamagedSpan) -> bool:
         if damage is not None:
@@ -330,7 +342,9 @@ def message_runs(
     *,
     limit: int = DEFAULT_LIMIT,
 ) -> Iterator[Run]:
-    """Split inner batches of at most ``limit`` bytes in the runs of :func:`sound_runs`."""
+    """Yield the runs of :func:`sound_runs`. Each inner batch of at most ``limit`` bytes is replaced
+    by its messages.
+    """
     return unwrapped(sound_runs(events, on_damage, damage), limit=limit)
 
 
@@ -379,8 +393,8 @@ def selected(
 class BadBodies:
     """The damage policy for bodies that do not decompress.
 
-    If the read skips damage, the message keeps its stored body. The :class:`DamageLog` gets a span
-    of length 0.
+    If the policy is ``skip``, the read returns the body as it is stored in the log, and adds a span
+    of length 0 to the :class:`DamageLog`.
     """
 
     layout: StoreLayout

@@ -1,7 +1,8 @@
 """Walks, checks and finds frames in bytes of the log.
 
-The kernels (:mod:`logquarry.format.kernels`) check many frames in one call. Without numba, or with
-``LOGQUARRY_KERNELS=off``, the reference codec (:mod:`logquarry.format.frame`) decodes each frame.
+The kernels (:mod:`logquarry.format.kernels`) are functions that numba compiles; one call checks
+many frames. Without numba, or with ``LOGQUARRY_KERNELS=off``, the slower reference codec
+(:mod:`logquarry.format.frame`), which is pure Python, decodes each frame.
 """
 
 from __future__ import annotations
@@ -77,11 +78,12 @@ class Window:
 
     Attributes:
         base: physical offset of the first byte.
-        end: index of the file's end; larger than ``len(data)`` if the file continues after the
-            data.
+        end: index in ``data`` at which the file would end; larger than ``len(data)`` if the file
+            continues after the data.
         has_heads: whether the log is a DLedger log, in which heads precede frames.
-        is_unwrapped: whether the frames come from inner batches. The place of such a frame in the
-            log is its PHYSICALOFFSET, not ``base`` plus the position.
+        is_unwrapped: whether the frames were made from the messages of inner batches. The physical
+            offset of such a frame is its field PHYSICALOFFSET, not ``base`` plus its position in
+            the data.
     """
 
     data: Bytes
@@ -99,12 +101,14 @@ class Window:
         *,
         has_heads: bool = False,
     ) -> Window:
-        """Make a window over ``data``. Without ``end``, the file ends with the data."""
+        """Make a window over ``data``. If ``end`` is None, the window's file ends where the data
+        ends.
+        """
         array = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         return cls(array, base, len(array) if end is None else end, has_heads)
 
     def after(self, position: int) -> Window:
-        """Return the part of the window from a position on."""
+        """Return a window over the data from a position on."""
         return Window(
             self.data[position:], self.base + position, self.end - position, self.has_heads
         )
@@ -116,7 +120,7 @@ class Window:
 
     @property
     def length(self) -> int:
-        """Bytes in the window."""
+        """Number of bytes in the window."""
         return len(self.data)
 
     def offset_at(self, position: int) -> int:
@@ -141,10 +145,12 @@ def empty_rows(count: int) -> Rows:
 def walk(
     window: Window, position: int, stop: int, rows: Rows, *, check_crc: bool
 ) -> tuple[int, int, int]:
-    """Walk the chain of frames from ``position``, up to the last frame that starts before ``stop``.
+    """Check the frames that follow each other from ``position`` on, up to the last frame that
+    starts before ``stop``.
 
-    Returns (number of frames, position after the last frame, code). The code is REACHED_STOP,
-    BLANK, NEED_MORE, TABLE_FULL or a :class:`~logquarry.format.frame.DamageKind`.
+    Returns (number of frames, position after the last frame, code). The code tells why the walk
+    ended there: REACHED_STOP, BLANK, NEED_MORE (the window ends inside a frame), TABLE_FULL or a
+    :class:`~logquarry.format.frame.DamageKind`.
     """
     fast = kernels()
     if fast is not None:
@@ -194,15 +200,17 @@ def _after_head(window: Window, position: int) -> tuple[int, int]:
 
 
 def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
-    """Check a position with the reference, and fill ``row``. Returns a code of :func:`walk`."""
+    """Check the frame at a position with the reference codec, and write the frame's row into
+    ``row``. Returns a code of :func:`walk`; REACHED_STOP means that the frame is sound.
+    """
     left, here = window.end - position, window.length - position
     if left < frame.BLANK.size:
         return int(frame.DamageKind.TRUNCATED)
     if here < frame.BLANK.size:
         return NEED_MORE
     if here < left:
-        # decode_at reads only the frame. So if the window contains the whole frame, the call may
-        # pass the window's end as the file's end.
+        # The file continues after the window. decode_at reads no bytes after the frame, so it can
+        # check the frame if the window contains the whole frame.
         needed = _bytes_needed(window, position)
         if needed > here:
             return NEED_MORE
@@ -216,7 +224,7 @@ def check(window: Window, position: int, row: Rows, *, check_crc: bool) -> int:
 
 
 def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
-    """Make the row of the frame at a position."""
+    """Return the row of the table of frames that describes the frame at a position."""
     born, store = frame.host_sizes(found.sys_flag)
     body_at = frame.BODY_POSITION + born + store - 2 * frame.HOST_SIZE_V4
     topic_at = body_at + len(found.body) + (1 if found.magic == frame.MAGIC_V1 else 2)
@@ -228,8 +236,8 @@ def row_of(position: int, found: frame.Frame) -> tuple[int, ...]:
 
 
 def _bytes_needed(window: Window, position: int) -> int:
-    # A sound head has the size of the whole frame. If the head is damaged, the check needs no other
-    # bytes.
+    # A sound head states the size of the frame, and the check needs the whole frame. If the head is
+    # damaged, the check fails at the head, so it needs only the head.
     view = window.data.data
     size, magic = frame.BLANK.struct.unpack_from(view, position)
     if magic not in (frame.MAGIC_V1, frame.MAGIC_V2):
@@ -250,7 +258,10 @@ def check_places(
     *,
     check_crc: bool,
 ) -> tuple[Rows, Int32]:
-    """Check frames at positions; an expected size of 0 matches any. Return sound rows and codes."""
+    """Check the frames at given positions. Each frame must have the size that ``sizes`` states; the
+    size 0 matches any frame. Returns the rows of the sound frames, and for each position a code of
+    :func:`walk` (REACHED_STOP: sound).
+    """
     rows = empty_rows(len(places) + 1)
     codes = np.empty(len(places), np.int32)
     fast = kernels()
@@ -317,8 +328,8 @@ def find_frame(window: Window, start: int, stop: int, *, check_crc: bool) -> tup
             return position, code
         position += 1
     if window.length < window.end:
-        # If the window ends inside a magic, the search can compare only the first byte of the
-        # magic.
+        # The window may end inside a magic number. Of such a number, the search compares only the
+        # first byte, and reports NEED_MORE if the byte is right.
         last = min(stop, window.length - at_magic)
         for unsure in range(max(start, window.length - frame.BLANK.size + 1), last):
             if window.data[unsure + at_magic] == magics[0][0]:
@@ -333,7 +344,7 @@ def first_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.first_nonzero(window.address, start, stop))
-    # The comparison copies the bytes, because a live log may change.
+    # The comparison makes a new array, which cannot change during the search, as a live log can.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[0]) if len(found) else stop
 
@@ -343,7 +354,7 @@ def last_nonzero(window: Window, start: int, stop: int) -> int:
     fast = kernels()
     if fast is not None:
         return int(fast.last_nonzero(window.address, start, stop))
-    # The comparison copies the bytes, because a live log may change.
+    # The comparison makes a new array, which cannot change during the search, as a live log can.
     found = np.flatnonzero(window.data[start:stop] != 0)
     return start + int(found[-1]) + 1 if len(found) else start
 
@@ -382,7 +393,9 @@ def head_offset(view: FileView) -> int | None:
 
 
 def first_frames(view: FileView) -> Iterable[tuple[int, frame.Frame]]:
-    """Yield the first frames of a file, which may have a wrong name, with their positions."""
+    """Yield the positions and frames of a file's first frames. The file may have a wrong name,
+    because a frame's PHYSICALOFFSET is not compared with the name.
+    """
     stop = min(view.size, _SEARCHED, java.INT_MAX)
     data = view.window(0, stop)[:stop]
     position, count = 0, 0

@@ -1,7 +1,8 @@
-"""Decodes frames to Arrow columns, with compiled kernels or with the reference codec.
+"""Decodes frames to Arrow columns, with compiled kernels or with the pure-Python reference codec.
 
 No RocketMQ client writes a topic or properties that are not UTF-8. If a frame has such bytes, the
-reference decodes the property columns of the whole batch. Invalid bytes become U+FFFD, as in Java.
+reference codec, not a kernel, decodes the property columns of the whole batch. Invalid bytes become
+U+FFFD, as in Java.
 """
 
 from __future__ import annotations
@@ -29,15 +30,17 @@ _EXACT: Final = schema.EXACT_PROPERTIES.name
 _PROPERTY_COLUMNS: Final = WHOLE_PROPERTIES | {"tags", "keys", "uniq_key", "tags_code"}
 
 MOST_CONTENT: Final = 8 << 20
-"""Maximum bytes of decompressed bodies in one piece. A larger body is a piece of its own."""
+"""Maximum bytes of decompressed bodies in one piece. A message with a larger body is the only
+message of its piece.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
     """Settings for the decoding of frames to columns.
 
-    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. Unless
-    the callback raises an exception, the column gets the stored body.
+    ``on_bad_body`` is called with physical offset and reason if a body does not decompress. If the
+    callback raises no exception, the column contains the body as it is stored in the log.
     """
 
     columns: Sequence[str] = schema.NAMES
@@ -53,7 +56,7 @@ class Decoding:
 def record_batch(
     window: Window, rows: Rows, decoding: Decoding, *, bodies: pa.Array | None = None
 ) -> pa.RecordBatch:
-    """Decode frames to a batch. A column of more than 2 GiB raises LogquarryError."""
+    """Decode frames to a batch. Raises LogquarryError if a column has more than 2 GiB."""
     ready = {} if bodies is None else {"body": bodies}
     if codec.kernels_enabled():
         arrays = _kernel_arrays(window, rows, decoding, ready)
@@ -133,7 +136,8 @@ def _reference_column(name: str, decoded: list[StoredMessage], decoding: Decodin
     else:
         values = [getattr(message, name) for message in decoded]
     if pa.types.is_timestamp(kind):
-        # Let the product overflow, as in the kernels, so that any timestamp can be converted.
+        # A product that exceeds 64 bits wraps around, as in the kernels. So even an invalid
+        # timestamp raises no error.
         return pa.array([java.to_long(value * MS) for value in values], pa.int64()).cast(kind)
     column = pa.array(values, kind)
     if isinstance(column, pa.ChunkedArray):
@@ -163,9 +167,9 @@ def _content(body: bytes, sys_flag: int, physical_offset: int, decoding: Decodin
 
 
 def contents(window: Window, rows: Rows, decoding: Decoding, most: int) -> Iterator[pa.Array]:
-    """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes.
-
-    A larger body is an array of its own. If no body is compressed, there is only one array.
+    """Yield the bodies of all frames, decompressed, in arrays of at most ``most`` bytes. A body
+    that is larger is the only element of its array. If no body is compressed, there is only one
+    array.
     """
     flags = fixed_fields(window, rows, ["sys_flag"])["sys_flag"].tolist()
     if not any(map(is_compressed, flags)):
@@ -210,7 +214,9 @@ def _binary(data: bytearray, ends: list[int]) -> pa.Array:
 
 
 def topic_ids(window: Window, rows: Rows) -> tuple[Int32, list[str]]:
-    """Return the index of each frame's topic in the second result, a list of the topics."""
+    """Return two results: for each frame, the index of its topic in a list, and this list of
+    topics.
+    """
     if not codec.kernels_enabled():
         numbers: dict[bytes, int] = {}
         topics = (_part(window, row, r.TOPIC_AT, r.TOPIC_LENGTH) for row in rows.tolist())
@@ -250,8 +256,9 @@ def tags_codes(window: Window, rows: Rows, decoding: Decoding) -> tuple[Int64, B
 def suspect_rows(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames whose topic or properties have NUL bytes or are not UTF-8.
 
-    The frame's CRC covers only the body, so only this check finds a torn page in topic or
-    properties. If the property CRC of a frame is right, the frame is not suspect.
+    The frame's CRC covers only the body. So if a crash has torn the page with the topic or the
+    properties, only this check finds it. A frame whose property CRC is right is not returned, even
+    if its text has such bytes.
     """
     fast = codec.kernels()
     if fast is not None:
@@ -278,7 +285,8 @@ def _matches_property_crc(window: Window, row: Sequence[int]) -> bool:
 def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     """Return the numbers of frames with a wrong property CRC, which covers topic and properties."""
     if window.has_heads:
-        # DLedger writes PHYSICALOFFSET after the encoder has computed the CRC.
+        # DLedger writes PHYSICALOFFSET into a frame after the CRC was computed, so the CRC is wrong
+        # even in sound frames.
         return []
     starts, sizes = rows[:, r.POSITION].astype(np.int64), rows[:, r.SIZE].astype(np.int64)
     which = property_crc.carriers(window.data, starts, sizes)
@@ -288,7 +296,8 @@ def wrong_property_crcs(window: Window, rows: Rows) -> list[int]:
     stated = property_crc.stated(window.data, starts, sizes)
     lengths = sizes - property_crc.SIZE
     fast = codec.kernels()
-    # If the property is malformed, the stated CRC is below 0. The kernel skips such frames.
+    # A stated CRC below 0 means that the property with the CRC is malformed. These frames are wrong
+    # too, but the kernel skips them.
     wrong = np.flatnonzero(stated < 0).tolist()
     if fast is None:
         view = window.data.data

@@ -26,7 +26,9 @@ FIXED: Final = {
     for name, at in ((field, shift + at) for field, at in layout.offsets.items())
     if name in schema.NAMES
 }
-"""Column of fixed width -> a part of the frame, and the column's position in this part."""
+"""Column of fixed width -> the part of the frame that contains the field, and the field's position
+in this part.
+"""
 MS: Final = 1_000
 """Microseconds in a millisecond: Arrow's timestamps have microseconds, RocketMQ's milliseconds."""
 
@@ -90,7 +92,9 @@ class KernelColumns:
         return bool(self.k.bad_utf8(self.address, self.rows, self.count))
 
     def arrays(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Make columns by name. If a frame has bad UTF-8, do not request property columns."""
+        """Make columns by name. If :attr:`has_bad_utf8` is true, do not request columns that are
+        made from properties.
+        """
         if not WHOLE_PROPERTIES.isdisjoint(names):
             self._parse(want_pairs=True)
         made = self._fixed([name for name in names if name in FIXED])
@@ -98,7 +102,9 @@ class KernelColumns:
 
     # fixed fields
     def numbers(self, names: Sequence[str], *, ms: bool = False) -> dict[str, Any]:
-        """Return fixed fields by name. Timestamps are in microseconds, or with ``ms`` in ms."""
+        """Return fixed fields by name. Timestamps are in microseconds; with ``ms``, they are in
+        milliseconds.
+        """
         plan = _gather_plan(tuple(names), ms)
         out32 = np.empty((len(plan.narrow), self.count), np.int32)
         out64 = np.empty((len(plan.wide), self.count), np.int64)
@@ -132,13 +138,16 @@ class KernelColumns:
         return pa.array(names, pa.string()).take(pa.array(ids))
 
     def topic_ids(self) -> tuple[Int32, list[str]]:
-        """Return the index of each frame's topic in the second result, a list of the topics."""
+        """Return two results: for each frame, the index of its topic in a list, and this list of
+        topics.
+        """
         ids = np.empty(self.count, np.int32)
         found = np.empty((_MAX_TOPICS, 2), np.int32)
         table = np.full(_TOPIC_TABLE, -1, np.int32)
         known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
         if known < 0:
-            # The small table has no room for all topics: make a table for as many topics as frames.
+            # The batch has more topics than the small table can hold. Use a table with room for one
+            # topic per frame.
             found = np.empty((self.count, 2), np.int32)
             table = np.full(1 << (2 * self.count).bit_length(), -1, np.int32)
             known = self.k.intern_topics(self.address, self.rows, self.count, table, found, ids)
@@ -179,8 +188,8 @@ class KernelColumns:
         total, nulls = self.k.offsets_of(lengths, count, offsets, validity)
         if total < 0:
             raise too_large()
-        # Arrow's pool reuses large buffers. NumPy would allocate new memory from the system each
-        # time.
+        # Allocate from Arrow's pool, because it reuses large buffers. NumPy would request new
+        # memory from the system for each large array.
         data = pa.allocate_buffer(total)
         self.k.copy_spans(self.address, starts, count, offsets, data.address)
         return pa.Array.from_buffers(
@@ -226,7 +235,9 @@ class KernelColumns:
         self._pairs = pairs, pair_offsets
 
     def all_property_spans(self) -> tuple[Int32, Int32]:
-        """Find TAGS, KEYS, UNIQ_KEY and DELAY. Return starts and lengths; -1 if missing."""
+        """Find the values of TAGS, KEYS, UNIQ_KEY and DELAY in each frame. Return the starts and
+        the lengths of the values; the length is -1 if a frame does not have the property.
+        """
         if self._properties is None:
             self._parse(want_pairs=False)
         assert self._properties is not None
@@ -269,16 +280,18 @@ class KernelColumns:
         return pa.MapArray.from_arrays(pa.array(pair_offsets), keys, values)
 
     def _exact_properties(self) -> pa.Array:
-        # The result is null if a string equals the encoding of its pairs. All strings must be
-        # UTF-8. The function compares only lengths, because the pairs lack empty and repeated
-        # properties.
+        # The result is null if the property string equals the encoding of the pairs that were
+        # parsed from the string. The function compares only the lengths: parsing drops empty and
+        # repeated properties, so any other string is longer than the encoding. All strings must be
+        # UTF-8.
         assert self._pairs is not None
         pairs, ends = self._pairs
         used = int(ends[-1])
         pair_ends = np.cumsum(pairs[1, :used] + pairs[3, :used], dtype=np.int64)
         sums = np.concatenate(([0], pair_ends))[ends]
         count = np.diff(ends)
-        # Each pair contains one separator, and another separator is between two pairs.
+        # In the encoding, a separator is between name and value of each pair, and another one
+        # between two pairs.
         made = np.diff(sums) + np.maximum(2 * count - 1, 0)
         starts, lengths = self._spans(r.PROPS_AT, r.PROPS_LENGTH)
         lengths[lengths == made] = -1

@@ -2,8 +2,9 @@
 
 The column is a map, which loses doubled separators, repeated keys, empty values and bytes that are
 not UTF-8. An import must restore the string, so an export writes the strings of such rows into the
-metadata of the Parquet file. Clients before 4.9.3 end every string with a separator; the list has a
-null for each of these strings.
+metadata of the Parquet file. Clients before 4.9.3 write a separator after the last property too. If
+this separator is the only difference between a string and the encoded map, the list contains a null
+in place of the string.
 
 ::
 
@@ -29,7 +30,8 @@ from logquarry.log.schema import EXACT_PROPERTIES
 KEY: Final = b"logquarry.properties_string"
 """Key of the list in the file's metadata."""
 MOST_BYTES: Final = 16 << 20
-"""Approximate maximum bytes of strings in one file. Readers of Parquet limit the size of metadata.
+"""Approximate maximum bytes of strings in one file. There is a limit because readers of Parquet
+reject a file with too much metadata.
 """
 
 _END: Final = props.PROPERTY_SEPARATOR.encode()
@@ -61,7 +63,9 @@ class ExactProperties:
         self._rows += rows.num_rows
 
     def add_listed(self, listed: tuple[Int64, pa.Array] | None, count: int) -> None:
-        """Add the ``count`` rows of another file, of which :func:`read` returned ``listed``."""
+        """Add the ``count`` rows of another file. ``listed`` is the result of :func:`read` for that
+        file.
+        """
         if listed is not None and len(listed[0]):
             rows, values = listed
             self._list(rows + self._rows, values)
@@ -87,7 +91,9 @@ class ExactProperties:
 
 
 def read(metadata: Mapping[bytes, bytes] | None) -> tuple[Int64, pa.Array] | None:
-    """Read the numbers of a file's listed rows and their strings; None if the file has no list."""
+    """Read the list in a file's metadata. Return the numbers of the listed rows and their strings;
+    None if the file has no list.
+    """
     data = (metadata or {}).get(KEY)
     if data is None:
         return None

@@ -50,7 +50,7 @@ class FileView(ABC):
 
     Attributes:
         is_mapped: whether a window is a view of a map; False if a window is a copy.
-        is_growing: whether another program may write to the file. A copy of the bytes can then
+        is_growing: whether another program may write to the file, so that a copy of its bytes can
             become outdated.
     """
 
@@ -75,7 +75,9 @@ class FileView(ABC):
         return self.window(0, length)[:length]
 
     def fault(self, start: int, length: int) -> Unreadable | None:
-        """Read a range. Return the first overlapping unreadable range; None if there is none."""
+        """Read a range of the file. Return the first unreadable range that overlaps it; None if all
+        its bytes are readable.
+        """
         self.window(start, length)
         return first_unreadable(self.unreadable, start, length)
 
@@ -84,7 +86,9 @@ class FileView(ABC):
         return True
 
     def good_start(self, position: int) -> int:
-        """Return the start of the probed readable bytes that end at ``position``."""
+        """Return the lowest position from which all bytes up to ``position`` are known to be
+        readable.
+        """
         return position
 
     def next_data(self, position: int) -> int:
@@ -99,7 +103,7 @@ def unreadable_file(view: FileView, fault: Unreadable | None = None) -> Unreadab
 
 
 class GoneFile(FileView):
-    """The view of a file that was deleted: no bytes."""
+    """The view of a file that was deleted. It has no bytes."""
 
     is_mapped = True
 
@@ -112,7 +116,9 @@ class GoneFile(FileView):
 
 
 class FileSystem(ABC):
-    """Read access to a store's folder. ``unreadable``: path below the root -> unreadable ranges."""
+    """Read access to a store's folder. ``unreadable`` maps the path of a file below the root to the
+    unreadable ranges that were found in this file.
+    """
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]
@@ -125,8 +131,8 @@ class FileSystem(ABC):
     def open(self, path: str) -> FileView:
         """Open a file below the root.
 
-        Raises FileNotFoundError for a missing or irregular file, and StoreNotFound for a file that
-        cannot be read.
+        Raises FileNotFoundError if there is no file, or something else such as a folder or a pipe,
+        and StoreNotFound if the file cannot be read.
         """
 
     @abstractmethod
@@ -155,7 +161,7 @@ class FileSystem(ABC):
         """
         view = self.open(path)
         if view.size > _MOST_READ_WHOLE:
-            # A sparse file can be larger than the memory.
+            # The size is limited, because a sparse file can be larger than the memory.
             fault = Unreadable(0, view.size, "are too many for a file of this name")
             self.unreadable[path] = (fault,)
             raise unreadable_file(view, fault)
@@ -165,7 +171,7 @@ class FileSystem(ABC):
         return data
 
     def full_path(self, path: str) -> str:
-        """Return the full path of ``path`` below the root, for messages."""
+        """Return the full path of a path below the root, to show it to users."""
         return f"{self.root.rstrip('/')}/{path}"
 
 
@@ -181,7 +187,8 @@ class _LocalFile(FileView):
             self._map: ReadableMap | None = None
             self.is_mapped = True
             if self.size:
-                # The map keeps its own reference to the file until all windows are released.
+                # The descriptor can be closed below, because the map holds its own reference to the
+                # file.
                 mapped = WatchedMap(descriptor, self.size, access=mmap.ACCESS_READ).watch()
                 self.is_mapped = mapped.is_watched or not hasattr(os, "pread")
                 self.is_growing = not self.is_mapped
@@ -212,7 +219,8 @@ class _LocalFile(FileView):
             # The file was deleted, but its map remains valid.
             return position
         try:
-            # The file may have grown after it was mapped. Readers use only the mapped part.
+            # The result is limited to the size at the time of mapping, because the file may have
+            # grown since then.
             return min(next_data(descriptor, position), self.size)
         except OSError as error:
             return self.size if error.errno == errno.ENXIO else position
@@ -224,7 +232,8 @@ class LocalFileSystem(FileSystem):
     """A folder on a mounted disk."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
-        # The process may later change its working folder.
+        # Make a relative path absolute now, because the process may change its working folder
+        # later.
         self._base = Path(root).absolute().as_posix().rstrip("/")
         self.root = str(root)
         self.unreadable = {}
@@ -379,7 +388,7 @@ class ArrowFileSystem(FileSystem):
 
 
 def whole_file(path: Path) -> FileView:
-    """Open one local file for reading; raises the errors of :meth:`FileSystem.open`."""
+    """Open one local file for reading. Raises the same errors as :meth:`FileSystem.open`."""
     return LocalFileSystem(path.parent).open(path.name)
 
 
@@ -413,7 +422,9 @@ _MOST_FOLDERS: Final = 64
 
 
 class Below(NamedTuple):
-    """A name below a folder. ``wrong`` is the reason why it is neither file nor folder."""
+    """One name in a folder or its subfolders. ``wrong`` describes a name that is neither a file nor
+    a folder; otherwise it is None.
+    """
 
     path: str
     is_dir: bool

@@ -1,4 +1,6 @@
-"""Decodes the fields that the dispatcher needs of each frame (``DispatchRequest``) to arrays."""
+"""Decodes to arrays what the dispatcher needs to make the queue and index entries of a frame
+(RocketMQ's ``DispatchRequest``).
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,10 @@ class DispatchRequests:
     Attributes:
         topic_ids: index of the frame's topic in ``topics``.
         store_timestamp: in milliseconds.
-        is_dispatched: whether the frame gets a queue entry (transaction types NOT and COMMIT).
-        has_key: whether the index gets keys of the frame: KEYS or UNIQ_KEY of any frame except
-            ROLLBACK.
+        is_dispatched: whether the dispatcher writes a queue entry for the frame. It does so for the
+            transaction types NOT and COMMIT only.
+        has_key: whether the dispatcher adds the frame's keys to the index. It does so if the frame
+            has KEYS or UNIQ_KEY, and its transaction type is not ROLLBACK.
     """
 
     topic_ids: Int32
@@ -89,12 +92,13 @@ def index_keys(
     only_keys: bool = False,
     tags: bool = False,
 ) -> tuple[Int64, Int64]:
-    """Hash the keys of frames. Return the hashes, and the frame number of each key.
+    """Hash the index keys of frames. Return the hash of each key, and the number of the frame that
+    each key is from.
 
-    The order is the order of ``IndexService.buildIndex``: in each frame UNIQ_KEY, the words of
-    KEYS, and the tag. With ``raw``, hashes keep their sign, as in RocketMQ 3.x. With ``only_keys``,
-    UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is added, as in
-    RocketMQ 5.4.
+    The keys are in the order of ``IndexService.buildIndex``: for each frame, UNIQ_KEY, then the
+    words of KEYS, then the tag. With ``raw``, a negative hash stays negative, as in RocketMQ 3.x.
+    With ``only_keys``, UNIQ_KEY is skipped, because 3.x had no UNIQ_KEY. With ``tags``, the tag is
+    added, as in RocketMQ 5.4.
     """
     fast = codec.kernels()
     if fast is None or fast.bad_utf8(window.address, rows, len(rows)):
@@ -138,8 +142,8 @@ def _plain(
 # --------------------------------------------------------------------------------------------------
 # Following the log
 #
-# The kernel walks and decodes in one pass. If the kernel cannot decode a frame of a run, the
-# reference decodes the whole run.
+# The kernel checks and decodes the frames of a run in one pass. If it cannot decode one of them,
+# the pure-Python reference decodes the whole run.
 
 MOST_FRAMES: Final = 1 << 14
 _MOST_TOPICS: Final = 1 << 9
@@ -155,9 +159,9 @@ class Followed:
 
     Attributes:
         key_hashes: hashes of the index keys, in the order of the index.
-        key_numbers: frame number of each key.
-        table: the kernel's table (:mod:`logquarry.format.arrays`); None if the reference decoded
-            the run.
+        key_numbers: for each key, the number of the frame that the key is from.
+        table: the table that the kernel filled (:mod:`logquarry.format.arrays`); None if the
+            pure-Python reference codec decoded the run instead.
         queues: (topic, queue id) of each queue number in the table.
     """
 
@@ -172,8 +176,9 @@ class Followed:
 class Follower:
     """Reads and decodes the frames of a log, run by run. One thread may use a follower at a time.
 
-    With ``as_java``, a follower stops (ASK_JAVA) at frames that RocketMQ 4.9.3 may reject: frames
-    of 5.x, and frames of the schedule topic whose DELAY is not one to nine digits.
+    With ``as_java``, a follower stops with the code ASK_JAVA before a frame that RocketMQ 4.9.3 may
+    reject. This is a frame of 5.x, or a frame of the schedule topic whose DELAY is not one to nine
+    digits.
     """
 
     def __init__(
@@ -200,10 +205,11 @@ class Follower:
         self._numbers = np.empty(_MOST_KEYS, np.int64)
 
     def follow(self, window: Window, stop: int) -> tuple[Followed | None, int, int]:
-        """Read the frames that start before ``stop``. Return the run, its end and the code.
+        """Read and decode the frames that start before ``stop``. Return the run of these frames,
+        the position after the run, and the code that tells why the run ends there.
 
-        The run is None if there are no frames, and is valid until the next call. The code is from
-        :func:`logquarry.log.codec.walk`.
+        The run is None if it has no frames. Its arrays are valid until the next call. The code is
+        ASK_JAVA or a code of :func:`logquarry.log.codec.walk`.
         """
         found, after, code = self._follow(window, stop)
         if found is not None and self._keys != "4.9":
@@ -222,7 +228,7 @@ class Follower:
         return self._by_kernel(window, stop)
 
     def _sound_to_java(self, window: Window, count: int) -> int:
-        """Return the number of leading frames that RocketMQ 4.9.3 certainly accepts."""
+        """Return how many frames at the start of the run RocketMQ 4.9.3 certainly accepts."""
         if not self._as_java:
             return count
         for number, position in enumerate(self._rows[:count, r.POSITION].tolist()):
@@ -287,8 +293,8 @@ class Follower:
 
 
 def _other_keys(window: Window, rows: Rows, keys: IndexKeys) -> tuple[Int64, Int64]:
-    # RocketMQ 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes. 5.4
-    # indexes UNIQ_KEY, KEYS and the tag of all messages except ROLLBACK.
+    # RocketMQ 3.1.3 indexed the KEYS of messages of types NOT and PREPARED, with raw hashes.
+    # RocketMQ 5.4 indexes UNIQ_KEY, KEYS and the tag of messages of every type except ROLLBACK.
     flags = columns.fixed_fields(window, rows, ["sys_flag"])["sys_flag"]
     kinds = flags & sys_flag.TRANSACTION_MASK
     is_3_1 = keys == "3.1"

@@ -1,9 +1,10 @@
-"""Reads frames at given offsets, and prepares runs of frames: removes lost frames, splits batches.
+"""Reads frames at given offsets, removes lost frames from runs, and splits inner batches in runs.
 
 A frame contains its own physical offset, so other threads or machines can read any part of a log.
-But only a walk (:class:`LogReader`) determines whether a frame belongs to the log. A page can be
-lost after the walk has checked it and before the decoder reads it. A lost page has ``FILL`` bytes
-(:mod:`logquarry.log.readable`), which must not reach the caller.
+But only a walk (:class:`LogReader`) determines whether a frame belongs to the log. A page of a
+mapped file is lost if the disk fails after the walk has checked the page and before the decoder
+reads it. The decoder then reads ``FILL`` bytes (:mod:`logquarry.log.readable`) in place of the
+page. A frame with such bytes is a lost frame, and must not reach the caller.
 """
 
 from __future__ import annotations
@@ -48,10 +49,11 @@ G = TypeVar("G", bound=Guess)
 def guided(
     reader: LogReader, guesses: Iterable[G], accept: Callable[[G], bool] = lambda _: True
 ) -> Iterator[Event | G]:
-    """Walk the whole log in order. If a guess begins at the walk's position, use the guess instead.
+    """Walk the whole log in order. Yield a guess in place of its frames if the walk reaches its
+    start.
 
-    ``guesses`` are in the order of the log. ``accept`` may reject a guess. No writer may have the
-    store open.
+    ``guesses`` must be in the order of the log. If ``accept`` returns False for a guess, the walk
+    reads the frames itself. No writer may have the store open.
     """
     position = reader.files.start
     for guess in guesses:
@@ -74,7 +76,9 @@ def guided(
 
 
 def _may_guess_behind(reader: LogReader, event: Event) -> bool:
-    """Whether a new walk from the event's end would report the same events as the current walk."""
+    """Whether a guess may replace the walk after this event: a new walk from the event's end would
+    report the same events as the current walk.
+    """
     if isinstance(event, DamagedSpan):
         return reader.forgets_damage and not event.is_tail
     return not isinstance(event, walk.ExpiredSpan)
@@ -102,10 +106,10 @@ def runs_at(
     batch_bytes: int = walk.DEFAULT_BATCH_BYTES,
     any_size: bool = False,
 ) -> Iterator[Run | DamagedSpan]:
-    """Read the frames at ascending physical offsets. For a missing frame, the function yields a
-    :class:`DamagedSpan`.
+    """Read the frames at ascending physical offsets. If an offset has no sound frame, the function
+    yields a :class:`DamagedSpan`.
 
-    A frame must have its size in ``sizes``, unless this size is 0 or ``any_size`` is set.
+    A frame must be as long as ``sizes`` states, unless the stated size is 0 or ``any_size`` is set.
     """
     files = layout.commit_log
     start = 0
@@ -153,7 +157,7 @@ def _in_file(
         stop = max(start + 1, int(np.searchsorted(filled, before + batch_bytes, "right")))
         first = int(offsets[start]) - file.base
         if not view.is_mapped:
-            # One fetch reads the frames of the batch and the bytes between the frames.
+            # Read all frames of the batch with one request, including the bytes between them.
             near = int(np.searchsorted(offsets, int(offsets[start]) + REMOTE_RANGE))
             stop = max(start + 1, min(stop, near))
         last = int(offsets[stop - 1]) - file.base + max(int(sizes[stop - 1]), FIXED_SIZE_V1)
@@ -188,9 +192,10 @@ def _window(view: FileView, file: StoreFile, at: int, length: int, room: int) ->
 def _whole_frames(
     view: FileView, file: StoreFile, window: Window, offsets: Offsets, start: int, room: int
 ) -> tuple[int, Window]:
-    """Return the number of the first frame after the window, and the window.
+    """Return the number of the first frame that the window does not contain whole, and the window.
 
-    If the first frame is not entirely in the window, the returned window is larger.
+    If the window does not contain even the frame at its start, the returned window is larger, so
+    that it contains this frame.
     """
     none = np.zeros(len(offsets), np.int32)
     _, codes = codec.check_places(window, offsets - window.base, none, check_crc=False)
@@ -214,7 +219,9 @@ def _hidden(
     rows: Rows,
     codes: Int32,
 ) -> dict[int, Unreadable]:
-    """Return place number -> unreadable range that overlaps the frame at this place."""
+    """Return an unreadable range for each frame that it overlaps, by the number of the frame's
+    place.
+    """
     if not view.unreadable:
         return {}
     lengths = np.full(len(places), FIXED_SIZE_V1, np.int64)
@@ -247,14 +254,16 @@ T = TypeVar("T")
 
 
 def is_lost(run: Run) -> bool:
-    """Whether frames of the run were lost after the walk. Call this after decoding the frames."""
+    """Whether frames of the run were lost after the walk. Call this after decoding the frames,
+    because a page can be lost during the decoding too.
+    """
     view = run.view
     if view is None or not len(run.rows):
         return False
     start, length = run.start - run.base, run.end - run.start
     if view.reaches(start + length) and not view.unreadable:
         return False
-    # The call of window() finds the lost pages.
+    # Call window() only for its effect: it adds lost pages to view.unreadable.
     view.window(start, 1)
     if first_unreadable(view.unreadable, start, length) is None:
         return False
@@ -262,7 +271,7 @@ def is_lost(run: Run) -> bool:
 
 
 def require_whole(run: Run) -> None:
-    """Raise CorruptFrame for the first frame of the run that was lost after the walk."""
+    """Raise CorruptFrame for the run's first lost frame if frames were lost after the walk."""
     if is_lost(run):
         raise _error(next(_lost_spans(run))[1])
 
@@ -284,9 +293,11 @@ def _lost_spans(run: Run) -> Iterator[tuple[int, DamagedSpan]]:
 
 
 def copied(run: Run, start: int = 0) -> Run | None:
-    """Copy the sound frames of a run from ``start`` on; None if there are none.
+    """Copy the frames of a run from physical offset ``start`` on, without lost frames; None if all
+    are lost.
 
-    Raises CorruptFrame if a frame is lost and the read must not continue without it.
+    Raises CorruptFrame if a frame is lost and the run's ``on_lost`` does not allow the read to
+    continue without the frame.
     """
     # Copy before the check, because a page that is lost later does not affect the copy.
     window = replace(run.window, data=run.window.data.copy())
@@ -302,7 +313,8 @@ def decoded(runs: Iterable[Run], decode: Callable[[Run], Iterable[tuple[Rows, T]
     """Decode runs of frames.
 
     If frames were lost after the walk, report the loss, and decode the other frames from a copy.
-    ``decode`` yields parts of a run's rows, in order, each with the decoded messages.
+    ``decode`` yields pairs of a part of the run's rows, in order, and the messages decoded from
+    this part.
     """
     for run in runs:
         left: Run | None = run
@@ -369,7 +381,9 @@ def message_counts(window: Window, rows: Rows, limit: int = DEFAULT_LIMIT) -> In
 
 
 def queue_counts(window: Window, rows: Rows) -> Int64 | None:
-    """Return how many queue offsets each frame uses (INNER_NUM); None if each uses one offset."""
+    """Return how many queue offsets each frame takes: INNER_NUM for an inner batch, else one. None
+    if there is no inner batch.
+    """
     if message_counts(window, rows) is None:
         return None
     starts = rows[:, r.POSITION].tolist()

@@ -1,8 +1,8 @@
 """Writes messages as JSON lines, for ``messages --jsonl`` and ``export --format jsonl``.
 
 A line has the same content as :meth:`logquarry.stored_message.StoredMessage.to_json`, but this
-module makes the lines from columns, several times as fast. All control characters are escaped, so a
-line can be printed on a terminal.
+module makes the lines from columns, which is several times as fast. All control characters are
+escaped, so a line can be printed on a terminal.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from logquarry.stored_message import JSON_NAMES
 REDACTIONS: Final = ("body", "properties", "hosts")
 
 _REDACTED: Final = {
-    # Also hide values from which the hidden value can be found, such as the CRC of a body that is a
-    # telephone number, or the hash of a tag.
+    # Also hide a value from which a reader could find the hidden value by trying all likely values:
+    # the CRC of a body that is only a telephone number, or the hash of a tag.
     "body": frozenset({"body", "body_crc"}),
     "properties": frozenset(
         {"properties", "properties_string", "tags", "keys", "uniq_key", "tags_code"}
     ),
-    # Message ids start with the address of the client or the broker.
+    # Message ids and UNIQ_KEY contain the address of the broker or the client.
     "hosts": frozenset({"born_host", "store_host", "message_id", "uniq_key"}),
 }
 _HOST_PROPERTIES: Final = frozenset(
@@ -53,8 +53,8 @@ _DISTINCT: Final = ("message_id", "keys", "uniq_key")
 _TEXT: Final = (*_REPEATED, *_DISTINCT, "tags_code", "body")
 assert {*_FIXED, *_TEXT, "broker", "size", "properties", "properties_string"} == {*JSON_NAMES}
 
-# JSON requires escapes only below U+0020, but DEL, C1 controls, bidirectional marks and line
-# separators also affect a terminal.
+# JSON requires escapes only for characters below U+0020. These characters are escaped too, because
+# they affect a terminal: DEL, C1 controls, bidirectional marks and line separators.
 _UNSAFE: Final = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _quote = json.encoder.encode_basestring
 _MOST_KEPT: Final = 10_000
@@ -63,7 +63,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def redaction(words: str | None) -> frozenset[str]:
-    """Return the JSON members to hide, given some of the words ``body,properties,hosts``."""
+    """Parse a list such as ``body,hosts`` (words: :data:`REDACTIONS`) to the names of the JSON
+    members to hide.
+    """
     names: set[str] = set()
     for word in filter(None, (part.strip() for part in (words or "").split(","))):
         if word not in _REDACTED:
@@ -112,7 +114,9 @@ def _safe(text: str) -> str:
 def line_parts(
     window: Window, rows: Rows, decoding: columns.Decoding, hidden: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Rows, list[str]]]:
-    """Encode messages as lines. Yields parts of the rows with their lines."""
+    """Encode messages as lines. Yields pairs of a part of the rows, in order, and the lines of the
+    messages in this part.
+    """
     for part, bodies in columns.pieces(window, rows, decoding) if len(rows) else ():
         fields = _parts(window, part, decoding, hidden, bodies)
         for name in hidden:
@@ -167,7 +171,9 @@ def _parts(
 
 
 class _Quoted(dict[str | None, str]):
-    """JSON strings by text, cached, because topics, tags and hosts repeat."""
+    """Cache of the JSON strings of texts, because many messages have the same topics, tags and
+    hosts.
+    """
 
     def __missing__(self, text: str | None) -> str:
         quoted = _quoted(text)

@@ -1,7 +1,7 @@
 """Reads the settings and offsets in a store's folder ``.logquarry/``, and infers delay levels.
 
-A recorded setting is used only if the store's other files do not show the setting, for example in a
-new index without keys (:mod:`logquarry.read.store_sizes`).
+A recorded setting is used only if its value cannot be inferred from the store's other files. For
+example, a new index without keys does not show its size (:mod:`logquarry.read.store_sizes`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _VERSION: Final = 1
 
 
 def encode(config: StoreConfig) -> bytes:
-    """Encode the settings of an open store, with all sizes."""
+    """Encode the settings of an open store. ``config`` must have all sizes."""
     settings = {name: getattr(config, name) for name in _NAMES}
     return json.dumps({"version": _VERSION, "settings": settings}, indent=1).encode() + b"\n"
 
@@ -71,7 +71,9 @@ class Durable(NamedTuple):
 
 
 class LostHead(NamedTuple):
-    """A log without its first files: its former start, and the start of the first existing file."""
+    """A log that has lost its first files: its recorded start, and the start of its first existing
+    file.
+    """
 
     start: int
     stop: int
@@ -83,7 +85,9 @@ class LostHead(NamedTuple):
         )
 
     def as_file(self, folder: str) -> StoreFile:
-        """Return the first missing file with the size 0, which readers report as missing."""
+        """Return the first missing file as a file of size 0, because readers report a file of this
+        size as missing.
+        """
         return StoreFile(self.start, 0, f"{folder}/{self.start:0{NAME_DIGITS}d}")
 
 
@@ -108,8 +112,8 @@ def read_durable(filesystem: FileSystem) -> Durable | None:
 def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:
     """Find the missing start of the log; None if there is no sign that files are missing.
 
-    Retention records a new start before deleting files. So if the first file begins after the
-    recorded start, the log has lost files.
+    Before retention deletes files, it records the log's new start. So if the first existing file
+    begins after the recorded start, the files between the two offsets are lost, not expired.
     """
     found = read_durable(filesystem) if files and files[0].base else None
     if found is None or found.start is None or found.start >= files[0].base:
@@ -120,7 +124,7 @@ def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> Lost
 def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str | None:
     """Explain why the log's first files may be missing; None if the log's start is recorded or 0.
 
-    RocketMQ's retention deletes the first files of a log without any record.
+    RocketMQ's retention records no start, so its deletion of the first files looks like their loss.
     """
     if not files or not files[0].base:
         return None
@@ -134,7 +138,9 @@ def unproved_start(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> str 
 
 
 class Schedule(Protocol):
-    """The files of a store from which delay levels are inferred: log and schedule queues."""
+    """The parts of a store that delay levels are inferred from: the log and the queues of delayed
+    messages (schedule queues).
+    """
 
     config: StoreConfig
 
@@ -166,8 +172,8 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
     """Return the delay of each level in milliseconds, level 1 first.
 
     If the configured levels are RocketMQ's defaults, a level's delay is inferred from the first
-    entries of its schedule queue: an entry has the delivery time, and its message has the store
-    time. A level without entries has the recorded or default delay.
+    entries of its schedule queue: the delay is the delivery time in an entry minus the store time
+    of its message. A level without entries has the recorded or default delay.
     """
     stated = layout.config.delay_levels_ms
     if stated not in map(props.parse_levels, (props.DEFAULT_LEVELS, props.LEVELS_3)):
@@ -184,12 +190,16 @@ def levels_of(layout: Schedule) -> tuple[int, ...]:
 
 
 def levels_text(levels_ms: tuple[int, ...]) -> str:
-    """Format levels as ``messageDelayLevel``, rounded to seconds (3.x adds milliseconds)."""
+    """Format the delays of levels as a value of the setting ``messageDelayLevel``. Delays are
+    rounded to seconds, because RocketMQ 3.x adds some milliseconds.
+    """
     return " ".join(f"{round(ms / _SECOND_MS)}s" for ms in levels_ms)
 
 
 def _told_by(layout: Schedule, queue_id: int) -> int | None:
-    """Return the most frequent of several delays, because a single entry may be damaged."""
+    """Return the most frequent delay of the first entries of a level's queue, because a single
+    entry may be damaged.
+    """
     told = Counter(islice(_delays(layout, queue_id), _MOST_LOOKED_AT))
     return told.most_common(1)[0][0] if told else None
 

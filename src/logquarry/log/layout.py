@@ -1,4 +1,4 @@
-"""Lists the files of a store by name and size; :mod:`logquarry.log.store_files` has the names."""
+"""Lists the files of a store. :mod:`logquarry.log.store_files` defines their names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class BrokenLink(StoreNotFound):
 
 
 class StoreLayout:
-    """The files of one store. Each folder is listed at the first use of its files.
+    """The files of one store. A folder is listed when its files are used for the first time.
 
     Attributes:
         left_out: (topic, queue id) of queues that this layout does not list.
@@ -128,7 +128,7 @@ class StoreLayout:
         config: StoreConfig | None = None,
         storage_options: Mapping[str, Any] | None = None,
     ) -> StoreLayout:
-        """Open the layout of the store at a path or URL. Raises StoreNotFound without a store."""
+        """Open the layout of the store at a path or URL. Raises StoreNotFound if none exists."""
         config = settings_of(config)
         try:
             return cls(open_filesystem(location, storage_options), config)
@@ -153,10 +153,10 @@ class StoreLayout:
         return other
 
     def by_content(self, *, shows_lost_head: bool = True) -> StoreLayout:
-        """Make a layout that takes the offset of each log file from its frames, not from its name.
+        """Make a layout that determines the offset of each log file from its frames, not its name.
 
         Only verify, recover and salvage use such a layout. With ``shows_lost_head``, the layout
-        lists one empty file for missing first files.
+        lists one empty file in place of the log's lost first files, if there are any.
         """
         other = copy.copy(self)
         other._goes_by_names = False
@@ -180,7 +180,9 @@ class StoreLayout:
         self._listing = _Listing(self)
 
     def use_commit_log(self, files: FileSequence) -> None:
-        """Use these files as the commit log, until the next refresh."""
+        """Use given files as the commit log, instead of the listed files, until the next
+        refresh.
+        """
         self._listing.found["commit_log"] = files
         self._listing.has_given_log = True
 
@@ -198,7 +200,8 @@ class StoreLayout:
         """The files of the commit log.
 
         Raises UnsupportedStore if the log is at an unsupported place, and MisnamedFile if a name is
-        wrong. Only the names of the first file, the last file and files beside a gap are checked.
+        wrong. Checks only the names of the first file, of the last file and of files before or
+        after a gap.
         """
         files, folders = self.list_commit_log(), self.log_folders
         self._require_log_here()
@@ -211,7 +214,8 @@ class StoreLayout:
             and has_doubtful_name(self.filesystem, files, size)
         ):
             self.require_right_names()
-        # RocketMQ's file size is an int, and logquarry's positions have 32 bits.
+        # A file has less than 2 GiB, because RocketMQ's file size is an int, and the kernels use
+        # positions of 32 bits.
         return FileSequence(files, min(size, java.INT_MAX), folders.has_heads)
 
     @cached_property
@@ -225,7 +229,9 @@ class StoreLayout:
 
     @property
     def other_log(self) -> LogPlace | None:
-        """The place of the log's missing part; None if the log's folders have the whole log."""
+        """The place of the part of the log that is outside :attr:`log_folders`; None if there is no
+        such part.
+        """
         folders = self.log_folders
         if folders.missing is not None or folders.feature is not None:
             return folders.missing
@@ -234,14 +240,14 @@ class StoreLayout:
 
     @property
     def missing_log(self) -> LogPlace | None:
-        """Evidence that an empty log had messages; None without evidence."""
+        """Evidence that an empty log once had messages; None if there is no evidence."""
         found = find_missing_log(self.filesystem, self._names, self.config)
-        # A writer may have created its first file after the log was listed.
+        # List again, because a writer may have created its first file after the log was listed.
         has_bytes = found is not None and any(file.size for file in self.list_commit_log())
         return None if has_bytes else found
 
     def log_file(self, offset: int) -> str:
-        """Return the path below the root of the log file for an offset; the file may be missing."""
+        """Return the path below the root of the log file for an offset. The file need not exist."""
         log = self.commit_log
         file = log.at(offset)
         if file is not None:
@@ -255,22 +261,26 @@ class StoreLayout:
         return file.path if self.log_folders.feature is not None else right_path(file.base)
 
     def log_path(self, offset: int) -> str:
-        """Return the full path of the log file with an offset, or the path of the log's folder."""
+        """Return the full path of the log file that contains a physical offset. If there is no such
+        file, return the path of the log's first folder.
+        """
         file = self.commit_log.at(offset)
         return self.filesystem.full_path(self.log_folders.paths[0] if file is None else file.path)
 
     def list_commit_log(self) -> tuple[StoreFile, ...]:
-        """List the commit log again. One file without bytes replaces all missing first files."""
+        """List the files of the commit log again. If the log has lost its first files, the list
+        begins with one empty file in their place.
+        """
         files = self._list_log()
         lost = find_lost_head(self.filesystem, files) if self._shows_lost_head else None
         return files if lost is None else (lost.as_file(self.log_folders.paths[0]), *files)
 
     def present_start(self) -> int:
-        """Return the log's current start, which a retention may have moved since the log was
+        """Return the start of the log now, after any deletions by retention since the log was
         listed.
 
         A retention deletes a log file before the queue files of its messages. So queue files that
-        were listed before this call have all messages from this start on.
+        were listed before this call have entries for all messages from the returned offset on.
         """
         log = self.commit_log
         exists = self.filesystem.exists
@@ -292,7 +302,7 @@ class StoreLayout:
 
     @_listed
     def log_names(self) -> LogNames:
-        """The log's files with their offsets according to the frames, and wrong names."""
+        """The log's files with the offsets that their frames show, and the files to rename."""
         return self._find_log_names()
 
     def _find_log_names(self) -> LogNames:
@@ -307,7 +317,9 @@ class StoreLayout:
         return found
 
     def require_right_names(self, path: str | None = None) -> None:
-        """Raise MisnamedFile if the log file at ``path``, or any log file, has a wrong name."""
+        """Raise MisnamedFile if the log file at ``path`` has a wrong name. If ``path`` is None,
+        raise it if any log file has a wrong name.
+        """
         if not self._goes_by_names:
             return
         names = self.log_names
@@ -362,13 +374,14 @@ class StoreLayout:
         return FileSequence(files, store_files.size_of(files))
 
     def _queue_files(self, root: str, topic: str, queue_id: int) -> tuple[StoreFile, ...]:
-        # The topic may be from an untrusted message. The path must not leave the store.
+        # A topic can come from an untrusted message. Reject a topic with which the path would leave
+        # the store.
         named = topic not in ("", ".", "..") and "/" not in topic and "\0" not in topic
         return self._folders.numbered(f"{root}/{topic}/{queue_id}") if named else ()
 
     @property
     def has_state_table(self) -> bool:
-        """Whether the store has the transactions of 3.x."""
+        """Whether the store has the folder for the transactions of RocketMQ 3.x."""
         return store_files.TRANSACTION in self.folders
 
     @_listed
@@ -439,10 +452,11 @@ class StoreLayout:
         return None if found is None else found.end
 
     def is_sure_of(self, bound: int | None) -> bool:
-        """Whether a broken frame before ``bound`` is always damage, never the log's end.
+        """Whether a broken frame before ``bound`` is certainly damage, and cannot be the log's end.
 
-        After a clean shutdown, RocketMQ's last recovery may have truncated the log at a broken
-        frame in the last file. After a crash, no recovery has truncated the log.
+        In a store that was shut down cleanly, RocketMQ's last recovery may have ended the log at a
+        broken frame in the last file. After a crash, no recovery has run yet, so a broken frame is
+        damage.
         """
         if bound is None:
             return False
@@ -454,8 +468,8 @@ class StoreLayout:
     def cut_end(self) -> int | None:
         """The log's end that the last recovery recorded; None if the record is not valid any more.
 
-        A recovery by RocketMQ's rules keeps the bytes and queue entries after the log's end. A
-        later write to the store makes the record invalid.
+        A recovery by RocketMQ's rules does not delete the bytes and queue entries after the log's
+        end, so it records this end. The next write to the store makes the record invalid.
         """
         cut = self._noted_end
         return None if cut is None or self.has_abort else cut

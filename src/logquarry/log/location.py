@@ -34,14 +34,18 @@ _S3_OPTIONS: Final = frozenset(
     }
 )
 _ARROW_OPTIONS: Final = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
-"""URL scheme -> the options that pyarrow.fs accepts."""
+"""URL scheme -> the storage options that pyarrow.fs accepts for it. fsspec handles other
+options.
+"""
 _SCHEMES: Final = frozenset(
     {
         *("hdfs", "viewfs", "webhdfs", "s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "adl"),
         *("az", "wasb", "wasbs", "oss", "http", "https", "ftp", "sftp", "ssh"),
     }
 )
-"""Usual URL schemes that need slashes; ``file:`` needs none."""
+"""Usual URL schemes that ``://`` must follow. The scheme ``file:`` is missing, because ``file:/x``
+is valid.
+"""
 _FOLDERS: Final = ("commitlog", "consumequeue")
 _USUAL: Final = "store"
 _DEEPEST: Final = 4
@@ -52,7 +56,8 @@ _MOST_NAMES: Final = 1_000
 def path_or_url(location: str) -> str:
     """Return the path of a ``file:`` URL (``file:/x``, ``file:///x``), or the location unchanged.
 
-    Raises UsageError if a URL lacks a slash. As a path, ``s3:/x`` would name a folder ``s3:``.
+    Raises UsageError if a URL lacks a slash, as in ``s3:/x``, because the text would otherwise be
+    used as a path in a folder ``s3:``.
     """
     scheme, colon, rest = location.partition(":")
     is_url = colon and scheme.lower() in _SCHEMES and not rest.startswith("//")
@@ -80,7 +85,8 @@ def local_folder(
 
 
 def _first_line(url: str, error: OSError) -> str:
-    # Keep only the first line of the error: libhdfs adds all places in which it searched for Java.
+    # Keep only the first line of the error. In the further lines, libhdfs lists every place where
+    # it searched for Java.
     text = str(error).partition("\n")[0]
     if url.startswith(("hdfs://", "viewfs://")) and re.search("libjvm|libhdfs", text):
         return f"{text}. HDFS needs Hadoop's libraries: set JAVA_HOME, HADOOP_HOME and CLASSPATH"
@@ -107,7 +113,7 @@ def arrow_folder(
         else:
             return arrow, base
     if url.startswith("://"):
-        # fsspec would accept this text as a path.
+        # Reject the text here, because fsspec would accept it as a path.
         raise UsageError(f"{url}: names no file system")
     try:
         from fsspec.core import url_to_fs
@@ -134,7 +140,9 @@ def not_a_store(location: str, message: str) -> StoreNotFound:
 
 
 def near_store(location: str) -> str | None:
-    """Find a store near a local path: a parent folder, in the home, or the only store inside."""
+    """Find a store that a wrong local path may mean: a parent folder of the path, a store in the
+    folder, or, if the path contains ``~``, a store below the user's home folder.
+    """
     if "://" in location:
         return None
     home = _from_home(location)
@@ -156,7 +164,8 @@ def near_store(location: str) -> str | None:
 
 
 def _from_home(location: str) -> str | None:
-    # If a caller made the path absolute, "~" is inside the path: /here/~/store.
+    # The shell did not expand "~". If a caller then made the path absolute, "~" is in the middle of
+    # the path: /here/~/store.
     parts = location.split("/")
     for number, part in enumerate(parts):
         if part.startswith("~"):

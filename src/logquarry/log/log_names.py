@@ -1,16 +1,17 @@
 """Identifies the files of the commit log by their content.
 
-A file's name is the physical offset of its first byte. Each frame has its physical offset too
-(PHYSICALOFFSET), so the frames show the offset of a file with a wrong name. Rules:
+A file's name is the physical offset of its first byte. Each frame contains its own physical offset
+(PHYSICALOFFSET), so the right name of a file can be computed from its frames. Rules:
 
 - If the first frame agrees with the name, the name is right.
-- Otherwise the first whole frames with correct CRCs are read, and the offset that most of these
-  frames show is right. So one damaged PHYSICALOFFSET does no harm. Stale frames show the same
-  offset.
+- Otherwise the first whole frames with correct CRCs are read. The file offset that most of these
+  frames imply is right, so one damaged PHYSICALOFFSET does no harm. Stale frames (left by an
+  earlier truncation) imply the same file offset as the others.
 - A file without a frame keeps its name, unless another file needs that name.
-- If the frames of two files show the same offset, the file whose name is another offset is a copy.
-- If all sampled messages of a file have other offsets in the queues, the file is from another
-  store. Then recover refuses the store, and renames no file.
+- If the frames of two files imply the same file offset, the file whose name is a different offset
+  is a copy.
+- If the consume queues have different physical offsets for all messages that were read from a file,
+  the file is from another store. Then recover refuses the store, and renames no file.
 """
 
 from __future__ import annotations
@@ -37,9 +38,13 @@ from logquarry.log.store_files import (
 )
 
 RENAMING: Final = ".renaming"
-"""Suffix of a log file during a recovery's rename. The part before the suffix is the right name."""
+"""Suffix of a log file while a recovery renames it. The name before the suffix is the right
+name.
+"""
 _LEAST_FRAMES: Final = 2
-"""Minimum number of frames that contradict a possible name if no queue confirms the frames."""
+"""Minimum number of frames that must contradict a name that may be right. Fewer frames are enough
+if a queue has the same offset as one of them.
+"""
 _CHUNK: Final = 1 << 20
 _MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
@@ -48,7 +53,7 @@ _OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A log file with a wrong name. ``base`` is the physical offset according to its frames."""
+    """A log file with a wrong name. ``base`` is the file's offset according to its frames."""
 
     path: str
     base: int
@@ -100,7 +105,9 @@ def right_path(base: int) -> str:
 
 
 def contradicts_name(view: FileView, base: int | None) -> bool:
-    """Whether the head of a file's first frame has another physical offset than the file's name."""
+    """Whether the physical offset in a file's first frame differs from the offset in the file's
+    name.
+    """
     try:
         told = head_offset(view)
     except (OSError, LogquarryError):
@@ -112,8 +119,9 @@ def contradicts_name(view: FileView, base: int | None) -> bool:
 def has_doubtful_name(filesystem: FileSystem, files: Sequence[StoreFile], size: int) -> bool:
     """Whether a log may have wrong names.
 
-    Checks only files that a walk could miss: the first and last file, files beside a gap, and files
-    whose names are not offsets. A reader checks each other file when it opens the file.
+    Checks only files that a walk over the log might never open: the first and the last file, files
+    before or after a gap, and files whose names are not offsets. Every other file is checked when a
+    reader opens it.
     """
     suspects: dict[str, int | None] = {file.path: file.base for file in (*files[:1], *files[-1:])}
     for before, after in pairwise(files):
@@ -157,7 +165,8 @@ class _Item:
 
     Attributes:
         named: the offset in the name, None if the name is not an offset.
-        ours: the offset in the new name, if a recovery was interrupted while it renamed the file.
+        ours: the offset in the file's new name, if the name has the suffix RENAMING because a
+            recovery was interrupted during the rename; else None.
         base: the offset that ``frames`` show, None if unknown.
     """
 
@@ -181,7 +190,8 @@ class _Identification:
                 self._items.append(_Item(path, entry.size, None, target))
         sizes = Counter(item.size for item in self._items if item.named is not None and item.size)
         sizes = sizes or Counter(item.size for item in self._items)
-        # Return the most frequent size. Names do not show the size, because names may be wrong.
+        # The file size is the most frequent size. It cannot be computed from the names, because
+        # names may be wrong.
         self._size = max(sizes, key=lambda size: (sizes[size], size), default=0)
         self._right: dict[int, _Item] = {}
         self._mute: list[_Item] = []
@@ -247,7 +257,7 @@ class _Identification:
             item.base = item.named if item.named in votes else None
 
     def _may_be_right(self, item: _Item) -> bool:
-        # A name is possible if its distance to the other names is a multiple of the file size.
+        # A name may be right if its distance to most other names is a multiple of the file size.
         if item.named is None or not self._size:
             return False
         rest = Counter(one.named % self._size for one in self._items if one.named is not None)
@@ -255,7 +265,9 @@ class _Identification:
 
     # ------------------------------------------------------------------------------- all of them
     def _drop_other_grids(self) -> None:
-        """Drop offsets whose distance to the other offsets is not a multiple of the file size."""
+        """Drop a file's offset if its distance to most other files' offsets is not a multiple of
+        the file size.
+        """
         if not self._size:
             return
         bases = [*self._right, *(item.base for item in self._wrong if item.base is not None)]
@@ -299,7 +311,9 @@ class _Identification:
         self._place_strays(strays)
 
     def _place_strays(self, strays: dict[int, _Item]) -> None:
-        # Accept files whose names are not offsets, except copies of expired files.
+        # Add files to the log whose names are not offsets, but whose frames show one. A file before
+        # the log's start is added only if it ends where the log starts, because it is otherwise
+        # probably a copy of an expired file.
         bases = [*self._right, *self._placed]
         start = min(bases, default=None)
         last = max(bases, default=None)
@@ -321,7 +335,8 @@ class _Identification:
         self._doubts.append((other.path, reason))
 
     def _is_copy(self, item: _Item) -> None:
-        # Ignore a copy whose name is not an offset, because no reader uses the copy.
+        # Report a copy only if its name is an offset, because readers ignore files with other
+        # names.
         if item.named is not None:
             assert item.base is not None
             name = f"{item.base:0{NAME_DIGITS}d}"
@@ -329,12 +344,12 @@ class _Identification:
             self._strangers.append((item.path, reason))
 
     def _place_mute(self) -> None:
-        """Choose offsets for the files whose content shows no offset."""
+        """Choose offsets for the files whose offset cannot be determined from frames."""
         shifts = {
             item.named - base for base, item in self._placed.items() if item.named is not None
         }
-        # If all known names differ from the right names by one amount, assume that the names of
-        # empty files differ by the same amount.
+        # If every file with frames has a wrong name, and all names differ from the right names by
+        # the same number, assume this difference for the files without frames too.
         shift = shifts.pop() if not self._right and len(shifts) == 1 else 0
         displaced: list[_Item] = []
         for item in self._mute:
@@ -354,7 +369,9 @@ class _Identification:
                 self._strangers.append((item.path, reason))
 
     def _free_names(self) -> Iterator[int]:
-        """Yield unused offsets: names that renames release, then gaps, then the end of the log."""
+        """Yield offsets that no file has: first the old names of renamed files, then offsets in
+        gaps, and last the offset after the log's last file.
+        """
         there = {*self._right, *self._placed}
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
@@ -364,7 +381,9 @@ class _Identification:
 
     # --------------------------------------------------------------------------------- evidence
     def _agrees_with_queues(self, item: _Item) -> bool | None:
-        """Whether queues and frames have the same physical offsets of messages; None if unknown."""
+        """Whether the queues have the same physical offset as the frames for one message; None if
+        unknown.
+        """
         others = 0
         for one in item.frames:
             entry = self._entry_of(one)
@@ -373,7 +392,8 @@ class _Identification:
             if entry == one.physical_offset:
                 return True
             others += 1
-        # RocketMQ 3 can give a queue offset to two messages after a restart.
+        # One different offset proves nothing, because RocketMQ 3 can use a queue offset for two
+        # messages after a restart.
         return False if others >= _LEAST_FRAMES else None
 
     def _entry_of(self, message: Frame) -> int | None:

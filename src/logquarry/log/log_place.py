@@ -1,4 +1,4 @@
-"""Finds the log of a store whose log is not, or not completely, in ``commitlog/``.
+"""Finds the folders of a store's log if files of the log are outside ``commitlog/``.
 
 RocketMQ 5 can write its log to several folders (``storePathCommitLog=a,b``). DLedger writes its log
 to ``dledger-ID/data``, with 48 bytes before each frame.
@@ -29,7 +29,9 @@ from logquarry.log.store_files import (
 
 DLEDGER: Final = "dledger"
 _DLEDGER_FOLDER: Final = "dledger-"
-"""Start of the folder's name in the store; the id of the group's member follows."""
+"""Start of the name of the folder for a DLedger log. The id of the DLedger group's member
+follows.
+"""
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
 LOG_ELSEWHERE: Final = "log_elsewhere"
 
@@ -64,10 +66,11 @@ _TWICE: Final = "Compare the two, and move the one that is not the broker's out 
 
 @dataclass(frozen=True, slots=True)
 class LogPlace:
-    """The place of a log that is not, or only partly, in ``commitlog/``.
+    """The place of a log that is completely or partly outside ``commitlog/``.
 
-    ``evidence`` has the folders, files or settings that show ``feature``. ``reason`` is a clause
-    for the error. ``advice`` replaces the usual next step of the feature.
+    ``evidence`` lists the folders, files or settings from which ``feature`` was inferred. The error
+    message contains ``reason``, a clause, and ``advice``, the next step (None: the usual next step
+    for the feature).
     """
 
     feature: str
@@ -102,7 +105,7 @@ class LogFolders:
     Attributes:
         feature: :data:`DLEDGER`, :data:`SEVERAL_LOG_PATHS` or :data:`LOG_ELSEWHERE`; None for
             ``commitlog`` alone.
-        read_only: folders in which no new file is created.
+        read_only: folders of the log in which a writer must create no file.
         missing: the place of a missing part of the log; None if there is no sign of such a part.
     """
 
@@ -127,11 +130,12 @@ def find_log_folders(
 
     - A DLedger log is accepted if the store has only one DLedger log, and ``commitlog/`` has no
       files.
-    - Configured folders are accepted if each has a log file, in the store or at its path.
+    - Configured folders are accepted if each contains a log file. A folder may be at its configured
+      path, or have the same name in the store's root.
     - If no folders are configured, other folders in the store are accepted if their files continue
       the log.
-    - An empty folder is accepted if the files in the other folders reach the durable offset,
-      because a recovery may have moved all files out of the folder.
+    - A configured folder without files is accepted if the files in the other folders reach the
+      durable offset, because a recovery may have moved all files out of the folder.
     """
     folders = sorted(entry.name for entry in names if entry.is_dir)
     bases = _offset_names(filesystem, COMMIT_LOG)
@@ -198,7 +202,9 @@ def _paths(config: StoreConfig, name: str) -> list[str]:
 
 
 def _reaches(filesystem: FileSystem, folders: Iterable[str | None], end: int | None) -> bool:
-    """Whether the files of the folders follow each other up to the durable offset."""
+    """Whether the files of the folders together are a log without gaps that contains the durable
+    offset.
+    """
     files = {
         int(entry.name): entry.size
         for folder in folders
@@ -219,7 +225,9 @@ def _stated_folders(
     *,
     may_be_empty: bool = False,
 ) -> tuple[list[str | None], frozenset[str]]:
-    """Return the configured folders (None: no log files), and the read-only folders."""
+    """Return the configured folders (None for a folder without log files), and which are
+    read-only.
+    """
     found = {
         name: [
             _folder_of(filesystem, folders, path.rstrip("/"), may_be_empty)
@@ -234,8 +242,8 @@ def _stated_folders(
 def _folder_of(
     filesystem: FileSystem, folders: Sequence[str], path: str, may_be_empty: bool
 ) -> str | None:
-    # In a copied store, the folders may have other paths than the configured paths. With
-    # may_be_empty, a folder without files is accepted too.
+    # If the store was copied, the folder may be in the store's root instead of at the configured
+    # path. With may_be_empty, a folder without files is accepted too.
     places = [path.rpartition("/")[2]] if path.rpartition("/")[2] in folders else []
     if isinstance(filesystem, LocalFileSystem):
         root = Path(filesystem.full_path("")).absolute()
@@ -272,7 +280,8 @@ def _other_parts(
 def find_missing_log(
     filesystem: FileSystem, names: Iterable[Entry], config: StoreConfig
 ) -> LogPlace | None:
-    """Find the place of the log if ``commitlog/`` has no file; None if the store is new.
+    """Find evidence that a store without log files has its log in another folder; None if it is
+    new.
 
     A store is new if no queue has an entry and the checkpoint has no store time. Without a
     checkpoint, the index must be empty too.
@@ -287,7 +296,8 @@ def find_missing_log(
 
 
 def _goes_on(bases: Sequence[int], found: Sequence[int]) -> bool:
-    # If the offsets of a folder's files equal offsets of the log, the folder is a copy.
+    # A folder is a copy, not a part of the log, if one of its files has the same name as a file of
+    # the log.
     return not bases or (not set(bases) & set(found) and max(found) > min(bases))
 
 
@@ -295,7 +305,7 @@ def _offset_names(filesystem: FileSystem, folder: str) -> list[int]:
     try:
         entries = filesystem.list(folder)
     except StoreNotFound:
-        # The user has no permission to read a folder of the file system, such as lost+found.
+        # This user may not read the folder. For example, lost+found belongs to the file system.
         return []
     return [int(entry.name) for entry in entries if not entry.is_dir and is_offset_name(entry.name)]
 
@@ -318,8 +328,9 @@ def _known_message(filesystem: FileSystem, folders: Sequence[str]) -> str | None
 
 
 def _known_entry(filesystem: FileSystem) -> str | None:
-    # Call this function only if there is no checkpoint. With a checkpoint, the index may be older
-    # than a recovery in mode ``rocketmq`` that accepted the loss of the log.
+    # Call this function only if there is no checkpoint. If there is one, index entries do not prove
+    # that the log is elsewhere: a recovery in mode ``rocketmq`` may have accepted the loss of the
+    # log, and kept the index.
     for entry in filesystem.list(INDEX):
         path = f"{INDEX}/{entry.name}"
         if not is_index_name(entry.name):
@@ -333,7 +344,8 @@ def _known_entry(filesystem: FileSystem) -> str | None:
 
 
 def _has_bytes(filesystem: FileSystem, path: str) -> bool:
-    # The size in an entry is never 0. Entries of batch queues begin with the same two fields.
+    # The bytes are the size in the first entry, which is never 0. Entries of batch queues begin
+    # with offset and size too.
     try:
         return bool(bytes(filesystem.open(path).window(0, 20)[8:12]).strip(b"\0"))
     except FileNotFoundError:

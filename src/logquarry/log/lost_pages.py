@@ -1,19 +1,21 @@
-"""Keeps SIGBUS from ending the process if the disk does not deliver a page of a watched map.
+"""Handles SIGBUS, so that a page of a watched map that cannot be read does not end the process.
 
-A page can fail after its probe: the page cache drops the page and the disk fails later, another
-program truncates the file, or a full disk has no block for a written page. The handler replaces
-such a page by a page of ``FILL``, and notes the page's number. The access then continues. After
-each read, :mod:`logquarry.log.readable` checks whether a page was lost.
+Readers probe a page before they use it, but the page can fail later: the page cache drops the page
+and the disk does not deliver it again, another program truncates the file, or the disk is full when
+a page is written. The handler replaces such a page by a page of ``FILL``, and records the page's
+number. The read or write that caused the signal then continues. After each read,
+:mod:`logquarry.log.readable` checks whether a page was lost.
 
-Cython compiles this module; ``lost_pages.pxd`` has the handler. If this module runs interpreted, no
-map is watched, and the process touches no page of a map. Readers then copy their windows
-(:class:`logquarry.log.readable.ReadableMap`), and writers call ``pwrite``
-(:class:`logquarry.disk.write_buffers.FileCopy`).
+Cython compiles this module; ``lost_pages.pxd`` has the handler. If this module runs interpreted,
+there is no handler, so no map is watched, and the process must not touch the pages of a map.
+Readers then copy their windows (:class:`logquarry.log.readable.ReadableMap`), and writers call
+``pwrite`` (:class:`logquarry.disk.write_buffers.FileCopy`).
 
-If another handler, for example of ``faulthandler``, has replaced this handler, the next watched map
-installs this handler again. The handler calls the earlier handler for other addresses, for signals
-that a process sent, and for misaligned accesses. ``LOGQUARRY_SIGBUS=off`` prevents the
-installation, for example if a Java virtual machine in this process must handle SIGBUS.
+If another handler, for example that of ``faulthandler``, has replaced this handler, the next call
+of :func:`watch` installs this handler again. The handler passes a signal to the earlier handler if
+the address is in no watched map, if a process sent the signal, or if the access was misaligned.
+``LOGQUARRY_SIGBUS=off`` prevents the installation, for example if a Java virtual machine in this
+process must handle SIGBUS.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ _noted = 0
 
 
 def watch(mapped: mmap.mmap, in_children: bool) -> int:
-    """Watch a map until :func:`forget`. Return its number, -1 if the map is not watched."""
+    """Watch a map until :func:`forget`. Return the number by which other functions identify the
+    map; -1 if the map is not watched.
+    """
     if not cython.compiled or not _IS_ON:
         return -1
     with memoryview(mapped) as view:
@@ -58,7 +62,9 @@ def lost() -> int:
 
 
 def note_truncated() -> None:
-    """Count a truncated file in :func:`lost`, because the rest of its last page became zeros."""
+    """Add 1 to the count of :func:`lost` for a truncated file. The rest of the file's last page
+    reads as zeros, without a signal.
+    """
     global _noted  # noqa: PLW0603 - the one count of the process
     if cython.compiled:
         c_note()

@@ -38,7 +38,7 @@ class OpenFiles:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
 
     def read(self, path: str, position: int, length: int) -> memoryview:
-        """Read ``length`` bytes, fewer at the file's end, none if the file was deleted.
+        """Read ``length`` bytes; fewer if the file ends earlier, and none if it was deleted.
 
         Raises StoreNotFound if the file exists but cannot be read. With ``is_strict``, raises
         UnreadableFile if the disk does not deliver the bytes.
@@ -70,7 +70,7 @@ class OpenFiles:
         return file
 
     def window(self, path: str, position: int, length: int) -> tuple[int, memoryview]:
-        """Return position and bytes of a window that contains a range."""
+        """Return the bytes that were read around a range, and the position at which they start."""
         file = self._opened(path)
         if file is None:
             return position, memoryview(b"")
@@ -78,7 +78,9 @@ class OpenFiles:
         return file.window
 
     def fault(self, path: str, position: int, length: int) -> Unreadable | None:
-        """Return the first unreadable range among bytes that were read, None if there is none."""
+        """Return the first range of these bytes that an earlier read found unreadable; None if
+        there is none.
+        """
         file = self._open.get(path)
         if file is None or not file.view.unreadable:
             return None
@@ -90,7 +92,9 @@ class OpenFiles:
         return file is None or file.view.reaches(end)
 
     def view(self, path: str) -> FileView | None:
-        """Open the whole file; None if it was deleted. Raises StoreNotFound after a failure."""
+        """Open the whole file; None if it was deleted. Raises StoreNotFound if it cannot be
+        read.
+        """
         file = self._opened(path)
         return None if file is None else file.view
 
@@ -108,7 +112,8 @@ class _OpenFile:
         self.view = view
         self._start = 0
         self._data = memoryview(b"")
-        # Number of bytes to probe after a range, so that sequential reads need fewer probes.
+        # Number of bytes after the requested range that are probed too, so that sequential reads
+        # need fewer probes.
         self._ahead = 0
 
     @property
@@ -137,7 +142,8 @@ class _OpenFile:
         more = min(length + self._ahead, view.size - position)
         view.window(position, more)
         if first_unreadable(view.unreadable, position, more):
-            # A window with an unreadable range is a copy. Kernels cannot use copies.
+            # A window with an unreadable range is a copy, and kernels need the map. So return only
+            # the requested range.
             more = length
         start = view.good_start(position)
         return start, view.window(start, position - start + more)
@@ -157,7 +163,7 @@ class LogBytes:
         self._open: tuple[StoreFile, FileView] | None = None
 
     def is_boundary(self, offset: int) -> bool:
-        """Whether a file, or a gap between two files, starts at a physical offset."""
+        """Whether a physical offset is the start of a file, or of a gap between two files."""
         file = self._files.at(offset)
         if file is not None:
             return file.base == offset
@@ -170,7 +176,10 @@ class LogBytes:
         return self._layout.filesystem.full_path(folder if file is None else file.path)
 
     def data_end(self, start: int, stop: int | None = None) -> int:
-        """Return the offset after the last byte that is not 0, or ``start`` if all are 0."""
+        """Return the physical offset after the last byte that is not 0. The search covers the bytes
+        from ``start`` to ``stop`` (None: the log's last file); the result is ``start`` if all are
+        0.
+        """
         last = start
         for file in self._files.files:
             if file.base + self._files.file_size <= start:
@@ -208,18 +217,22 @@ class LogBytes:
         return self._open[1]
 
     def map_of(self, file: StoreFile) -> FileView | None:
-        """Return the view of a mapped file, whose pages can be lost; None without a map."""
+        """Return the view of a file if it is mapped, so that its pages can be lost; else None."""
         view = self.view(file)
         return view if view.is_mapped else None
 
     def size(self, file: StoreFile) -> int:
-        """Return the number of bytes of a file that still exist."""
+        """Return the number of bytes that a file still has; 0 if it was deleted since the
+        listing.
+        """
         return min(file.size, self.view(file).size) if file.size else 0
 
     def window(self, file: StoreFile, at: int, length: int) -> codec.Window:
-        """Return ``length`` bytes or more from a position in a file, or all bytes up to its end."""
+        """Return a window of ``length`` bytes or more from a position in a file, or of all bytes up
+        to the file's end.
+        """
         data = self.view(file).window(at, length)
-        # Bytes after the file's regular size are not part of the log.
+        # Drop bytes after the file's regular size, which are not part of the log.
         data = data[: max(0, self._files.file_size - at)]
         end = self._files.file_size - at
         return codec.Window.of(data, file.base + at, end, has_heads=self._files.has_heads)
@@ -234,7 +247,8 @@ class LogBytes:
     def frame_fault(self, file: StoreFile, at: int) -> Unreadable | None:
         """Return the first unreadable range in the frame or blank at a position."""
         view = self.view(file)
-        # The call of view.fault also detects that the file was truncated.
+        # Call view.fault even if no unreadable range is known, because the call also detects a
+        # truncated file.
         is_noted = view.is_mapped or bool(view.unreadable)
         head = view.fault(at, FIXED_SIZE_V1) if is_noted else None
         if head is not None or not view.unreadable:
@@ -247,7 +261,8 @@ class LogBytes:
     def whole_frame(self, file: StoreFile, at: int) -> tuple[codec.Window, int]:
         """Return a window with the whole frame at ``at``, and the code of :func:`codec.walk`.
 
-        In a DLedger log, the window may begin with the head of an entry.
+        In a DLedger log, each frame has a head of 48 bytes before it. If ``at`` is the start of
+        such a head, the window begins with the head.
         """
         window = self.window(file, at, ENTRY_HEAD.size + FIXED_SIZE_V1)
         data, left, skip = window.data.data, window.end, 0
@@ -281,7 +296,8 @@ class LogBytes:
     def _find_in(self, file: StoreFile, at: int, stop: int) -> int | None:
         view = self.view(file)
         while at < stop:
-            # A frame may start in the hole before the data, because its first bytes may be 0.
+            # The search skips holes of a sparse file. But a frame may begin in a hole, because its
+            # first bytes may be 0, so the search begins some bytes before the data.
             data = view.next_data(at)
             if data >= stop:
                 return None
@@ -290,7 +306,7 @@ class LogBytes:
             if view.is_mapped:
                 length = min(length, _SEARCH_BYTES + FIXED_SIZE_V1)
             window = self.window(file, at, length)
-            # Search in small pieces, to skip also the holes inside the window.
+            # Search in small pieces. After each piece, the next hole can be skipped.
             piece = min(stop - at, _SEARCH_BYTES)
             place, code = codec.find_frame(window, 0, piece, check_crc=self._check_crc)
             if code == REACHED_STOP:
@@ -299,7 +315,8 @@ class LogBytes:
                 at += piece
                 continue
             if window.length == self.view(file).size - at:
-                # The window reaches the end of the file, so the frame is incomplete.
+                # The window cannot be larger, because the file ends there. So the frame is
+                # incomplete: search after its first byte.
                 at += place + 1
                 continue
             if place == 0:

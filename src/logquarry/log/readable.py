@@ -6,11 +6,13 @@ truncated the file. So :class:`ReadableMap` probes each page before a reader get
 other systems, ``pread`` reads the page.
 
 An unreadable page has ``FILL`` bytes in the window, and no frame or entry begins with these bytes.
-A page lost after its probe (:mod:`logquarry.log.lost_pages`) has ``FILL`` bytes too. So after
-decoding bytes that no CRC covers, a caller must call :func:`first_unreadable`.
+If a page becomes unreadable after its probe, the handler of SIGBUS
+(:mod:`logquarry.log.lost_pages`) puts ``FILL`` bytes in its place too; the page is then *lost*. A
+decoder may take ``FILL`` bytes for data. So a caller that decodes bytes without a CRC must call
+:func:`first_unreadable` afterwards.
 
-If no handler watches a map, the windows are copies that ``pread`` makes: a lost page of the map
-would end the process.
+If no handler of SIGBUS watches a map, a lost page would end the process. So the windows are then
+copies of the bytes, which ``pread`` reads.
 """
 
 from __future__ import annotations
@@ -44,11 +46,15 @@ UNREADABLE: Final = DamageKind.UNREADABLE.label
 FILL: Final = b"\xff"
 """The byte in a window for each unreadable byte of the file."""
 BLOCK: Final = 4096
-"""Bytes of a block. One unreadable byte makes the whole block unreadable."""
+"""Bytes of a block. A block with an unreadable byte counts as unreadable."""
 CHUNK: Final = 128 << 10
-"""Bytes of one probe. The system reads this many bytes ahead at a page fault."""
+"""Number of bytes that are probed together, because the system reads as many bytes ahead at a page
+fault.
+"""
 _STEP: Final = 8 << 20
-"""Maximum bytes of one probe. A larger probe would hold the process's memory map lock too long."""
+"""Maximum bytes of one system call that probes several chunks. A longer call would hold the lock of
+the process's memory map too long.
+"""
 _POPULATE_READ: Final = 22
 _UNKNOWN, _GOOD, _BAD = b"\0", b"\1", b"\2"
 _NO_BYTES: Final = memoryview(b"")
@@ -64,12 +70,14 @@ class Unreadable(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The range and its reason, as text for a finding."""
+        """The range and the reason, as text for a report of the damage."""
         return f"{self.length} bytes at position {self.offset} of the file {self.reason}"
 
 
 def first_unreadable(ranges: Sequence[Unreadable], start: int, length: int) -> Unreadable | None:
-    """Return the first of ordered ranges that overlaps some bytes of a file."""
+    """Return the first of some sorted ranges that overlaps ``length`` bytes from ``start``; None if
+    no range overlaps them.
+    """
     if not ranges:
         return None
     at = bisect_left(ranges, start, key=lambda one: one.offset + one.length - 1)
@@ -100,7 +108,8 @@ class Probe:
         call.
         """
         if sys.platform != "linux":
-            # On other systems, this number of madvise does not exist or means something else.
+            # Only Linux has this call. On other systems, its number means nothing, or something
+            # else.
             return None
         for _ in range(3):
             result = memory_call("madvise", address, length, _POPULATE_READ)
@@ -155,10 +164,8 @@ def reason_of(error: OSError) -> str:
 
 
 def rereads(read: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that only reads, so that the function runs again if pages were lost.
-
-    In the second run, the probe finds the lost pages, so the function gets them as unreadable
-    ranges.
+    """Decorate a function that only reads: if pages were lost during a call, the function runs
+    again, and finds the lost pages as unreadable ranges.
     """
 
     @wraps(read)
@@ -179,7 +186,9 @@ def rereads(read: Callable[P, T]) -> Callable[P, T]:
 
 @contextmanager
 def none_lost(place: str) -> Iterator[None]:
-    """After the block, raise UnreadableFile for ``place`` if pages were lost in the block."""
+    """Raise UnreadableFile for ``place`` at the end of the ``with`` block if pages of any map were
+    lost while the block ran.
+    """
     before = lost()
     yield
     if lost() != before:
@@ -232,9 +241,9 @@ class ReadableMap:
     Args:
         mapped: the map. The map stays open while this object or a window is in use.
         is_watched: whether another program may truncate the file.
-        descriptor: the open file, if windows must be copies; else None. This object closes the
-            descriptor.
-        note: called with all unreadable ranges after a new range is found.
+        descriptor: the file descriptor from which windows are copied, if they must be copies; else
+            None. This object closes the descriptor.
+        note: called each time a new unreadable range is found, with all ranges found so far.
     """
 
     def __init__(
@@ -315,7 +324,9 @@ class ReadableMap:
         return min(min(ends) * CHUNK, self._size) if ends else self._size
 
     def good_start(self, position: int) -> int:
-        """Return the start of the run of good chunks that contains a position."""
+        """Return the lowest position from which all chunks up to a position are known to be
+        readable.
+        """
         chunk = position // CHUNK
         begins = max(self._state.rfind(s, 0, chunk + 1) for s in (_UNKNOWN, _BAD))
         return min(position, (begins + 1) * CHUNK)
@@ -345,7 +356,8 @@ class ReadableMap:
         return _probe.populate(self.path, start, self._address + start, stop - start)
 
     def _judge(self, chunk: int) -> None:
-        # If the probe of a chunk fails, windows get a copy of the chunk's readable bytes.
+        # If a chunk has an unreadable byte, later windows contain a copy of the chunk, because a
+        # read of the map would raise SIGBUS.
         populated = self._populate(chunk, chunk + 1)
         if populated:
             self._state[chunk : chunk + 1] = _GOOD
@@ -400,7 +412,8 @@ class ReadableMap:
 
     def _note_lost(self) -> None:
         with self._change:
-            # The next call notes pages that are lost after this line.
+            # Read the count first: pages that are lost after this line are then found by the next
+            # call.
             seen = lost()
             known = self._unreadable
             new = [
@@ -418,7 +431,8 @@ class ReadableMap:
             self._lost = seen
 
     def _truncated(self) -> None:
-        # Pages after the file's end raise SIGBUS.
+        # A read of a mapped page after the file's end raises SIGBUS, so windows must use copies
+        # there.
         with self._change:
             left = self._map.size()
             if left >= self._left:

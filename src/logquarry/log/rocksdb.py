@@ -1,11 +1,12 @@
 """Opens a RocksDB folder of a store for reading, without writing to the store.
 
-The package ``rocksdict`` writes a file into every folder that it opens. So the reader opens a
-temporary folder with links to the files. RocksDB opens all files at once, so the temporary folder
-is removed before the first read.
+The package ``rocksdict`` writes a file into every folder that it opens. So the reader makes a
+temporary folder with links to the store's files, and opens this folder. RocksDB then holds all
+files open, so the reader removes the temporary folder before the first read.
 
-A broker keeps the newest queue entries in memory, without RocksDB's write-ahead log. If the broker
-runs or was killed, the folder may lack these entries.
+A broker keeps the newest queue entries only in memory, because it does not use RocksDB's
+write-ahead log. So while the broker runs, and after it was killed, the files may lack these
+entries.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from rocksdict import Rdict
 
 CURRENT: Final = "CURRENT"
-"""A file that is in each RocksDB folder."""
+"""Name of a file that every RocksDB folder contains."""
 _MANIFEST: Final = "MANIFEST-"
 _DATA: Final = (".sst", ".log", ".blob")
 _ATTEMPTS: Final = 3
@@ -53,7 +54,9 @@ def is_installed() -> bool:
 
 
 def needs_package(what: str) -> UsageError:
-    """Make the error for a missing package. ``what`` begins a clause "... in RocksDB"."""
+    """Make the error for a missing package. ``what`` is the start of the message, which continues
+    with "in RocksDB".
+    """
     return UsageError(
         f"{what} in RocksDB, and the package rocksdict is not installed: "
         "pip install 'logquarry[rocksdb]'"
@@ -61,7 +64,9 @@ def needs_package(what: str) -> UsageError:
 
 
 class RocksDb:
-    """A snapshot of a RocksDB database. Raises UsageError (no ``rocksdict``) or CorruptFile."""
+    """A snapshot of a RocksDB database. The constructor raises UsageError if ``rocksdict`` is not
+    installed, and CorruptFile if RocksDB cannot read the folder.
+    """
 
     def __init__(self, filesystem: FileSystem, folder: str) -> None:
         self.path = filesystem.full_path(folder)
@@ -73,9 +78,9 @@ class RocksDb:
                 return
             except UsageError:
                 raise
-            # rocksdict raises only ``Exception`` itself.
+            # rocksdict has no exception class of its own: it raises ``Exception``.
             except Exception as error:
-                # A live broker may have replaced files during the linking.
+                # A live broker may have replaced files while the links were made. Then try again.
                 if not left or filesystem.list(folder) == before:
                     raise self._failed(error) from error
 
@@ -87,7 +92,7 @@ class RocksDb:
             raise CorruptFile(self.path, 0, f"{reason} to a folder with room") from error
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """Return the value of a key; None if there is none."""
+        """Return the value of a key; None if the database has no such key."""
         if family not in self.families:
             return None
         try:
@@ -111,8 +116,8 @@ class RocksDb:
                     return
                 yield key, found.value()
                 found.next()
-            # At damage, the iterator becomes invalid, as after the last key. Only the iterator's
-            # status shows the damage.
+            # The iterator becomes invalid after the last key, but also at damage. status() raises
+            # an exception in the second case.
             found.status()
         except Exception as error:
             raise self._failed(error) from error
@@ -135,7 +140,8 @@ def _open(filesystem: FileSystem, folder: str, links: str) -> tuple[Rdict, tuple
             from rocksdict import AccessType, Options, Rdict
         except ImportError as error:
             raise needs_package(f"{filesystem.full_path(folder)}: its data are") from error
-        # Copy CURRENT first, because it names the manifest. The manifest names the other files.
+        # Copy CURRENT first: it names the manifest, which names the other files. A copy made later
+        # could name files that have no link.
         Path(links, CURRENT).write_bytes(filesystem.read(f"{folder}/{CURRENT}"))
         for entry in filesystem.list(folder):
             named = entry.name.startswith(_MANIFEST) or entry.name.endswith(_DATA)
@@ -157,7 +163,9 @@ def _link(filesystem: FileSystem, path: str, link: Path) -> None:
 
 
 def place_of(filesystem: FileSystem, file: str) -> str | None:
-    """Return the RocksDB folder that has the table of a JSON file; None without such a folder."""
+    """Return the RocksDB folder in which RocketMQ 5 keeps the content of a JSON file of
+    ``config/``; None if there is no such folder.
+    """
     if file not in FOLDERS_V1:
         return None
     folders = (f"{_CONFIG}/{FOLDER_V2}", f"{_CONFIG}/{FOLDERS_V1[file]}")
@@ -167,9 +175,9 @@ def place_of(filesystem: FileSystem, file: str) -> str | None:
 def read_config(filesystem: FileSystem, file: str) -> bytes:
     """Read a document of ``config/``, from RocksDB if the broker keeps this document there.
 
-    ``file`` is the name of the JSON file. A JSON file beside RocksDB is ignored, because such a
-    file is older or an export. Raises FileNotFoundError if the document is neither in RocksDB nor
-    in a file, and the errors of :class:`RocksDb`.
+    ``file`` is the name of the JSON file. If RocksDB has the document, a JSON file is ignored,
+    because it is older or an export. Raises FileNotFoundError if the document is neither in RocksDB
+    nor in a file, and the errors of :class:`RocksDb`.
     """
     folder = place_of(filesystem, file)
     if folder is None:
@@ -185,7 +193,9 @@ def read_config(filesystem: FileSystem, file: str) -> bytes:
 
 
 def tables_in_rocksdb(filesystem: FileSystem) -> dict[str, bytes] | None:
-    """Return JSON file -> document of each table in RocksDB; None if a table cannot be read."""
+    """Return all documents that RocksDB has, by the name of the JSON file; None if one cannot be
+    read.
+    """
     found = [file for file in FOLDERS_V1 if place_of(filesystem, file) is not None]
     try:
         return {file: read_config(filesystem, file) for file in found}

@@ -1,7 +1,6 @@
-"""The columns of a message in Arrow and Spark, and the columns of Spark's Kafka source.
-
-In Kafka's columns, the key is the first word of KEYS, or null. The timestamp is the store
-timestamp, like Kafka's LogAppendTime. The headers are the message's properties.
+"""The columns of a message in Arrow and Spark, and the columns that Spark's Kafka source would
+have. In the Kafka columns, the key is the first word of KEYS, or null. The timestamp is the store
+timestamp, which corresponds to Kafka's LogAppendTime. The headers are the message's properties.
 """
 
 from __future__ import annotations
@@ -59,7 +58,9 @@ EXACT_PROPERTIES: Final = Column(
     "the property string, if the properties in their order do not reproduce it",
     optional=True,
 )
-"""A hidden column with the exact property string, for exports."""
+"""A column that only exports read: the property string of a message, if the column ``properties``
+does not determine it; else null.
+"""
 
 
 @cache
@@ -89,10 +90,13 @@ def check_names(names: Iterable[str]) -> tuple[str, ...]:
 def selected(
     names: Iterable[str], known: Sequence[str], to_count: str, are: str
 ) -> tuple[str, ...]:
-    """Check a selection of ``known`` columns. ``to_count`` and ``are`` are words for the errors."""
+    """Check a selection of ``known`` columns. ``to_count`` (a column name) and ``are`` (the start
+    of the list of columns) are inserted into error messages.
+    """
     result = tuple(names)
     if not result:
-        # An Arrow batch without columns has no row count.
+        # An empty selection cannot be used to count messages: an Arrow batch without columns has no
+        # row count.
         raise UsageError(f"no column is named; to count messages, name {to_count}")
     for name in result:
         if name not in known:
@@ -107,7 +111,7 @@ def arrow_schema(names: Sequence[str] = NAMES) -> pa.Schema:
     return _arrow_schema(tuple(names))
 
 
-# The result is cached, because each of many small batches needs its schema.
+# The schema is cached, because a read may make many small batches, and each needs a schema.
 @cache
 def _arrow_schema(names: tuple[str, ...]) -> pa.Schema:
     import pyarrow as pa
@@ -125,7 +129,9 @@ def markdown() -> str:
 
 @dataclass(frozen=True, slots=True)
 class KafkaColumn:
-    """A column of Spark's Kafka source, made from the column ``source``, or a constant (None)."""
+    """A column of Spark's Kafka source. It is made from the message column ``source``; if
+    ``source`` is None, it is a constant.
+    """
 
     name: str
     spark: str
@@ -163,8 +169,8 @@ def check_kafka_names(given: Iterable[str], *, headers: bool) -> tuple[str, ...]
 
 
 def sources(wanted: Sequence[str]) -> tuple[str, ...]:
-    """Return the message columns to read; at least one, because a batch without columns has no
-    rows.
+    """Return the message columns that the Kafka columns ``wanted`` need. There is always at least
+    one, because a batch without columns has no row count.
     """
     found = (_BY_NAME[name].source for name in wanted)
     return tuple(dict.fromkeys(name for name in found if name is not None)) or ("queue_offset",)
@@ -198,7 +204,8 @@ def _first_words(keys: pa.Array) -> pa.Array:
 
 
 def _headers(properties: pa.MapArray) -> pa.Array:
-    # Kafka's source has null for a message without headers.
+    # The value is null if a message has no properties, as in Kafka's source for a message without
+    # headers.
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -210,5 +217,5 @@ def _headers(properties: pa.MapArray) -> pa.Array:
     empty = pc.equal(offsets[1:], offsets[:-1])
     if not pc.any(empty).as_py():
         return pa.ListArray.from_arrays(offsets, pairs)
-    # With a mask, pyarrow requires offsets that are not a slice.
+    # If a mask is given, pyarrow rejects offsets that are a slice of an array. So copy the offsets.
     return pa.ListArray.from_arrays(pa.array(offsets.to_numpy()), pairs, mask=empty)

@@ -1,8 +1,8 @@
 """Splits of the log: ranges that threads or machines read independently.
 
 A split [start, stop) owns the frames that start in the range, and the damage after these frames. If
-a split starts inside a file, the reader finds the first frame by resync. So planning needs neither
-a scan nor an index. The splits cover the log without gaps or overlaps.
+a split starts inside a file, its reader searches for the first sound frame (resync). So splits can
+be planned without reading the log or an index. The splits cover the log without gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class LogSplit:
 
     Attributes:
         resync: whether ``start`` may lie inside a frame.
-        tail: whether the range lies after the last queued message. The frames of a tail belong to
-            the log only if the chain of frames before the tail is unbroken.
+        tail: whether the range lies after the last message that a queue entry points to. Frames in
+            such a range belong to the log only if the chain of frames before them is unbroken.
     """
 
     start: int
@@ -53,7 +53,8 @@ class LogExtent:
     Attributes:
         stop: end (exclusive) of the bytes that can belong to a message.
         bound: see :class:`~logquarry.log.walk.LogReader`.
-        tail: start of the sound frames after the last queued message; None if unknown.
+        tail: start of the frames after the last message that a queue entry points to; None if there
+            are none, or if the queues are unknown.
     """
 
     start: int
@@ -66,30 +67,35 @@ def log_extent(layout: StoreLayout, bound: int | None, known_end: int | None) ->
     """Find the extent of the log.
 
     For ``bound``, see :class:`~logquarry.log.walk.LogReader`. ``known_end`` is the largest end of a
-    queued message, so a frame starts there or the log ends there.
+    message that a queue entry points to. So a frame starts at this offset, or the log ends there.
     """
     files = layout.commit_log
     reader = LogReader(layout, bound=bound, check_crc=False)
     if bound is not None:
-        # All queue entries may point to messages before the log's first file.
+        # The bound may lie before the log's first file, if all queue entries point to expired
+        # messages.
         known = max(bound, files.start)
         end = reader.chain_end(known)
         most = known + layout.config.max_message_size
         if end == known and reader.data_end(known, most) > known:
-            # If a queue entry is wrong, the bound may lie inside a frame. Search at most the length
-            # of the longest frame, because a search in a remote file fetches all searched bytes.
+            # If a queue entry is wrong, the bound may lie inside a frame. Look for data only within
+            # the length of the longest frame, because the search reads these bytes, over the
+            # network for a remote store.
             known = _frame_end(reader, known)
             end = reader.chain_end(known)
         return LogExtent(files.start, end, bound, known if end > known else None)
     end = files.start
     if known_end is not None and files.start <= known_end < files.end:
         end = reader.chain_end(known_end)
-    # Damage and then more sound frames may follow the end of the chain.
+    # The chain may end at damage, with more sound frames after the damage. So the log may reach to
+    # the end of the data.
     return LogExtent(files.start, max(end, reader.data_end(end)))
 
 
 def _frame_end(reader: LogReader, offset: int) -> int:
-    """Return the end of the frame that contains ``offset``; ``offset`` if the chain ends first."""
+    """Return the end of the frame that contains ``offset``; ``offset`` if the chain of frames ends
+    before it.
+    """
     file = reader.files.at(offset)
     for event in reader.chain(offset if file is None else file.base):
         if event.end < offset:
@@ -127,8 +133,8 @@ def plan_splits(
         position = first
         while position < body_end:
             if files.at(position) is None:
-                # The log has no bytes between this file and the next file. A wrong queue entry can
-                # make this gap huge.
+                # There is a gap before the next file. Plan one split for the whole gap, because a
+                # wrong queue entry can make it huge.
                 cut = min(files.next_boundary(position), body_end)
             else:
                 cut = min(position + size, body_end)
@@ -160,10 +166,14 @@ STRETCH_BYTES: Final = 8 << 20
 _THREADS: Final = 2
 _MOST_AHEAD: Final = 4
 _FRAMES_AT_ONCE: Final = 1 << 15
-"""Maximum number of frames that one call decodes: a whole stretch of frames of 256 bytes."""
+"""Maximum number of frames that one call decodes. Frames of 256 bytes fill a stretch with this
+number.
+"""
 
 Each = Callable[[Window, Followed], None]
-"""Called with frames and their dispatch requests. The arguments are valid during the call."""
+"""Function that receives a window and the dispatch requests of its frames. The arguments are valid
+only during the call.
+"""
 E = TypeVar("E", bound=Each)
 
 
@@ -198,12 +208,12 @@ class StretchReader:
             check_crc=check_crc,
             keys=keys or layout.config.index_keys,
         )
-        # The last frame may end after the end of the stretch.
+        # Number of bytes to read after the end of a stretch, because its last frame may end there.
         self._more = layout.config.max_message_size
 
     def read(self, start: int, stop: int, each: Each, *, resync: bool) -> Stretch | None:
-        """Decode the frames that start in a range of one file, up to the first position without a
-        frame.
+        """Decode the frames that start in a range of one file. The decoding ends early at the first
+        position where no sound frame starts.
 
         With ``resync``, ``start`` may lie inside a frame. Returns None if there are no frames.
         """
@@ -218,7 +228,8 @@ class StretchReader:
         first, count = at, 0
         window = self._reader.window(at, stop - at + self._more)
         if self._reader.fault(at, window.length) is not None:
-            # The walk determines which frames were lost.
+            # Return no stretch for a range with unreadable bytes. The caller's walk finds out which
+            # frames are unreadable.
             return None
         while at < stop:
             done = at - window.base
@@ -236,8 +247,8 @@ class StretchReader:
     ) -> Iterator[tuple[Stretch, E]]:
         """Decode all frames between two positions of one file, in stretches of ``size`` bytes.
 
-        ``start`` may lie inside a frame. ``make`` makes the object that receives the frames of a
-        stretch.
+        ``start`` may lie inside a frame. ``make`` is called before each stretch, and returns the
+        object that receives the frames of the stretch.
         """
         at, resync = start, True
         while at < stop:
@@ -253,17 +264,19 @@ class StretchReader:
 def stretches_ahead(
     layout: StoreLayout, size: int, make: Callable[[], E]
 ) -> Generator[tuple[Stretch, E]]:
-    """Yield the sound stretches of a log. Threads read some stretches ahead of the caller.
+    """Yield the sound stretches of a log. Threads read the next stretches while the caller uses
+    one.
 
-    A log with a single stretch yields nothing, because threads would save no time. A caller that
-    stops early must close the generator.
+    If the log is no larger than one stretch, the generator yields nothing, because threads would
+    save no time. A caller that does not exhaust the generator must close it.
     """
     log = layout.commit_log
     if log.end - log.start <= size:
         return
     places = tiles(layout, size)
     coming: deque[tuple[int, E, Future[Stretch | None]]] = deque()
-    # A thread takes any of the two readers for each stretch.
+    # One reader per thread. For each stretch, a thread takes a reader from this queue, and returns
+    # it afterwards.
     idle: deque[StretchReader] = deque(StretchReader(layout) for _ in range(_THREADS))
 
     def read(start: int, stop: int, each: Each) -> Stretch | None:

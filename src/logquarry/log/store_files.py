@@ -1,4 +1,4 @@
-"""Names of a store's files, sizes of queue files, and listings of a store's folders.
+"""Defines the names of a store's files, lists a store's folders, and infers the sizes of its files.
 
 ::
 
@@ -50,15 +50,18 @@ LOADS = f"{SIDECAR}/loads"
 INTENT = "intent.json"
 DAMAGE = f"{SIDECAR}/damage.json"
 SETTINGS = f"{SIDECAR}/settings.json"
-"""The settings with which logquarry last opened the store for writing."""
+"""File with the settings that logquarry used when it last opened the store for writing."""
 REBUILD = f"{SIDECAR}/rebuild"
-"""Folder in which a rebuild makes queues and index."""
+"""Folder in which a rebuild makes new queues and a new index, before it moves them to their
+places.
+"""
 SALVAGE = ".salvage"
 """Folder in which a salvage builds a store. The salvage removes the folder at its end."""
 
 NAME_DIGITS = 20
 LARGEST_BASE = java.LONG_MAX // 2
-"""Listings skip files whose names are larger numbers, so that offset arithmetic fits into 64 bits.
+"""Largest offset that a file's name may have. Listings skip files with larger names, so that sums
+of offsets fit into 64 bits.
 """
 
 _QUEUE_ID = re.compile("0|-?[1-9][0-9]{0,9}")
@@ -66,7 +69,7 @@ _LISTINGS = 3
 
 
 def is_offset_name(name: str) -> bool:
-    """Whether a name has the form of a physical offset, or of an offset in a queue."""
+    """Whether a name consists of 20 digits, as the names of log files and queue files do."""
     return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()
 
 
@@ -82,14 +85,18 @@ def quarantine(root: Path, *parts: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class QueueForm:
-    """The folder of a topic's queues, and the bytes of a queue file and of an entry."""
+    """The folder (``root``) of a topic's queues, the bytes of an entry, and the bytes of a queue
+    file.
+    """
 
     root: str
     entry_size: int
     file_size: int
 
     def file_at(self, folder: Path, position: int) -> Path:
-        """Return the path of a queue's file for a position; the file may not exist."""
+        """Return the path of the queue file that contains a byte position in the queue. The file
+        need not exist.
+        """
         return folder / f"{position - position % self.file_size:0{NAME_DIGITS}d}"
 
 
@@ -107,7 +114,7 @@ class StoreFile:
     """One file of a file sequence.
 
     ``base`` is the offset of the first byte (the file's name). ``size`` is the number of bytes on
-    the disk; a short file has fewer bytes than ``file_size`` of the sequence.
+    the disk, which is less than the sequence's ``file_size`` if the file is short.
     """
 
     base: int
@@ -117,7 +124,10 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class FileSequence:
-    """Files that form one offset space. In a DLedger log (``has_heads``), heads precede frames."""
+    """Files that follow each other: a log, a queue or a table. ``file_size`` is the number of bytes
+    from a file's offset to the end of its range. ``has_heads`` marks a DLedger log, in which a head
+    precedes each frame.
+    """
 
     files: tuple[StoreFile, ...]
     file_size: int
@@ -152,37 +162,44 @@ class FileSequence:
 
 
 def of_entries(files: tuple[StoreFile, ...], entry_size: int, stated: int | None) -> FileSequence:
-    """Make the sequence of a queue or table. Each range holds a whole number of entries."""
+    """Make the sequence of a queue or table. The file size is rounded down to whole entries."""
     size = stated or size_of(files)
     # If even the largest file has no room for a whole entry, use the size of one entry.
     return FileSequence(files, max(entry_size, size // entry_size * entry_size))
 
 
 def fits_files(size: int, sequences: Sequence[Sequence[StoreFile]]) -> bool:
-    """Whether a broker with this file size can have made the files, some of them now damaged."""
+    """Whether a broker that was configured with this file size can have made the files, even if
+    some files are damaged now.
+    """
     sizes = {file.size for files in sequences for file in files if file.size}
     shown = shown_sizes(sequences)
-    # If the names show no size, the size of each file is possible, and also any larger size.
+    # If the names confirm no size, each file's own size is possible. A size larger than all files
+    # is possible too, because all files may be short.
     return not sizes or size in (shown or sizes) or (not shown and size > max(sizes))
 
 
 def shown_sizes(sequences: Sequence[Sequence[StoreFile]]) -> set[int]:
-    """Return the file sizes that the names of neighbouring files confirm."""
+    """Return the sizes of files that also are the distance between the names of two neighbouring
+    files.
+    """
     sizes = {file.size for files in sequences for file in files if file.size}
     return sizes & {b.base - a.base for files in sequences for a, b in pairwise(files)}
 
 
 def size_of(files: tuple[StoreFile, ...]) -> int:
-    """Infer the size of the range of each file."""
+    """Infer the regular size of the files of one sequence, from their names and sizes."""
     largest = max((file.size for file in files), default=0)
     steps = [b.base - a.base for a, b in pairwise(files)]
-    # Two files without a gap between them show the exact size. Two files with a gap show only a
-    # multiple of the size.
+    # The distance between two files' names is the exact size if no file is missing between them.
+    # Otherwise it is a multiple of the size.
     return min(steps) if steps and any(f.size == min(steps) for f in files) else largest
 
 
 class StoreFolders:
-    """A store's folders. With ``by_names``, a log file is stray if its name is not an offset."""
+    """A store's folders. With ``by_names``, a file in ``commitlog/`` is a stray file (not a file of
+    the store) if its name is not an offset.
+    """
 
     def __init__(self, filesystem: FileSystem, *, by_names: bool) -> None:
         self.filesystem = filesystem
@@ -222,7 +239,8 @@ class StoreFolders:
         """Return the files of a folder whose names are offsets, sorted by offset."""
         files: dict[int, StoreFile] = {}
         for _ in range(_LISTINGS):
-            # If a broker creates files during a listing, the listing can miss a file in the middle.
+            # A listing can miss a file in the middle if a broker creates files at the same time. So
+            # list again if there is a gap.
             files |= {file.base: file for file in self._list_numbered(folder)}
             found = [files[base] for base in sorted(files)]
             steps = {b.base - a.base for a, b in pairwise(found)}
@@ -244,8 +262,8 @@ class StoreFolders:
             if folder != COMMIT_LOG or self._goes_by_names:
                 self.ignore(f"{folder}/{name}")
         if files and folder == COMMIT_LOG:
-            # A folder, or a link to an unmounted disk, has the name of a log file: its messages are
-            # lost, not expired.
+            # If a folder, or a link to an unmounted disk, has the name of a log file, list it as an
+            # empty file. Readers then report its messages as lost, not as expired.
             hidden += filter(is_offset_name, self.filesystem.broken_links(folder))
             names = [name for name in hidden if int(name) <= LARGEST_BASE]
             files += [StoreFile(int(name), 0, f"{folder}/{name}") for name in names]
@@ -253,7 +271,7 @@ class StoreFolders:
 
     def ignore(self, path: str) -> None:
         """Add a file to the stray files, and log a warning."""
-        # RocketMQ refuses to start if there is a stray file.
+        # Log a warning, because RocketMQ refuses to start if there is a stray file.
         if path not in self.ignored:
             self.ignored.append(path)
             logger.warning("%s: not a store file, ignored", self.filesystem.full_path(path))

@@ -23,11 +23,13 @@ def find_stores(
     locations: Iterable[str | os.PathLike[str]],
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
-    """Resolve paths, URLs and globs to stores, in their order, each store once.
+    """Resolve paths, URLs and globs to the locations of stores. The result has the order of the
+    arguments, and contains each store once.
 
-    A glob gives the matching folders that are stores, sorted by name. Each wildcard (``*``, ``?``,
-    ``[...]``) matches within one name. An existing path is a path, even if its name has a wildcard
-    character. Locations without wildcards are not checked.
+    A glob is replaced by the folders that match and are stores, sorted by name. Each wildcard
+    (``*``, ``?``, ``[...]``) matches within one name. If a path exists, it is not used as a glob,
+    even if it contains a wildcard character. The function does not check whether a location without
+    wildcards is a store.
 
     Raises StoreNotFound if a glob matches no store, and UsageError for a wildcard in the name of a
     bucket or host.
@@ -53,9 +55,9 @@ def stores_by_name(
 ) -> dict[str, str]:
     """Resolve paths, URLs and globs to stores. Return name -> location; names are stable.
 
-    The name of a store that a glob matches is the text that the wildcards match: ``b1`` for
-    ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError if two stores get the same
-    name.
+    If a glob matches a store, the store's name consists of the folder names that the parts with
+    wildcards match: ``b1`` for ``/data/*/store``, ``r1/b1`` for ``/r*/b*/store``. Raises UsageError
+    if two stores get the same name.
     """
     stated: dict[str, None] = {}
     globbed: dict[str, str] = {}
@@ -106,7 +108,7 @@ def absolute(location: str | os.PathLike[str]) -> str:
     text = path_or_url(text)
     if "://" in text:
         return text.rstrip("/")
-    # Windows accepts both separators, but logquarry splits paths at "/".
+    # On Windows, use "/" instead of a backslash, because logquarry splits paths at "/".
     return os.path.abspath(text).replace(os.sep, "/")  # noqa: PTH100
 
 
@@ -151,11 +153,13 @@ def _is_store(folder: FileSystem, path: str) -> bool:
 
 
 def broker_names(locations: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return a different broker name for each store. Raises UsageError if a store is given twice.
+    """Return a broker name for each store, all different. Raises UsageError if a store is given
+    twice.
 
     - The name is the name of the store's folder.
-    - If several folders have one name, the name is that of the nearest parent folder at a level
-      where all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
+    - If several stores' folders have the same name, each store has the name of a parent folder
+      instead. All these parent folders are at the same level above the stores, the lowest level at
+      which all names differ: ``b1`` and ``b2`` for ``/a/b1/store`` and ``/a/b2/store``.
     - If there is no such level, the name is the shortest end of the path that no other path has
       (``r1/b1/store``).
     """

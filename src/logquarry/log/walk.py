@@ -1,19 +1,20 @@
 """Walks over the log, and reports frames, blanks, damage and the log's end as events.
 
 If the walk finds damage, it reports an event, searches for the next sound frame (resync), and
-continues. A frame can be found by its own physical offset, which each frame contains.
+continues there. The search can recognize a frame, because each frame contains its own physical
+offset.
 
 After a clean shutdown, the log ends at the first break of the chain of frames at or after
-``bound``, and sound frames after the end are stale. Without a bound (after a crash, or beside a
-live writer), all sound frames belong to the log.
+``bound``, and sound frames after the end are stale. If there is no bound, because the store crashed
+or a writer has it open, all sound frames belong to the log.
 
 A break of the chain before the bound is damage inside the log if the durable offset
 (:mod:`logquarry.format.checkpoint`) is at or above the bound, or if the store crashed.
 
 QUIRK: in the last file of a store that was shut down cleanly, a break of the chain is the log's
-end, even if queue entries point to messages after the break. At such a break RocketMQ's recovery
-truncates the log, in memory only. So the files do not show whether RocketMQ truncated the log or
-the store was damaged later.
+end, even if queue entries point to messages after the break. At such a break, RocketMQ's recovery
+truncates the log only in memory: the later frames stay in the file. So the files do not show
+whether RocketMQ has truncated the log, or the frame was damaged later.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ class Run:
 
     Attributes:
         rows: one row per frame (:mod:`logquarry.format.arrays`).
-        view: the file; None if the window is a copy.
+        view: the view of the mapped file, whose pages can be lost; None if the window is a copy.
         base: physical offset of the file's first byte.
-        on_lost: called with each frame that was lost after the walk; returns whether the read
-            continues without the frame.
+        on_lost: called for each frame that became unreadable after the walk had checked it, with a
+            span of damage. It returns whether the read continues without the frame.
     """
 
     window: codec.Window
@@ -113,12 +114,14 @@ class DamagedSpan:
 
     @property
     def is_cut(self) -> bool:
-        """Whether a program may have truncated the log at this damage; False if unreadable."""
+        """Whether RocketMQ may have truncated the log at this damage; False if the bytes are
+        unreadable.
+        """
         return self.kind != UNREADABLE
 
     @property
     def is_tail(self) -> bool:
-        """Whether the damage is a torn tail, without a sound frame after it."""
+        """Whether the damage is a torn tail: no sound frame follows it."""
         return self.kind == TORN_TAIL
 
 
@@ -145,8 +148,10 @@ class LogReader:
 
     Args:
         bound: offset up to which the log is known to reach; None if unknown. In a store that was
-            shut down cleanly, the bound is the largest end of a queued message.
-        live: whether a writer has the store open, so that the walk reads a torn tail again.
+            shut down cleanly, the bound is usually the largest end of a message that a queue entry
+            points to.
+        live: whether a writer has the store open. The walk then reads a torn tail again, because
+            the writer may complete it.
     """
 
     def __init__(
@@ -175,12 +180,13 @@ class LogReader:
     ) -> Iterator[Event]:
         """Walk from ``start`` to the log's end, in physical order.
 
-        The last event is a :class:`LogEnd`, unless the walk reaches ``stop`` first. A range owns
-        the frames that start in the range, and the damage or blank after each frame. So of two
-        neighbouring ranges, only the first reports the damage at their border.
+        The last event is a :class:`LogEnd`, unless the walk reaches ``stop`` first. A walk over a
+        range reports the frames that start in the range, and the damage or blank after each frame,
+        even at the range's end. So of two walks over neighbouring ranges, only the first reports
+        damage between them.
 
         A frame must begin at ``start``. With ``resync``, the walk begins at the next sound frame or
-        file, and skips the bytes before it without an event.
+        file, and reports no event for the bytes between ``start`` and that position.
         """
         position = self.files.start if start is None else max(start, self.files.start)
         if resync and not self._log.is_boundary(position):
@@ -209,12 +215,13 @@ class LogReader:
                     yield LogEnd(event.offset)
                     return
                 if event.is_tail and torn is None:
-                    # Files after this damage may have other bytes, but no sound frame.
+                    # The log ends here, but continue to report damage: files after a torn tail may
+                    # have more bytes, although no sound frame.
                     torn = event.offset
         yield from self._behind(position)
 
     def chain(self, start: int) -> Iterator[Run | BlankSpan]:
-        """Yield frames and blanks from ``start`` up to the first position that has neither."""
+        """Yield frames and blanks from ``start`` on, until neither a frame nor a blank follows."""
         position = start
         while True:
             event, position = self._step(position, None, look_ahead=False)
@@ -249,7 +256,9 @@ class LogReader:
         return None if file is None else self._log.fault(file, offset - file.base, length)
 
     def window(self, offset: int, length: int) -> codec.Window:
-        """Return bytes of the log from an offset, at most up to the end of their file."""
+        """Return ``length`` bytes or more of the log from an offset on, but none after the end of
+        the file that contains the offset.
+        """
         file = self.files.at(offset)
         if file is None:
             raise ValueError(f"{self.layout.root}: no file of the log has offset {offset}")
@@ -261,7 +270,9 @@ class LogReader:
         return self.bound if limit is None else min(limit, self.bound)
 
     def _behind(self, position: int) -> Iterator[Event]:
-        """Yield the damage or blank at the end of a range. The next range skips this event."""
+        """Yield the damage or blank that begins at a range's end. A walk over the next range does
+        not report it.
+        """
         if self._log.is_boundary(position) or position >= self.files.end:
             return
         if self.bound is not None and position >= self.bound:
@@ -276,8 +287,8 @@ class LogReader:
     ) -> tuple[Event | None, int]:
         """Read one event. Return the event and the position after it.
 
-        Without ``look_ahead``, the event at the end of the chain is a LogEnd, whatever bytes
-        follow.
+        Without ``look_ahead``, the event at the first break of the chain is always a LogEnd. The
+        bytes after the break are not read.
         """
 
         def broken(kind: str, reason: str) -> tuple[Event, int]:
@@ -318,15 +329,16 @@ class LogReader:
             if not count:
                 return broken(UNREADABLE, fault.words)
         if count:
-            # Frames of a log have similar sizes: make the next table a quarter larger.
+            # The next window will have about as many frames as this window. Make its table a
+            # quarter larger.
             self._rows_hint = max(_LEAST_ROWS, count * 2 if code == TABLE_FULL else count * 5 // 4)
             run = Run(window, rows[:count], path, self._log.map_of(file), file.base)
             return run, window.base + after
         if code == BLANK:
             return BlankSpan(position, end - at, path), file.base + end
         if code in (REACHED_STOP, TABLE_FULL):
-            # In a DLedger log, an entry begins before its frame, so the limit may lie between the
-            # two starts.
+            # In a DLedger log, a head precedes each frame, so the limit may lie between the start
+            # of the head and the start of the frame.
             is_limit = limit is not None and stop == limit - file.base
             return None, max(limit or 0, window.base + after) if is_limit else position
         damage = DamageKind(code)
@@ -338,7 +350,9 @@ class LogReader:
         return broken(damage.label, reason)
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """Whether retention deleted the file: retention deletes the first files of a log."""
+        """Whether retention deleted the file during the walk. This is so if all earlier files are
+        deleted too.
+        """
         if not file.size or not isinstance(self._log.view(file), GoneFile):
             return False
         left = self.layout.list_commit_log()
@@ -373,10 +387,12 @@ class LogReader:
             length = self.bound - position
             return DamagedSpan(position, length, kind, reason, path, ends_log=True), position
         found = self._next_sound(position + 1)
-        # The bytes may be in the page cache at a later read although the disk fails.
+        # Do not read unreadable bytes again: the page cache may deliver them later, although the
+        # disk fails.
         may_heal = self.live and kind != UNREADABLE
         if may_heal and found is not None and self._is_whole(position):
-            # After the first read of the position, the writer has completed the frame there.
+            # The frame was incomplete at the first read of the position, and the writer has
+            # completed it since then.
             event, after = self._step(position, None)
             if event is not None:
                 return event, after
@@ -399,7 +415,8 @@ class LogReader:
             length = min(position + lost, here) - position
             return DamagedSpan(position, length, kind, reason, path), position + length
         if self._log.data_end(position) <= position:
-            # Only zeros follow, so no writer has begun a frame at the position.
+            # Only zeros follow the position, so this is the end of the log, not the torn start of a
+            # frame.
             return LogEnd(position), position
         if may_heal and self._heals(position):
             event, after = self._step(position, None)
@@ -415,14 +432,17 @@ class LogReader:
         return DamagedSpan(position, last - position, TORN_TAIL, reason, path), last
 
     def _synced_after(self, position: int) -> int:
-        """Return the number of synced bytes that another program truncated, 0 for new bytes."""
+        """Return how many synced bytes are missing from a position on: all bytes up to the durable
+        offset, but 0 if the writer has just created the file there.
+        """
 
         durable = self.layout.durable_end
         if durable is None or durable <= position:
             return 0
         listed = self.files.at(position)
         if listed is None or listed.size < self.files.file_size:
-            # The writer may have created the file after the listing.
+            # The file may be missing only because the writer created it after the listing. Then no
+            # bytes are lost.
             now = {file.base: file.size for file in self.layout.list_commit_log()}
             if now.get(position - position % self.files.file_size, 0) >= self.files.file_size:
                 return 0
@@ -443,7 +463,7 @@ class LogReader:
         return code in (REACHED_STOP, BLANK)
 
     def _goes_on(self, position: int) -> bool:
-        """Whether a later file has data. A file that starts with zeros is still unused."""
+        """Whether a later file has data. A file whose first bytes are zeros has none yet."""
         size = BLANK_LAYOUT.size
         for file in reversed(self.files.files):
             if file.base <= position:
@@ -462,6 +482,6 @@ class LogReader:
                 return found
         limit = self.files.end if self.bound is None else min(self.bound, self.files.end)
         found = self._log.find(start, limit)
-        # A search over several files without a frame runs only once.
+        # Keep the result, so that a search over several damaged files runs only once.
         self._searched = None if self.live else (start, found)
         return found

@@ -1,1 +1,3 @@
-"""Network protocols without sockets: the caller passes bytes, and gets events and bytes to send."""
+"""Network protocols without sockets: the caller passes received bytes in, and gets events and the
+bytes to send.
+"""

@@ -5,15 +5,16 @@
     slave -> master    [offset 8]                           report, also a heartbeat
     master -> slave    [offset 8][size 4][data ``size``]    transfer; size 0 is a heartbeat
 
-In its first report, the slave requests the log from a physical offset. If the slave reports 0, it
-has no bytes, and the master chooses the offset. Later reports acknowledge bytes. A transfer may end
-inside a frame.
+In its first report, the slave requests the log from a physical offset. If this offset is 0, the
+slave has no bytes, and the master chooses where to start. Each later report acknowledges the bytes
+before its offset. A transfer can end in the middle of a frame.
 
-The caller passes received bytes and the time, and gets events and bytes to send. Packet boundaries
-change only how the data of a transfer is divided into events. A connection buffers at most a part
-of a header. Invalid bytes of a peer raise :class:`~logquarry.errors.ProtocolViolation`. A master
-ends replica waits only for bytes that it has sent over this connection. A slave accepts only bytes
-that directly follow its own bytes.
+The caller passes received bytes and the time, and gets events and the bytes to send. If the network
+divides the bytes of a transfer differently, its data comes in more or fewer events, and nothing
+else changes. A connection keeps at most a part of a header in memory. If a peer sends invalid
+bytes, :class:`~logquarry.errors.ProtocolViolation` is raised. A slave's report ends the wait of a
+put only if the master has sent the bytes of the put's message over this connection. A slave accepts
+only bytes that directly follow its own last byte.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from logquarry.protocol import ha_messages as ha
 class MasterConnection:
     """A master's side of one connection (``HAConnection``). Not thread-safe.
 
-    Times are those of a monotonic clock. ``acknowledged`` is the physical offset before which the
-    slave has all bytes; None before the slave's first report.
+    Times are in milliseconds of a monotonic clock. ``acknowledged`` is the physical offset before
+    which the slave has reported to have all bytes. It is None before the slave's first report.
     """
 
     def __init__(
@@ -49,8 +50,9 @@ class MasterConnection:
         self._has_caught_up = False
         rate, portion = self._limits.bytes_per_second, self._limits.transfer_size
         if rate is not None:
-            # The rate must allow a portion in each heartbeat interval. A heartbeat between two
-            # portions would tell the slave that it has the whole log.
+            # A portion is the number of bytes sent at once. It must be so small that the rate
+            # allows one in each heartbeat interval: otherwise, a heartbeat between two portions
+            # would tell the slave that it has the whole log.
             portion = max(1, min(portion, rate * self._times.heartbeat_ms // 1_000))
         self._bucket = Bucket(rate, portion, now_ms)
 
@@ -60,11 +62,12 @@ class MasterConnection:
         return self._next
 
     def receive_data(self, data: ha.Buffer, log: ha.LogRange, now_ms: int) -> list[ha.MasterEvent]:
-        """Process received bytes; empty ``data`` means that the slave has ended the connection.
+        """Process received bytes. Pass empty ``data`` if the slave has ended the connection.
 
         Raises:
-            ProtocolViolation: if the bytes are invalid or do not fit this log. The connection is
-                then closed, but the exception's ``events`` and :meth:`data_to_send` are valid.
+            ProtocolViolation: if the bytes are invalid, or contain an offset outside of this log.
+                The connection's state is then closed, but still process the exception's ``events``,
+                and send what :meth:`data_to_send` returns.
         """
         if self.state is ha.MasterState.CLOSED:
             return []
@@ -76,7 +79,8 @@ class MasterConnection:
         self._received = received[whole:]
         events: list[ha.MasterEvent] = []
         for (offset,) in ha.REPORT.struct.iter_unpack(received[:whole]):
-            # Only a complete report shows that the slave is alive.
+            # Only a complete report counts as a sign that the slave is alive, and not a part of
+            # one.
             self._heard_ms = now_ms
             self._report(offset, log, events)
         return events
@@ -88,7 +92,7 @@ class MasterConnection:
             reason = f"it reports physical offset {offset}, and was sent bytes up to {self._next}"
             self._violated(reason, events)
         if self.acknowledged is None or offset > self.acknowledged:
-            # A report with a lower offset does not revoke an acknowledgement.
+            # Ignore a report with a lower offset: earlier acknowledgements stay valid.
             self.acknowledged = offset
             events.append(ha.SlaveAcknowledged(offset, self._since))
 
@@ -113,14 +117,17 @@ class MasterConnection:
         raise ProtocolViolation(f"a slave's connection: {reason}", events=events)
 
     def transferable(self, log: ha.LogRange, now_ms: int) -> int:
-        """Return the maximum bytes of the next transfer; 0 if log or rate allow none yet."""
+        """Return the maximum number of bytes of the next transfer. Return 0 if the whole log is
+        sent, or if the rate allows no bytes yet.
+        """
         if self.state is not ha.MasterState.TRANSFERRING:
             return 0
         available = min(log.max_offset - self._next, self._limits.transfer_size)
         return max(0, min(available, self._bucket.allowed(now_ms)))
 
     def send(self, data: memoryview, now_ms: int) -> None:
-        """Send at most :meth:`transferable` bytes of the log from :attr:`next_offset` on.
+        """Send ``data``: bytes of the log from :attr:`next_offset` on, at most :meth:`transferable`
+        bytes.
 
         The bytes are not copied: do not change them before they are sent.
         """
@@ -141,13 +148,13 @@ class MasterConnection:
             reason = f"the slave sent no report for {self._times.housekeeping_ms} ms"
             return [ha.ConnectionEnded(reason)]
         if self.state is ha.MasterState.TRANSFERRING:
-            # When the whole log is sent for the first time, a heartbeat tells the slave the log's
-            # end at once.
+            # As soon as the whole log is sent for the first time, send a heartbeat, so that the
+            # slave learns that it has all of the log.
             first = not self._has_caught_up and self._next >= log.max_offset
             if first or now_ms - self._said_ms > self._times.heartbeat_ms:
                 self._said_ms = now_ms
                 if self.transferable(log, now_ms):
-                    # A heartbeat would mean that no more bytes follow.
+                    # Bytes follow: a heartbeat would tell the slave that none do.
                     return []
                 self._has_caught_up = self._has_caught_up or first
                 self._move(ha.MasterInput.SENT)
@@ -162,11 +169,11 @@ class MasterConnection:
         return min(silence, self._said_ms + self._times.heartbeat_ms) + 1
 
     def next_transfer_ms(self) -> int:
-        """Return the time in milliseconds at which the rate allows the next transfer."""
+        """Return the time in milliseconds from which on the rate allows the next transfer."""
         return self._bucket.next_ms()
 
     def data_to_send(self) -> list[ha.Buffer]:
-        """Remove and return the buffers to send, in order."""
+        """Return the buffers to send, in order, and forget them."""
         outgoing, self._outgoing = self._outgoing, []
         return outgoing
 
@@ -178,13 +185,14 @@ class SlaveConnection:
     """A slave's side of one connection (``HAClient``). Not thread-safe.
 
     Args:
-        offset: physical offset from which the slave requests the log. If 0, the slave has no bytes,
-            and the master chooses the offset.
+        offset: physical offset from which the slave requests the log. If it is 0, the slave has no
+            bytes, and the master chooses where to start.
         now_ms: time of a monotonic clock, in milliseconds.
 
     Attributes:
-        received: physical offset after the last received byte; None before the first header if the
-            slave has no bytes.
+        received: physical offset after the last byte of the slave's log, including bytes received
+            over this connection. It is None if the slave has no bytes and has received no header
+            yet.
     """
 
     def __init__(self, offset: int, now_ms: int, *, times: ha.HaTimes | None = None) -> None:
@@ -199,13 +207,13 @@ class SlaveConnection:
         self._outgoing: list[ha.Buffer] = [ha.REPORT.struct.pack(offset)]
 
     def receive_data(self, data: ha.Buffer, now_ms: int) -> list[ha.SlaveEvent]:
-        """Process received bytes; empty ``data`` means that the master has ended the connection.
+        """Process received bytes. Pass empty ``data`` if the master has ended the connection.
 
-        The events hold views of ``data``: process the events before the bytes change.
+        The events contain views of ``data``: process them before you change these bytes.
 
         Raises:
-            ProtocolViolation: if the bytes are invalid. The connection is then closed, but the
-                exception's ``events`` are valid.
+            ProtocolViolation: if the bytes are invalid. The connection's state is then closed, but
+                still process the exception's ``events``.
         """
         if self.state is ha.SlaveState.CLOSED:
             return []
@@ -246,8 +254,8 @@ class SlaveConnection:
         if offset < 0 or not 0 <= size <= ha.LARGEST_TRANSFER:
             self._violated(f"a transfer of {size} bytes at physical offset {offset}", events)
         if self.received is None:
-            # The first header has the offset that the master has chosen, even if it is a
-            # heartbeat's header.
+            # The slave has no bytes: the offset in the first header is the one that the master has
+            # chosen. This header can also be that of a heartbeat.
             self.received = offset
         if offset != self.received:
             if size:
@@ -267,7 +275,9 @@ class SlaveConnection:
         raise ProtocolViolation(f"the master sends {reason}", events=events)
 
     def report(self, offset: int, now_ms: int) -> None:
-        """Acknowledge all bytes before an offset, from :attr:`reported` to :attr:`received`."""
+        """Acknowledge all bytes before ``offset``, which must lie between :attr:`reported` and
+        :attr:`received`.
+        """
         if self.state is ha.SlaveState.CLOSED or offset == self.reported:
             return
         assert self.received is not None and self.reported <= offset <= self.received
@@ -292,7 +302,7 @@ class SlaveConnection:
         return min(self._heard_ms + times.housekeeping_ms, self._said_ms + times.heartbeat_ms) + 1
 
     def data_to_send(self) -> bytes:
-        """Remove and return the bytes to send."""
+        """Return the bytes to send, and forget them."""
         outgoing, self._outgoing = self._outgoing, []
         return b"".join(outgoing)
 
@@ -305,23 +315,24 @@ class SlaveConnection:
 
 
 class Bucket:
-    """Limits a rate of bytes per second (token bucket). The first portion is allowed at once.
+    """Limits the number of bytes per second, as a token bucket. At the start, one portion is
+    allowed.
 
-    The bucket allows only whole portions, so that transfers do not become tiny.
+    Only whole portions are allowed, so that no transfer is tiny.
     """
 
     def __init__(self, rate: int | None, portion: int, now_ms: int) -> None:
         self._rate = rate
         self._portion = portion
-        # Count thousandths of a byte, so that rounding loses nothing.
+        # Count in thousandths of a byte, because bytes per millisecond are no whole number.
         self._held = 1_000 * portion
         self._filled_ms = now_ms
 
     def allowed(self, now_ms: int) -> int:
-        """Return the bytes that may be sent now: a portion, or 0."""
+        """Return the number of bytes that may be sent now: one portion, or 0."""
         if self._rate is None:
             return self._portion
-        # Allow at most the bytes of one second, so that no burst follows a pause.
+        # Collect at most the bytes of one second, so that no more are sent at once after a pause.
         most = 1_000 * max(self._portion, self._rate)
         passed = max(0, now_ms - self._filled_ms)
         self._held = min(most, self._held + passed * self._rate)
@@ -329,7 +340,7 @@ class Bucket:
         return self._portion if self._held >= 1_000 * self._portion else 0
 
     def take(self, size: int) -> None:
-        """Count sent bytes."""
+        """Subtract ``size`` bytes that were sent."""
         if self._rate is not None:
             self._held -= 1_000 * size
 

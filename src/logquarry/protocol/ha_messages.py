@@ -1,4 +1,6 @@
-"""Messages, settings, events and state tables of the HA protocol (docs/replicate.md)."""
+"""The data types of the HA protocol: messages, settings, events, and tables of states
+(docs/replicate.md).
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ Input = TypeVar("Input", bound=Enum)
 
 
 class Transitions(Generic[State, Input]):
-    """The table of a state machine: (state, input) -> next state. A missing pair is a bug."""
+    """The table of a state machine: (state, input) -> next state. It must have each pair that can
+    occur.
+    """
 
     def __init__(self, start: State, table: Mapping[tuple[State, Input], State]) -> None:
         self.start: Final = start
@@ -30,7 +34,9 @@ class Transitions(Generic[State, Input]):
         return following
 
     def diagram(self) -> str:
-        """Draw the table as a Mermaid state diagram; the labels are the values of the inputs."""
+        """Return the table as a Mermaid state diagram. Each arrow's label is the value of its
+        input.
+        """
         lines = ["stateDiagram-v2", f"    [*] --> {self.start.name}"]
         lines += [
             f"    {state.name} --> {following.name}: {happened.value}"
@@ -48,7 +54,7 @@ class MasterState(Enum):
 
 
 class MasterInput(Enum):
-    """Inputs of a master's connection; the values label the diagram."""
+    """Inputs of a master's connection. Their values are the labels in the diagram."""
 
     REPORT = "report within the log"
     SENT = "transfer or heartbeat sent"
@@ -82,7 +88,7 @@ class SlaveState(Enum):
 
 
 class SlaveInput(Enum):
-    """Inputs of a slave's connection; the values label the diagram."""
+    """Inputs of a slave's connection. Their values are the labels in the diagram."""
 
     HEARTBEAT = "heartbeat at the next byte"
     HEADER = "header of the next bytes"
@@ -119,7 +125,7 @@ HEADER: Final = Layout(
 assert (REPORT.size, HEADER.size) == (8, 12)
 
 LARGEST_TRANSFER: Final = (4 << 20) - HEADER.size
-"""Maximum bytes of data in a transfer. With the header, a transfer must fit into the buffer of a
+"""Maximum number of bytes of data in a transfer. Header and data must fit into the buffer of a
 RocketMQ slave (``READ_MAX_BUFFER_SIZE``).
 """
 
@@ -131,10 +137,11 @@ class HaTimes:
     """Intervals of master and slave, in milliseconds.
 
     Attributes:
-        heartbeat_ms: after this time without sent bytes, a side sends a heartbeat
+        heartbeat_ms: if master or slave has sent nothing for this time, it sends a heartbeat
             (``haSendHeartbeatInterval``).
-        housekeeping_ms: after this time without received bytes, a side closes the connection
-            (``haHousekeepingInterval``). A RocketMQ slave sends nothing in its first 5 seconds.
+        housekeeping_ms: if master or slave has received nothing for this time, it closes the
+            connection (``haHousekeepingInterval``). Allow more than 5 seconds: a RocketMQ slave
+            sends nothing in its first 5 seconds.
     """
 
     heartbeat_ms: int = 5_000
@@ -151,11 +158,12 @@ class HaTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransferLimits:
-    """Limits on the bytes that a master sends.
+    """Limits to the number of bytes that a master sends.
 
     Attributes:
-        transfer_size: maximum bytes of data in one transfer (``haTransferBatchSize``).
-        bytes_per_second: average rate to one slave; None for no limit.
+        transfer_size: maximum number of bytes of data in one transfer (``haTransferBatchSize``).
+        bytes_per_second: maximum average number of bytes per second to one slave; None for no
+            limit.
     """
 
     transfer_size: int = 32 * 1024
@@ -175,7 +183,7 @@ class TransferLimits:
 class LogRange(NamedTuple):
     """The range of the log that a master can send now.
 
-    ``fresh_start`` is the physical offset at which a slave without bytes begins.
+    ``fresh_start`` is the physical offset from which a slave without bytes gets the log.
     """
 
     min_offset: int
@@ -196,8 +204,9 @@ class SlaveRequested(NamedTuple):
 class SlaveAcknowledged(NamedTuple):
     """The slave has reported that it has all bytes before ``offset``.
 
-    The master began to send at ``since`` over this connection. The slave's bytes before ``since``
-    may differ from the master's, so do not end replica waits for those bytes.
+    Over this connection, the master began to send at physical offset ``since``. The slave had the
+    bytes before ``since`` already, and they may differ from the master's. So a put that waits for a
+    slave must not end because of these bytes.
     """
 
     offset: int
@@ -215,23 +224,26 @@ class DataReceived(NamedTuple):
 
 
 class HeartbeatReceived(NamedTuple):
-    """The master is alive; ``offset`` is the physical offset of the next byte that it sends."""
+    """The master has sent a heartbeat. ``offset`` is the physical offset of the next byte that it
+    will send.
+    """
 
     offset: int
 
 
 class MasterElsewhere(NamedTuple):
-    """The master cannot continue at the slave's offset, and sends nothing more.
+    """The master does not have the log at the offset that the slave requested, and sends nothing
+    more.
 
-    ``offset`` is the end of the master's log if the slave is ahead, or its start if the slave is
-    too far behind.
+    ``offset`` is the end of the master's log if the requested offset is after it. If the requested
+    offset is before the start of the master's log, ``offset`` is this start.
     """
 
     offset: int
 
 
 class ConnectionEnded(NamedTuple):
-    """The connection has ended: close the socket."""
+    """The connection has ended: the caller must close the socket."""
 
     reason: str
 

@@ -1,13 +1,13 @@
 """RocketMQ's remoting protocol (``RemotingCommand`` of 4.9.3) without sockets.
 
-Compiled if possible.
+This module is compiled to C if a C compiler is available at the installation.
 
 ::
 
     [length 4][type 1, header length 3][header][body]       length: all bytes after this field
 
-The header is JSON (type 0) or RocketMQ's binary form (type 1). An answer's header has the form and
-the ``opaque`` of its request's header, and sets the lowest bit of ``flag``.
+The header is JSON (type 0) or RocketMQ's binary form (type 1). The header of an answer has the same
+form and the same ``opaque`` as that of its request. In its ``flag``, the lowest bit is set.
 :mod:`logquarry.protocol.remoting_codes` lists the codes and their fields.
 """
 
@@ -48,14 +48,15 @@ _HEADER_MASK: Final = (1 << HEADER_BITS) - 1
 
 
 def encode(command: RemotingCommand) -> bytes:
-    """Encode a command as a frame. Raises UsageError as ``encode_head``."""
+    """Encode a command as a frame. Raises UsageError for the same commands as ``encode_head``."""
     return encode_head(command) + command.body
 
 
 class RemotingReader:
     """Decodes the bytes of one connection into commands. Not thread-safe.
 
-    The reader buffers at most one frame, of ``largest`` bytes including the length field.
+    The reader keeps at most one incomplete frame in memory. ``largest`` is the maximum size of a
+    frame in bytes, including the length field.
     """
 
     def __init__(self, largest: int = LARGEST_FRAME) -> None:
@@ -71,18 +72,19 @@ class RemotingReader:
         return len(self._received)
 
     def receive_data(self, data: bytes | bytearray | memoryview) -> list[RemotingCommand]:
-        """Process received bytes, and return the completed commands.
+        """Process received bytes, and return the commands that are complete by now.
 
         Raises:
-            ProtocolViolation: if some bytes are not a frame. The exception's ``events`` are the
-                commands before the invalid bytes. After an exception the reader ignores all bytes.
+            ProtocolViolation: if the bytes are not a frame. The exception's ``events`` are the
+                commands before the invalid bytes. After that, the reader ignores all further bytes.
         """
         if self._is_spoilt:
             return []
         if self._received:
             self._received += data
             if len(self._received) < self._wanted:
-                # Copying the frame for each received part would take quadratic time.
+                # Copy the frame only when it is complete: a copy for each received part would take
+                # quadratic time.
                 return []
             data = bytes(self._received)
         elif type(data) is not bytes:
@@ -104,7 +106,8 @@ class RemotingReader:
         return commands
 
     def _take(self, received: bytes, position: int, commands: list[RemotingCommand]) -> int:
-        # Returns the end of the frame at a position, or the position if the frame is incomplete.
+        # Decodes the frame at a position. Returns its end, or the position itself if it is
+        # incomplete.
         left = len(received) - position
         if left < _SIZE:
             return position

@@ -1,6 +1,6 @@
 """The codes of RocketMQ's remoting protocol, and the header fields of each request.
 
-:class:`RequestCode` has all requests of RocketMQ 4.9, and the requests of 5.x that clients need.
+:class:`RequestCode` has all requests of RocketMQ 4.9, and those of RocketMQ 5 that clients send.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _DEFAULTS: Final[Mapping[str, Any]] = {"text": "", "int": 0, "long": 0, "bool": 
 
 
 def _fields(words: str, keys: str = "") -> tuple[HeaderField, ...]:
-    """Make fields from words ``name:kind``.
+    """Return header fields for a text with one word ``name:kind`` for each field.
 
-    A ``?`` after the kind marks an optional field; if such a field is missing, its value is empty,
-    0 or False. With ``??`` a missing field is None. Each letter of ``keys`` is a field's name in
-    the short header of a send request.
+    A ``?`` after the kind marks an optional field: if it is missing in a request, its value is "",
+    0 or False. With ``??``, the value is then None. ``keys`` has one letter for each field, which
+    is the field's name in the short form of a send request's header.
     """
     found = []
     for number, word in enumerate(words.split()):
@@ -57,16 +57,16 @@ _TOPIC: Final = (
 class RequestCode(IntEnum):
     """The requests of RocketMQ, with the header fields that logquarry reads.
 
-    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request,
-    and ``client`` if the broker sends the request to clients. An empty ``where`` means that
-    logquarry does not support the request.
+    ``where`` is ``broker`` or ``names`` if logquarry's broker or name server answers the request.
+    It is ``client`` if the broker sends the request to clients, and empty if logquarry does not
+    support the request.
     """
 
     where: str
     fields: tuple[HeaderField, ...]
 
     def __new__(cls, code: int, where: str = "", words: str = "", keys: str = "") -> Self:
-        """Make a member; :func:`_fields` describes words and keys."""
+        """Return a new member. :func:`_fields` describes ``words`` and ``keys``."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.where = where
@@ -235,7 +235,7 @@ class ResponseCode(IntEnum):
 
 
 class Refused(Exception):
-    """Raised to refuse a request, with a code other than SUCCESS for the answer."""
+    """A request is refused. ``code`` is the result code of the answer, which is not SUCCESS."""
 
     def __init__(self, remark: str, code: int = ResponseCode.SYSTEM_ERROR) -> None:
         super().__init__(remark)
@@ -243,7 +243,9 @@ class Refused(Exception):
 
 
 _LARGEST_BODY: Final = 2 << 20
-"""Maximum bytes of a JSON body. Parsing 16 MiB can take seconds, and would block the event loop."""
+"""Maximum number of bytes of a JSON body. Parsing a larger one (16 MiB) can take seconds, in which
+the event loop would serve no other request.
+"""
 
 
 def markdown() -> str:
@@ -257,7 +259,7 @@ _PARSED: Final = {int(code): tuple(map(tuple, code.fields)) for code in RequestC
 
 
 def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
-    """Parse the header fields of a request; raise Refused for missing and invalid fields."""
+    """Parse the header fields of a request. Raises Refused if a field is missing or invalid."""
     try:
         return parse_fields(_PARSED.get(code, ()), ext_fields)
     except ValueError as error:
@@ -265,7 +267,7 @@ def parse(code: int, ext_fields: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse the body of a request; raise Refused if the body is no JSON object."""
+    """Parse the body of a request. Raises Refused if it is no JSON object, or too large."""
     if len(body) > _LARGEST_BODY:
         raise Refused(f"the body has {len(body)} bytes; a document has at most {_LARGEST_BODY}")
     try:

@@ -1,7 +1,9 @@
-"""Commands of the remoting protocol, and their headers as bytes. Compiled if possible.
+"""Commands of the remoting protocol, and their headers as bytes.
 
-If compiled, :func:`scan_json` and :func:`_json_head` convert common headers, and the interpreted
-code converts all other headers. tests/property/test_remoting.py compares both results.
+If a C compiler is available at the installation, this module is compiled to C. Then
+:func:`scan_json` and :func:`_json_head` convert common headers in C, and other headers are
+converted as without a compiler. tests/property/test_remoting.py checks that both give the same
+result.
 """
 
 from __future__ import annotations
@@ -50,20 +52,22 @@ _unpack_binary: Final = BINARY_HEADER.struct.unpack_from
 HEADER_BITS: Final = 24
 
 LARGEST_FRAME: Final = 1 << 24
-"""Maximum bytes of a frame in RocketMQ, including the length field (``frameMaxLength``)."""
+"""Maximum number of bytes of a frame in RocketMQ, including the length field
+(``frameMaxLength``).
+"""
 LANGUAGES: Final = (
     *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG"),
     *("RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS"),
 )
 VERSION: Final = 399
-"""V4_9_3 in RocketMQ's ``MQVersion``."""
+"""The number of version 4.9.3 in RocketMQ's ``MQVersion``."""
 _OTHER: Final = LANGUAGES.index("OTHER")
 _LEAST, _MOST = -1 << 31, (1 << 31) - 1
 _NO_FIELDS: Final[Mapping[str, str]] = MappingProxyType({})
 _LANGUAGE: Final = "PYTHON"
 _PREFIX_SIZE, _LARGEST = PREFIX.size, LARGEST_FRAME
 _MOST_DIGITS = 18
-"""Numbers with at most this many digits fit into 64 bits."""
+"""A number with at most this many digits fits into 64 bits."""
 
 
 class Flag(IntEnum):
@@ -73,21 +77,21 @@ class Flag(IntEnum):
     ONEWAY = 2
 
 
-# Plain integers, because a lookup of an enum's member takes longer than the test of the flag.
+# Keep the flags as integers too: to look up a member of an enum takes longer than to test the flag.
 _RESPONSE: Final = int(Flag.RESPONSE)
 _ONEWAY: Final = int(Flag.ONEWAY)
 
 
-# Creating a tuple takes a third of the time of a dataclass.
+# A tuple, because creating one takes a third of the time of creating a dataclass.
 class RemotingCommand(NamedTuple):
     """A request or an answer.
 
     Attributes:
         code: a RequestCode, a ResponseCode or any other number.
-        opaque: number of the request; its answer has the same number.
+        opaque: number of the request, by which the sender finds its answer.
         version: the sender's version, as a number of RocketMQ's ``MQVersion``.
         remark: error text of an answer.
-        is_binary: whether the header has RocketMQ's binary form.
+        is_binary: whether the header has RocketMQ's binary form, and not JSON.
     """
 
     code: int
@@ -107,7 +111,7 @@ class RemotingCommand(NamedTuple):
 
     @property
     def is_oneway(self) -> bool:
-        """Whether the command is a request without an answer."""
+        """Whether the command is a request to which the sender expects no answer."""
         return bool(self.flag & _ONEWAY)
 
     def answer(
@@ -118,8 +122,8 @@ class RemotingCommand(NamedTuple):
         fields: Mapping[str, str] = _NO_FIELDS,
         body: bytes = b"",
     ) -> RemotingCommand:
-        """Make the answer to this request, with this request's form of header."""
-        # The result equals RemotingCommand(...), but this line avoids the cost of a Python call.
+        """Return an answer to this request. Its header has the same form as the request's."""
+        # This is the same as RemotingCommand(...), but saves the time of a Python call.
         return _new(
             RemotingCommand,
             (code, self[1], _RESPONSE, _LANGUAGE, VERSION, remark, fields, body, self[8]),
@@ -131,7 +135,8 @@ _new = tuple.__new__
 
 # ------------------------------------------------------------------------------------------ encode
 def encode_head(command: RemotingCommand) -> bytes:
-    """Encode a frame without its body, so that the caller can send a large body without a copy.
+    """Encode a frame, but leave its body out, so that the caller can send a large body without a
+    copy.
 
     Raises:
         UsageError: if the frame is larger than LARGEST_FRAME, or a number or text does not fit
@@ -150,8 +155,8 @@ def encode_head(command: RemotingCommand) -> bytes:
 
 
 def _json_header(command: RemotingCommand) -> bytes:
-    # json.dumps would take longer than all other work for an answer. The order of names is that of
-    # RocketMQ's fastjson.
+    # Do not use json.dumps, which would take longer than all other work for an answer. The names
+    # have the same order as those of RocketMQ's fastjson.
     fields = ""
     if command.ext_fields:
         items = [f"{_quoted(key)}:{_quoted(value)}" for key, value in command.ext_fields.items()]
@@ -173,7 +178,9 @@ def _json_head(
     fields: Mapping[str, str],
     body_size: int,
 ) -> bytes | None:
-    """If compiled, encode a head without remark; None if the head is long or needs escapes."""
+    """Only if compiled: encode a head without a remark. Return None if it is long or
+    needs escapes.
+    """
     head.size, head.is_plain = _PREFIX_SIZE, True
     out = cython.address(head)
     put_bytes(out, b'{"code":', 8)
@@ -239,7 +246,7 @@ def decode_json(header: bytes, body: bytes) -> RemotingCommand:
         raise ValueError("its extFields are not a JSON object")
     else:
         try:
-            # This is the fastest check that all values are strings.
+            # join() raises TypeError unless all values are strings. No other check is as fast.
             "".join(fields.values())
         except TypeError:
             fields = _texts(fields)
@@ -264,22 +271,22 @@ def _is_int(value: Any) -> bool:
 
 
 def scan_json(header: bytes) -> Any:
-    """Parse a header; return None if the header is not strict JSON.
+    """Parse a header. Return None if it is not JSON as the standard defines it.
 
-    If compiled, this function parses only strings, integers and one level of nested objects. If a
-    string is not UTF-8, the function raises ValueError.
+    If compiled, also return None if it contains other values than strings, integers, and one level
+    of nested objects. Raises ValueError if a string is not UTF-8.
     """
     if cython.compiled:
         scan.at = PyBytes_AS_STRING(header)
         scan.end = scan.at + len(header)
         found = _scan_object(cython.address(scan), 0)
-        # jsoncpp of the C++ client ends a document with a line feed.
+        # Accept a line feed at the end, which the C++ client's library jsoncpp adds.
         if scan.at < scan.end and scan.at[0] == b"\n":
             scan.at += 1
         return found if scan.at == scan.end else None
     text = header.decode()
     try:
-        # Like json.loads, but without a search for white space.
+        # Do what json.loads does, but do not search for white space.
         document, end = _scan(text, 0)
     except (ValueError, RecursionError, StopIteration):
         return None
@@ -287,7 +294,7 @@ def scan_json(header: bytes) -> Any:
 
 
 def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
-    """If compiled, parse an object; None if only the interpreted code can parse it."""
+    """Only if compiled: parse an object. Return None if only json can parse it."""
     found: dict[str, Any] = {}
     if scan.at == scan.end or scan.at[0] != b"{":
         return None
@@ -321,7 +328,9 @@ def _scan_object(scan: Any, depth: int) -> dict[str, Any] | None:
 
 
 def _scan_text(scan: Any) -> str | None:
-    """If compiled, parse a string; None if there is none or a non-ASCII escape in it."""
+    """Only if compiled: parse a string. Return None if there is no string, or if it has an escape
+    of a non-ASCII character.
+    """
     if scan.at == scan.end or scan.at[0] != b'"':
         return None
     scan.at += 1
@@ -333,7 +342,7 @@ def _scan_text(scan: Any) -> str | None:
         scan.at += 1
         plain: str = PyUnicode_DecodeUTF8(start, scan.at - start - 1, cython.NULL)
         return plain
-    # Each escape is longer than its character.
+    # The unescaped text fits, because each escape is longer than its character.
     made = PyBytes_FromStringAndSize(start, scan.end - start)
     to = PyBytes_AS_STRING(made)
     size = unescape(scan, start, to)
@@ -344,7 +353,9 @@ def _scan_text(scan: Any) -> str | None:
 
 
 def _scan_number(scan: Any) -> int | None:
-    """If compiled, parse an integer, or its first 18 digits; None if there is no integer."""
+    """Only if compiled: parse an integer, but at most its first 18 digits. Return None if there is
+    no integer.
+    """
     start = scan.at
     is_negative = scan.at[0] == b"-"
     if is_negative:
@@ -362,7 +373,8 @@ def _scan_number(scan: Any) -> int | None:
 
 
 def _texts(fields: Mapping[str, Any]) -> dict[str, str]:
-    # Convert all values to text as fastjson does: C++ and JavaScript clients do not quote numbers.
+    # Convert all values to text, as fastjson does, because C++ and JavaScript clients send numbers
+    # without quotes.
     found: dict[str, str] = {}
     for key, value in fields.items():
         if isinstance(value, dict | list):
@@ -399,8 +411,8 @@ def decode_binary(header: bytes, body: bytes) -> RemotingCommand:
 
 
 def _end_of(data: bytes, start: int, end: int, width: int) -> int:
-    # Returns the end of a field. The field's size has ``width`` bytes and ends at ``start``; the
-    # field must not end after ``end``.
+    # Returns the end of the field that begins at ``start``. Its size is in the ``width`` bytes
+    # before ``start``. Raises ValueError if the field ends after ``end``.
     if start > end:
         raise ValueError("its binary header ends inside a size field")
     (size,) = (_unpack_size if width == 4 else _unpack_key_size)(data, start - width)
@@ -418,9 +430,9 @@ BOOL: Final = 1
 class HeaderField(NamedTuple):
     """A header field of a request.
 
-    ``kind`` is TEXT or BOOL; for a number, ``kind`` is its bit count without the sign bit (31 or
-    63). ``key`` is the name in the header. ``default`` is REQUIRED if the field must not be
-    missing.
+    ``kind`` is TEXT, BOOL, or for a number its number of bits without the sign bit (31 or 63).
+    ``key`` is the field's name in the header. ``default`` is the value of a missing field, or
+    REQUIRED if the field must not be missing.
     """
 
     name: str
@@ -434,8 +446,8 @@ def parse_fields(
 ) -> dict[str, Any]:
     """Parse the header fields of a request, and ignore unknown fields.
 
-    ``expected`` holds each :class:`HeaderField` as a tuple. Raises ValueError if a field is missing
-    or invalid.
+    ``expected`` has each :class:`HeaderField` as a plain tuple. Raises ValueError if a field is
+    invalid, or missing although it is required.
     """
     found: dict[str, Any] = {}
     texts = ext_fields if type(ext_fields) is dict else dict(ext_fields)
@@ -466,5 +478,6 @@ def _number(name: str, bits: int, text: str) -> int:
 
 _TEXT, _BOOL, _REQUIRED = TEXT, BOOL, REQUIRED
 _INTEGER: Final = re.compile(r"[+-]?\d{1,99}")  # Java accepts neither blanks nor underscores.
-# scan_once does the work of raw_decode without a Python call; the type stubs lack scan_once.
+# raw_decode only calls scan_once: use scan_once directly, which saves a Python call. Type stubs do
+# not have it.
 _scan: Final = json.JSONDecoder().scan_once  # type: ignore[attr-defined]

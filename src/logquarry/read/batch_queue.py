@@ -2,8 +2,8 @@
 
 An entry covers the queue offsets of all messages in one frame. Callers of a
 :class:`~logquarry.read.queue.Queue` expect one entry per queue offset, so :class:`BatchQueue` makes
-one entry, a *unit*, per message. Reads skip unwritten entries, and entries with queue offsets below
-the end of an earlier entry.
+one entry per message, a *unit*, from each stored entry. Reads skip an entry if it was never
+written, or if one of its queue offsets is also in an earlier entry.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ _MOST_KEPT: Final = 4
 
 
 def is_batch_written(entries: BatchEntries) -> Bools:
-    """Whether each entry points to a message, by the rule of ``BatchConsumeQueue.recover``."""
+    """Return for each entry whether it points to a message, by the rule of
+    ``BatchConsumeQueue.recover``.
+    """
     found: Bools = (entries["physical_offset"] >= 0) & (entries["size"] > 0)
     return found & (entries["base"] >= 0) & (entries["count"] > 0)
 
 
 def own_messages(entries: BatchEntries) -> BatchEntries:
-    """Remove the queue offsets of lost messages (``write.queue_writer.without_gaps``) from each
-    entry.
+    """Remove the queue offsets of lost messages from each entry.
+    ``write.queue_writer.without_gaps`` has added these queue offsets at the entry's start, and
+    their number is in the field ``reserved``.
     """
     lost = entries["reserved"].astype(np.int64)
     lost = np.where((lost > 0) & (lost <= entries["count"]), lost, 0)
@@ -63,7 +66,9 @@ def own_messages(entries: BatchEntries) -> BatchEntries:
 
 
 def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
-    """Return the index of the first unit of each frame, and the number of units of each frame."""
+    """Group units by the frame that they point to. Return the index of each frame's first unit, and
+    the number of units of each frame.
+    """
     if not is_batch:
         return np.arange(len(places)), np.ones(len(places), np.int64)
     firsts = np.flatnonzero(np.append(True, np.diff(places) != 0)[: len(places)])
@@ -72,7 +77,9 @@ def frames_in(places: Int64, *, is_batch: bool) -> tuple[Int64, Int64]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Entries of one file with their queue offsets: ``starts``, and ``stops`` (exclusive)."""
+    """Entries of one file, the first queue offset of each entry (``starts``), and the end of its
+    queue offsets (``stops``, exclusive).
+    """
 
     entries: BatchEntries
     starts: Int64
@@ -80,11 +87,14 @@ class Spans:
 
     @classmethod
     def of(cls, entries: BatchEntries) -> Spans:
-        """Make spans of the entries. Unwritten and overlapping entries are omitted."""
+        """Compute the queue offsets of entries. Entries that were never written, or that overlap an
+        earlier entry, are omitted.
+        """
         entries = own_messages(entries[is_batch_written(entries)])
         entries = entries[entries["count"] > 0]
         starts = entries["base"].astype(np.int64)
-        # The sum must not overflow if damage made the base very large.
+        # Omit entries whose first queue offset is so large, because of damage, that adding the
+        # count would overflow.
         sane = starts <= java.LONG_MAX - np.iinfo(np.int16).max
         if not sane.all():
             entries, starts = entries[sane], starts[sane]
@@ -97,7 +107,9 @@ class Spans:
         return cls(entries, starts, stops)
 
     def units(self, first: int, last: int) -> Iterator[tuple[int, Units]]:
-        """Yield one unit per queue offset; a gap between queue offsets begins a new run."""
+        """Yield arrays with one unit per queue offset, each with its first queue offset. After a
+        gap between queue offsets, a new array begins.
+        """
         for offset, part, counts in self._parts(first, last):
             units = np.empty(len(part), UNIT_DTYPE)
             units["physical_offset"], units["size"] = part["physical_offset"], part["size"]
@@ -106,12 +118,14 @@ class Spans:
             yield offset, np.repeat(units, counts)
 
     def rows(self, first: int, last: int) -> Iterator[tuple[int, BatchEntries]]:
-        """Like :meth:`units`, with all fields of the entries."""
+        """Yield the same arrays as :meth:`units`, but with all fields of the entries."""
         for offset, part, counts in self._parts(first, last):
             yield offset, np.repeat(part, counts)
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, BatchEntries, Int64]]:
-        """Yield some entries at a time: first queue offset, entries, messages of each entry."""
+        """Yield groups of entries: the first queue offset, the entries, and the number of messages
+        in each.
+        """
         starts, stops = self.starts[first:last], self.stops[first:last]
         filled = np.cumsum(stops - starts) // _MOST_UNITS
         cuts = np.flatnonzero((starts[1:] != stops[:-1]) | (np.diff(filled) != 0)) + 1
@@ -126,10 +140,11 @@ _Read = Callable[[Spans, int, int], Iterator[tuple[int, Records]]]
 
 
 class BatchQueue(FileQueue):
-    """A batch queue in its files."""
+    """A batch queue, read from its files."""
 
     entry_size = batch.ENTRY_SIZE
-    # A queue offset does not determine the file, so a ``get`` need not stop at a file's end.
+    # Files have no fixed number of queue offsets, so a ``get`` is not limited to one file. This
+    # number is larger than any queue offset.
     units_per_file = 1 << 62
     is_batch = True
 
@@ -150,8 +165,8 @@ class BatchQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose frame is still in the log (``correctMinOffset``).
 
-        QUIRK: only the first file is read. If the log has no frame of that file, the min offset is
-        the end of the file.
+        QUIRK: only the first file is read. If the log has none of the frames that entries of the
+        first file point to, the min offset is the queue offset after the file's last entry.
         """
         spans = self._of_file(0) if self.files else None
         if spans is None or not len(spans.starts):
@@ -176,7 +191,7 @@ class BatchQueue(FileQueue):
         return QueueEntry(int(last["physical_offset"]), int(last["size"]), int(last["tags_code"]))
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield the range of queue offsets of each file."""
+        """Yield a segment for each file: the range of the file's queue offsets."""
         for index in range(len(self.files)):
             spans = self._of_file(index)
             if len(spans.starts):
@@ -215,7 +230,9 @@ class BatchQueue(FileQueue):
                 return
 
     def positions(self, start: int, stop: int) -> BatchEntries:
-        """The written entries in a range; positions count entries, not bytes."""
+        """The written entries between two positions, which count entries from the start of the
+        files.
+        """
         found = [np.empty(0, BATCH_DTYPE)]
         for file, entries in self.batches():
             base = file.base // batch.ENTRY_SIZE
@@ -231,8 +248,8 @@ class BatchQueue(FileQueue):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """The first queue offset of the first frame stored at ``timestamp`` or later, else of the
-        last frame (``getOffsetInQueueByTime``).
+        """The first queue offset of the first frame that was stored at ``timestamp`` or later. If
+        all frames are older, the first queue offset of the last frame (``getOffsetInQueueByTime``).
         """
         found = 0
         for index in range(len(self.files)):
@@ -275,7 +292,8 @@ class BatchQueue(FileQueue):
         found = self._spans.get(index)
         if found is None:
             if len(self._spans) >= _MOST_KEPT:
-                # Replace the cache instead of emptying it: another thread may be reading it.
+                # Make a new cache instead of emptying the old one, because another thread may be
+                # reading it.
                 self._spans = {}
             found = self._spans[index] = Spans.of(self._written(index))
         return found
@@ -297,7 +315,9 @@ class BatchQueue(FileQueue):
         return self._all(index, count if index == tail else None)
 
     def _all(self, index: int, most: int | None = None) -> BatchEntries:
-        """At most ``most`` entries of one file, without bytes after the file's regular size."""
+        """The first ``most`` entries of one file (default: all). Bytes after the file's regular
+        size are no entries.
+        """
         file = self.files[index]
         room = self._room_of(index)
         if most is not None:
@@ -309,7 +329,7 @@ class BatchQueue(FileQueue):
 def all_queues(
     layout: StoreLayout, files: OpenFiles | None = None, *, with_stale: bool = False
 ) -> list[FileQueue | RocksQueue]:
-    """All consume queues and batch queues that have files, and all queues in RocksDB."""
+    """Return all consume queues and batch queues that have files, and all queues in RocksDB."""
     files = files or OpenFiles(layout)
     found: list[FileQueue | RocksQueue] = [
         queue
@@ -335,7 +355,9 @@ def open_queue(
 
 
 def unreadable_queues(layout: StoreLayout) -> Mapping[tuple[str, int], str]:
-    """The queues with unreadable bytes in a file, each with the reason. Reads all entries."""
+    """Return the queues with unreadable bytes in a file, each with the reason. All entries are
+    read.
+    """
     found = {}
     files = OpenFiles(layout, is_strict=True)
     for queue in (*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files)):

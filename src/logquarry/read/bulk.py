@@ -1,4 +1,6 @@
-"""``scan`` and ``to_arrow``: read many messages in physical order, as objects or Arrow batches."""
+"""Reads many messages in physical order, as objects (``scan``) or as Arrow batches
+(``to_arrow``).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def message_filter(
     since: int | str | date | None,
     until: int | str | date | None,
 ) -> MessageFilter:
-    """Make a filter from the arguments of ``scan``; an invalid argument raises UsageError."""
+    """Make a filter from the arguments of ``scan``. Raises UsageError for an invalid argument."""
     since_ms, until_ms = arguments.time_range(since, until)
     return MessageFilter(
         topics=names(arguments.optional(arguments.names, topics, "topics"), "topics"),
@@ -55,7 +57,9 @@ def runs(
     check_crc: bool = True,
     stop_offset: int | None = None,
 ) -> Iterator[Run]:
-    """Yield the messages before ``stop_offset`` that could pass a filter, in physical order."""
+    """Yield runs with all messages before ``stop_offset`` that can pass a filter, in physical
+    order. The caller must still apply the filter.
+    """
     batches.check_policy(on_damage)
     if damage is not None:
         arguments.instance(damage, "damage", batches.DamageLog, "a DamageLog")
@@ -92,7 +96,9 @@ def arrow_reader(
     decompress: bool = False,
     stop_offset: int | None = None,
 ) -> pa.RecordBatchReader:
-    """Return messages that pass a filter as record batches. Each batch is read on request."""
+    """Return a reader for the messages that pass a filter, as record batches. A batch is read from
+    the store when the caller requests it.
+    """
     arguments.flag(decompress, "decompress")
     chosen = schema.NAMES
     if columns is not None:
@@ -119,15 +125,16 @@ _MOST_NAMES: Final = 5
 
 
 def warn_of_unknown_topics(layouts: Sequence[StoreLayout], wanted: MessageFilter) -> None:
-    """Log a warning for each wanted topic that no store knows, and for a pattern without a match.
+    """Log a warning for each topic in the filter that no store has, and for a topic pattern that no
+    topic matches.
 
-    There is no warning if the topics of a store cannot be listed. An unknown topic is no error:
-    messages that are not yet in a queue may have the topic.
+    There is no warning if the topics of a store cannot be listed. An unknown topic is no error,
+    because the log may have messages of the topic that were not dispatched to a queue yet.
     """
     if wanted.topics is None and wanted.topic_pattern is None:
         return
     found: set[str] = set()
-    # The cheapest source comes first: queue names are already cached, and RocksDB opens slowly.
+    # Try the cheapest source first. The names of queues are cached, but opening RocksDB is slow.
     for source in (_with_queues, _configured, _in_rocksdb):
         for layout in layouts:
             others = source(layout)
@@ -156,7 +163,9 @@ def _with_queues(layout: StoreLayout) -> set[str]:
 
 
 def _configured(layout: StoreLayout) -> set[str]:
-    """Return the topics that have a folder or a configuration. Lists the folders again."""
+    """Return the topics that have a queue folder or are configured. Folders are listed again,
+    because the cached list may be old.
+    """
     folders = {
         entry.name
         for parent in (CONSUME_QUEUE, BATCH_QUEUE)

@@ -20,20 +20,23 @@ from logquarry.read.log_end import last_file_start, sound_bound
 
 _MAGICS: Final = (frame.MAGIC_V1, frame.MAGIC_V2)
 _LONGEST_CHAIN: Final = 256
-"""Maximum number of frames to follow without loading the kernels."""
+"""Maximum number of frames of a chain that are followed frame by frame. For a longer chain, loading
+the compiled kernels is worth its time.
+"""
 _ZEROS_CHUNK: Final = 8 << 20
 _NO_TIME: Final = -1
 _NO_BYTES: Final = memoryview(b"")
 
 
 class CommitLog:
-    """The log of a store (``CommitLog``). All offsets are physical offsets.
+    """The log of a store (RocketMQ's ``CommitLog``). All offsets are physical offsets.
 
-    ``last_entries`` is called only to find the log's end.
+    ``last_entries`` returns the last entries of the queues. It is called only when the log's end is
+    needed.
 
     Attributes:
         is_watched: whether another program may truncate the files.
-        live_files: the files, if this process writes the log.
+        live_files: the writer's files, if this process writes the log; else None.
     """
 
     is_watched = True
@@ -50,18 +53,20 @@ class CommitLog:
         self._reader = files or OpenFiles(layout)
         self._last_entries = last_entries
         self._end: int | None = None
-        # (offset, end, bytes) of the view that the last read used; the next read often needs this
-        # view.
+        # The view that the last read used, as (offset, end, bytes). It is cached, because the next
+        # read often needs it too.
         self._hot = (0, 0, _NO_BYTES)
         self._hot_file: StoreFile | None = None
 
     def refresh(self) -> None:
-        """Forget the log's end and the last view. The caller must also refresh the layout."""
+        """Discard the cached log end and the cached view. The caller must also refresh the
+        layout.
+        """
         self._end = None
         self.close()
 
     def close(self) -> None:
-        """Release the last view, which keeps its file mapped."""
+        """Release the view that the last read used, because the view keeps its file mapped."""
         self._hot = (0, 0, _NO_BYTES)
 
     @property
@@ -78,9 +83,10 @@ class CommitLog:
     def max_offset(self) -> int:
         """Physical offset after the last message, or after the blank that follows the last message.
 
-        The search starts at the durable offset, else at the message of the furthest queue entry.
-        The search does not notice damage before its start. If the message of that entry is missing,
-        the search starts at the last file. Without queues, the search reads the whole log.
+        The search starts at the durable offset. If there is none, it starts at the message of the
+        queue entry with the highest physical offset, or, if that message is missing, at the last
+        file with a frame. The search does not find damage before its start. If no queue has an
+        entry, the search reads the whole log.
         """
         if self._end is None:
             self._end = self._find_end()
@@ -119,10 +125,10 @@ class CommitLog:
 
     # ----------------------------------------------------------------------------- single frames
     def frame_at(self, offset: int, size: int) -> memoryview | None:
-        """The ``size`` bytes from an offset; None if one file does not have all of them.
+        """The ``size`` bytes from a physical offset; None if they are not all in one file.
 
-        QUIRK: if file 0 was deleted, Java's ``getMessage`` reads offset 0 from the first existing
-        file; this method returns None.
+        QUIRK: if the log's file 0 was deleted, Java's ``getMessage`` reads the bytes for offset 0
+        from the start of the first existing file. This method returns None.
         """
         start, end, data = self.window_at(offset, size)
         if size <= 0 or offset < start or offset + size > end:
@@ -130,8 +136,8 @@ class CommitLog:
         return data[offset - start : offset - start + size]
 
     def window_at(self, offset: int, size: int) -> tuple[int, int, memoryview]:
-        """Return start, end and bytes of a view at ``offset``, possibly with fewer than ``size``
-        bytes.
+        """Return the start, the end and the bytes of a view that contains ``offset``. After
+        ``offset``, the view may have fewer than ``size`` bytes.
         """
         hot = self._hot
         is_hot = hot[0] <= offset and offset + size <= hot[1]
@@ -148,20 +154,23 @@ class CommitLog:
         return hot
 
     def _bytes(self, path: str, position: int, length: int) -> memoryview:
-        """Read bytes of a file; FILL replaces unreadable bytes."""
+        """Read bytes of a file, with FILL in place of unreadable bytes."""
         start, data = self._reader.window(path, position, length)
         return data[position - start : position - start + length]
 
     def reaches(self, end: int) -> bool:
-        """Whether the file of the last view still has the bytes before a physical offset.
+        """Whether the file of the last view still has all bytes before a physical offset.
 
-        If another program has truncated the file, a read of the view raises SIGBUS.
+        If it has not, another program has truncated the file, and reading these bytes of the view
+        would raise SIGBUS.
         """
         file = self._hot_file
         return file is None or self._reader.reaches(file.path, end - file.base)
 
     def unreadable_at(self, offset: int, size: int) -> Damage | None:
-        """The damage if the disk could not deliver all of the ``size`` bytes; else None."""
+        """Return UNREADABLE damage if an earlier read found unreadable bytes in the range; else
+        None.
+        """
         file = self.files.at(offset)
         fault = None if file is None else self._reader.fault(file.path, offset - file.base, size)
         return None if fault is None else Damage(DamageKind.UNREADABLE, fault.words)
@@ -235,10 +244,11 @@ class CommitLog:
         )
 
     def _explained(self, offset: int, outcome: Blank | Damage) -> MessageNotFound | CorruptFrame:
-        # A walk from the file's start decides, so that a wrong offset is not reported as damage.
+        # Walk from the file's start to find out whether there is damage at the offset, or whether a
+        # sound frame contains the offset, so that the offset is wrong.
         where = f"{self._layout.log_path(offset)}: no message starts at {offset}"
         start = max(file.base for file in self.files.files if file.base <= offset)
-        # Each entry of a DLedger log begins with a head.
+        # In a DLedger log, 48 bytes (a head) precede each frame.
         head = frame.ENTRY_HEAD.size if self.files.has_heads else 0
         for event in self._log_reader(None).events(start, offset + 1 + head):
             if isinstance(event, Run) and event.start - head <= offset < event.start:
@@ -271,8 +281,8 @@ class CommitLog:
                 file = self.files.at(position)
                 if file is None or position - file.base + frame.BLANK.size <= self.files.file_size:
                     break
-                # Too few bytes are left for a blank. RocketMQ never leaves so few; other programs
-                # may.
+                # The rest of the file is too short for a blank. RocketMQ never leaves such a rest,
+                # but other programs may.
                 position = file.base + self.files.file_size
                 continue
             position += outcome.size

@@ -2,10 +2,11 @@
 
 In ``compaction/``, the broker keeps the newest message of each key of such a topic::
 
-    compactionLog/TOPIC/QUEUE/   frames; their PHYSICALOFFSET is an offset in this log
-    compactionCq/TOPIC/QUEUE/    entries of batch queues; each file is named like its log file
+    compactionLog/TOPIC/QUEUE/ frames; their PHYSICALOFFSET is their offset in this log
+    compactionCq/TOPIC/QUEUE/ entries of batch queues; each file is named like its log file
 
-Later messages are only in ``commitlog/``; a get finds them through the consume queue.
+Messages that the broker has not compacted yet are only in ``commitlog/``. A get finds these
+messages through the consume queue.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 
 
 def compacted_topics(layout: StoreLayout) -> frozenset[str]:
-    """The topics with files in ``compaction/`` that still have the cleanup policy COMPACTION."""
+    """Return the topics that have files in ``compaction/`` and still have the cleanup policy
+    COMPACTION.
+    """
     if COMPACTED_QUEUE.partition("/")[0] not in layout.folders:
         return frozenset()
     names = {entry.name for entry in layout.filesystem.list(COMPACTED_QUEUE) if entry.is_dir}
@@ -88,14 +91,14 @@ class CompactedGets:
     ) -> GetResult | None:
         """Get messages from a queue offset on; None if the compacted log ends before this offset.
 
-        If the first message is damaged, this raises CorruptFrame.
+        Raises CorruptFrame if the first message is damaged.
         """
         compacted, log = self._opened(queue)
         end = compacted.max_offset
         if offset >= end:
             return None
-        # Like the broker, a get continues with the next entry, even if its queue offset is far
-        # away.
+        # Compaction leaves gaps between queue offsets. As in the broker, a get continues after a
+        # gap, however large the gap is.
         offset = max(offset, compacted.min_offset)
         while True:
             found = get_message(
@@ -117,7 +120,9 @@ class CompactedGets:
         return low, max(high, compacted.max_offset)
 
     def queue_at(self, queue: Queue, offset: int) -> Queue:
-        """Return the queue that a get from this offset reads: compacted queue or consume queue."""
+        """Return the queue that a get from this queue offset reads: the compacted queue if it
+        reaches that far, else the consume queue.
+        """
         compacted, _ = self._opened(queue)
         return compacted if offset < compacted.max_offset else queue
 
@@ -129,13 +134,15 @@ class CompactedGets:
         return self._known[key]
 
     def release(self) -> None:
-        """Forget the files: the broker replaces them when it compacts."""
+        """Close the files, because the broker replaces them at each compaction."""
         self._known = {}
         self._files = OpenFiles(self._layout)
 
 
 class CompactionFault(NamedTuple):
-    """An unreadable message of a compacted log: its place, and the reason."""
+    """A damaged or missing message of a compacted log: the place that an entry points to, and the
+    reason.
+    """
 
     path: str
     offset: int

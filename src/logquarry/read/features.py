@@ -1,8 +1,9 @@
 """Detects the features of a store (RocketMQ 5: batch queues, RocksDB, timers) and its version.
 
-From the features, :mod:`.fence` decides which calls a store allows. Detection reads names of files,
-``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files, and
-the frames of these entries. For pending timers, detection reads the used pages of ``timerwheel``.
+:mod:`.fence` uses the features to decide which calls a store allows. Detection reads names of
+files, ``config/topics.json``, the checkpoint, up to 64 frames, the last 256 entries of index files,
+and the frames of these entries. To find out whether timer messages are pending, it reads the used
+pages of the file ``timerwheel``.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ _KNOWN_CONFIG: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """A feature of a store; ``evidence`` are files and folders below the root, or settings."""
+    """A feature of a store. ``evidence`` lists the files, folders or settings that show the
+    feature.
+    """
 
     name: str
     evidence: tuple[str, ...]
@@ -96,7 +99,9 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The version of the broker that wrote a store: at least ``at_least``, and below ``before``."""
+    """The range of versions of RocketMQ that may have written a store: ``at_least`` or later, and
+    earlier than ``before``. None means unknown.
+    """
 
     at_least: str | None = None
     before: str | None = None
@@ -119,8 +124,8 @@ class Writer:
 class StoreFeatures:
     """The features of a store, in a fixed order.
 
-    Topics of an unknown kind are not in ``queue_kinds``. ``unknown`` has the files and folders in
-    the root and in ``config/`` that no known version of RocketMQ writes.
+    ``queue_kinds`` has no topics whose kind of queue is unknown. ``unknown`` lists the files and
+    folders, in the root and in ``config/``, that no version known to logquarry writes.
     """
 
     features: tuple[Feature, ...]
@@ -136,7 +141,7 @@ class StoreFeatures:
         return next((feature for feature in self.features if feature.name == name), None)
 
     def topics_of(self, kind: QueueKind) -> tuple[str, ...]:
-        """The sorted topics with a kind of queue."""
+        """The topics whose queues are of one kind, sorted."""
         return tuple(sorted(name for name, found in self.queue_kinds.items() if found == kind))
 
     def to_json(self) -> dict[str, Any]:
@@ -150,15 +155,15 @@ class StoreFeatures:
 
 
 def find_features(layout: StoreLayout, *, index: bool = True) -> StoreFeatures:
-    """Determine the features of a store; if ``index`` is false, INDEX_TAGS is skipped.
+    """Determine the features of a store. If ``index`` is false, INDEX_TAGS is not detected.
 
-    If a file or folder exists but cannot be read, this raises StoreNotFound.
+    Raises StoreNotFound for a file or folder that exists but cannot be read.
     """
     return _Finder(layout).find(index=index)
 
 
 def find_queue_kinds(layout: StoreLayout) -> tuple[Mapping[str, QueueKind], bool]:
-    """Return topic -> kind of its queues, and whether the store has queues in RocksDB.
+    """Return the kind of queues of each topic, and whether the store has queues in RocksDB.
 
     Reads only names and ``config/topics.json``. The function does not find topics that are only in
     RocksDB.
@@ -234,13 +239,15 @@ class _Finder:
         """Return the kind of each topic's queues, and add the features that the kinds imply."""
         kinds: dict[str, QueueKind] = {}
         kinds.update({topic: "simple" for topic, _ in self._layout.queue_names})
-        # If a rebuild stopped between two renames, only the rebuild's folder has the queues.
+        # A rebuild makes the queues in its own folder, and then renames them. If it was interrupted
+        # in between, the queues are still in that folder.
         found = rocksdb_folders(self._layout) or rocksdb_folders(self._layout, f"{REBUILD}/")
         in_rocksdb = tuple(f"{folder}/{CURRENT}" for folder in found)
         if in_rocksdb:
             where = "RocksDB and in files" if kinds else "RocksDB"
             self._add(ROCKSDB_QUEUES, in_rocksdb, f"the queues are in {where}")
-            # Topics that also have files were written with rocksdbCQDoubleWriteEnable.
+            # A topic may have queues both in RocksDB and in files (rocksdbCQDoubleWriteEnable). Its
+            # kind is that of the files.
             kinds.update({topic: "rocksdb" for topic in self._topics if topic not in kinds})
         elif setting(self._config, "storeType") == "defaultRocksDB":
             self._add(ROCKSDB_QUEUES, ("storeType",), "the queues are in RocksDB")
@@ -271,8 +278,8 @@ class _Finder:
         if config is not None:
             self._features.append(config)
         folder = "rocksdbstore"
-        # Every store of RocketMQ 5.4 has this folder. An unused folder has no table and an empty
-        # log.
+        # Every store of RocketMQ 5.4 has this folder, even if it is unused. An unused folder
+        # contains no table, and its write-ahead log is empty.
         used = [entry for entry in self._list(folder) if _holds_data(entry)]
         on = tuple(
             name
@@ -347,8 +354,8 @@ class _Finder:
             self._add(MULTI_DISPATCH, (folder,), f"queues of other topics: {_names(copies)}")
 
     def _sample(self) -> Iterator[tuple[str | None, Frame]]:
-        """Yield (None, the log's first frame), then for each queue (topic, frame of the last
-        entry).
+        """Yield sample frames: (None, the log's first frame), then for each queue its topic and the
+        frame that its last entry points to.
         """
         if self._other_log is not None or not self._layout.commit_log.files:
             return
@@ -357,7 +364,8 @@ class _Finder:
         first = log.outcome_at(log.min_offset, check_crc=False)
         if isinstance(first, Frame):
             yield None, first
-        # Queues that multi-dispatch fills have no entry in topics.json: read these queues first.
+        # Read queues of topics that are not in topics.json first: multi-dispatch usually fills such
+        # queues, and the number of samples is limited.
         names = dict(sorted(self._layout.queue_names, key=lambda key: key[0] in self._topics))
         for topic, queue_id in names.items():
             queue = ConsumeQueue(self._layout, topic, queue_id, files=files)
@@ -380,7 +388,9 @@ class _Finder:
             self._add(LOG_PATH, ("storePathCommitLog",), f"the broker keeps the log in {path}")
 
     def _is_own_log(self, path: str) -> bool:
-        """Whether a configured path is this store's ``commitlog/``. The store may be a copy."""
+        """Whether a configured path means this store's ``commitlog/``, even if the store was
+        copied, so that the path is wrong now.
+        """
         root = setting(self._config, "storePathRootDir").rstrip("/")
         folder = self._layout.root.rstrip("/").rpartition("/")[2]
         return path in (
@@ -426,15 +436,18 @@ class _Finder:
         if signs:
             return Writer("5.0.0", "5.4.0", tuple(signs))
         if broker_json.TOPICS_FILE in self._settings and SIDECAR not in self._root:
-            # RocketMQ 5.x would have written "attributes" for each topic, and by default a timer
-            # wheel. If the store has a ``.logquarry`` folder, topics.json proves nothing, because
-            # logquarry writes this file too.
+            # RocketMQ 5.x would have written "attributes" for each topic, and by default a file
+            # ``timerwheel``, so an earlier version wrote the store. But a store with a
+            # ``.logquarry`` folder has a topics.json that logquarry may have written, which proves
+            # nothing.
             return Writer(None, "5.0.0", (f"{CONFIG}/{broker_json.TOPICS_FILE}",))
         return Writer()
 
 
 def _holds_data(entry: Entry) -> bool:
-    """Whether a file of a RocksDB folder holds records: a table, or a log that is not empty."""
+    """Whether a file of a RocksDB folder contains records. It does if it is a table, or a
+    write-ahead log that is not empty.
+    """
     if entry.is_dir:
         return False
     return entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.size > 0)

@@ -1,8 +1,9 @@
-"""Refuses calls that would harm a store with features that logquarry cannot maintain.
+"""Refuses calls that would harm a store because logquarry cannot maintain one of its features.
 
 Each call that changes a store first calls :func:`require`, before it writes even the lock file or
-``abort``. :data:`_REFUSED` lists the refused combinations. Each allowed combination was tested:
-after the call, a real broker served every message of the store (docs/rocketmq-5.md).
+``abort``. :data:`_REFUSED` lists the refused combinations of feature and action. Every other
+combination was tested: after the call, a real broker served every message of the store
+(docs/rocketmq-5.md).
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ _REFUSED: Final = {
     names.LOG_PATH: _EACH,
     names.DLEDGER: _EACH,
 }
-"""Feature -> the forbidden actions. If part of the log is not found, all actions are forbidden
-(:mod:`logquarry.log.log_place`).
+"""Feature -> the forbidden actions. If logquarry does not find some part of the log, all actions
+are forbidden (:mod:`logquarry.log.log_place`).
 """
 
 _HARM: Final = {
@@ -98,11 +99,11 @@ _NOT_AS_ROCKETMQ: Final = frozenset(
         *(names.SEVERAL_LOG_PATHS, names.LOG_ELSEWHERE),
     }
 )
-"""Features of stores that the recovery mode ``rocketmq`` refuses."""
+"""The recovery mode ``rocketmq`` refuses a store with one of these features."""
 
 
 def require(layout: StoreLayout, action: Action, *, mode: str = "safe") -> None:
-    """Raise UnsupportedStore if a feature of a store forbids an action. Changes nothing."""
+    """Raise UnsupportedStore if a feature of a store forbids an action. The store is only read."""
     error = refusal(layout, action, mode=mode)
     if error is not None:
         raise error
@@ -118,12 +119,13 @@ def refusal(
 ) -> UnsupportedStore | None:
     """Return the error that :func:`require` raises; None if the store allows the action.
 
-    If ``may_lack_log``, all files of the log may be missing. If a log file has a wrong name and the
-    action is not SALVAGE, this raises MisnamedFile.
+    If ``may_lack_log`` is set, a store without any log file is allowed too. Raises MisnamedFile if
+    a log file has a wrong name and the action is not SALVAGE.
     """
     try:
         if may_lack_log:
-            # This access raises an error if files of the log are in other folders.
+            # The property raises an error if files of the log are in folders that logquarry does
+            # not read.
             _ = layout.commit_log
         elif action is not Action.SALVAGE:
             require_log(layout)
@@ -132,13 +134,15 @@ def refusal(
     except UnsupportedStore as error:
         return error
     if found is None:
-        # The writer determines later, with the settings, whether the index has tags.
+        # Do not look for tags in the index: the writer does this later, when it determines the
+        # settings.
         found = names.find_features(layout, index=False)
     for feature in _forbidding(found, layout.config, action):
         return _error(layout.root, feature, action)
     # If a store was not shut down cleanly, a writer recovers it first.
     if mode == "rocketmq" and action in (Action.WRITE, Action.LOAD, Action.RECOVER):
-        # If the log has no files anywhere, the log is lost. The recovery reports this loss.
+        # If no folder has log files, the log is lost, and not elsewhere. Allow the recovery, which
+        # reports this loss.
         fits = {names.LOG_ELSEWHERE} if layout.log_folders.feature is None else set()
         unfit = _NOT_AS_ROCKETMQ - fits
         other = next((one for one in found.features if one.name in unfit), None)
@@ -155,7 +159,9 @@ def refusal(
 
 @dataclass(frozen=True, slots=True)
 class OtherQueues:
-    """Queues that are not in files of 20-byte entries; ``batch`` has topics with batch queues."""
+    """The queues of a store that are not in files of 20-byte entries: those of the topics in
+    ``batch`` are batch queues, and with ``has_rocksdb`` there are queues in RocksDB.
+    """
 
     batch: frozenset[str]
     has_rocksdb: bool
@@ -173,9 +179,10 @@ def other_queues(layout: StoreLayout) -> OtherQueues:
 
 
 def require_queue(layout: StoreLayout, others: OtherQueues, topic: str) -> None:
-    """Refuse a queue of multi-dispatch in RocksDB if the configuration switches multi-dispatch off.
+    """Refuse a queue of multi-dispatch in RocksDB if multi-dispatch is switched off in the
+    configuration.
 
-    Messages of the queue would be wrong or missing. The error is UnsupportedStore.
+    Raises UnsupportedStore, because a read of the queue would return wrong messages or miss some.
     """
     is_off = layout.config.enable_multi_dispatch is False
     if topic.startswith(LMQ_PREFIX) and others.has_rocksdb and is_off:
@@ -194,7 +201,7 @@ def require_consumable(layout: StoreLayout, others: OtherQueues, topics: Iterabl
     """
     for topic in topics:
         require_queue(layout, others, topic)
-    # Without the stored offsets, a group would begin at a wrong offset.
+    # A group whose stored offset cannot be read would begin to consume at a wrong offset.
     if names.rocksdb_config(layout) is not None and not is_installed():
         raise needs_package(f"{layout.root}: the offsets of its consumer groups are")
 

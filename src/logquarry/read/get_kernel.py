@@ -1,8 +1,8 @@
-"""``getMessage`` with one kernel call; the reference answers uncommon cases. A compiled module.
+"""``getMessage`` with one call of a compiled kernel. Cython compiles this module.
 
-The kernel reads the queue's entries and the log's bytes in their maps, and answers only the common
-case. If the kernel finds damage or deleted messages, or if a file ends inside the answer,
-:func:`logquarry.read.get_message.get_message` answers instead.
+The kernel reads the queue's entries and the log's bytes directly from the maps of the files. If it
+finds damage or deleted messages, or if a file ends inside the answer, the kernel gives up, and the
+reference in pure Python, :func:`logquarry.read.get_message.get_message`, answers the get.
 """
 
 from __future__ import annotations
@@ -47,17 +47,21 @@ if cython.compiled:
 _FOUND: Final = GetMessageStatus.FOUND
 _NO_MATCH: Final = GetMessageStatus.NO_MATCHED_MESSAGE
 _ROOM: Final = 1 << 20
-"""Maximum bytes of frames in one answer; the reference makes larger answers."""
+"""Maximum bytes of frames in an answer of the kernel. The reference makes larger answers."""
 _MOST_AT_ONCE: Final = 1 << 12
 _LONGEST: Final = 1 << 20
 """Maximum bytes of the log that are read for the messages of one get."""
 _SHIFT, _MASK, _NOT_AT_HAND = COUNT_SHIFT, (1 << COUNT_SHIFT) - 1, NOT_AT_HAND
 _LEAST, _UNIT = LEAST_UNITS, UNIT_SIZE
 _REFERENCE_GETS: Final = 64
-"""How many gets the reference answers before the kernels are loaded, which takes half a second."""
+"""Number of gets that the reference answers before the kernels are loaded. Loading takes half a
+second.
+"""
 _MOST_TAGS: Final = 1 << 10
 _CHECK_EVERY: Final = 0.001
-"""Seconds between two checks for truncated files: a check costs as much as a get."""
+"""Seconds between two checks whether files were truncated. Gets in between skip the check, because
+it takes as long as a get.
+"""
 _KERNELS: Final = "logquarry.format.kernels"
 _NONE: Final = java.LONG_MIN
 _new_result = tuple.__new__
@@ -82,7 +86,9 @@ class _Entries:
 
 
 class LogAtHand:
-    """A view of the log's bytes, in the form that the kernel reads."""
+    """A view of a part of the log, with an array of numbers that the kernel reads: the view's
+    address and bounds, and the limits of an answer.
+    """
 
     __slots__ = ("address", "data", "end", "state")
 
@@ -111,7 +117,7 @@ class LogAtHand:
 
 
 class _Scratch:
-    """Memory that the kernel writes to."""
+    """Memory into which the kernel copies the frames of an answer."""
 
     __slots__ = ("address", "view")
 
@@ -125,7 +131,9 @@ class _Scratch:
 
 
 class _Tags:
-    """The tags of a subscription, in the form that the kernel reads."""
+    """The tags of a subscription, with an array that the kernel reads: hash, address and length of
+    each tag.
+    """
 
     __slots__ = ("address", "data", "state")
 
@@ -143,7 +151,7 @@ class _Tags:
 
 
 class KernelGet:
-    """Answers the common gets of one store.
+    """Answers the gets of one store for which the kernel suffices.
 
     Args:
         limits: maximum number of messages and bytes of one answer.
@@ -151,7 +159,7 @@ class KernelGet:
         delay_levels_ms: delay of each level, for the messages' tags codes.
     """
 
-    # If this module is compiled, its .pxd declares the attributes.
+    # In the compiled module, the attributes below are C fields that the .pxd file declares.
     def __init__(
         self, log: CommitLog, limits: TransferLimits, broker: str, delay_levels_ms: tuple[int, ...]
     ) -> None:
@@ -166,16 +174,20 @@ class KernelGet:
         self._entries: dict[Queue, _Entries] = {}
         self._tags: dict[frozenset[str], _Tags | None] = {}
         self._at_hand: LogAtHand | None = None
-        # _in_memory: whether the whole log counts as in memory, computed for the files in _files.
+        # _in_memory: whether the limits for messages in memory apply to the whole log. It is
+        # computed again when the log's list of files is no longer _files.
         self._files: object = None
         self._in_memory = False
-        # Only the writer changes the files of a live log. Their list is at hand.
+        # If this process writes the log, use the writer's list of files, which costs nothing to
+        # get.
         self._live_files = log.live_files
         self._is_watched = log.is_watched
         self._next_check = 0.0
 
     def release(self) -> None:
-        """Release the views of all files, because the store is closed or lists its files again."""
+        """Release the views of all files. The store calls this when it is closed, and when it lists
+        its files again.
+        """
         self._entries = {}
         self._at_hand = None
         self._files = None
@@ -183,7 +195,7 @@ class KernelGet:
     def get(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult | None:
-        """Messages from a queue offset on; None if only the reference can answer.
+        """Get messages from a queue offset on. Return None if only the reference can answer.
 
         Arguments and result are those of :func:`logquarry.read.get_message.get_message`.
         """
@@ -192,8 +204,8 @@ class KernelGet:
         low, high = queue.bounds()
         if not (low <= offset < high and 0 <= max_count <= _MOST_AT_ONCE):
             return None
-        # Compare instead of calling min() and max(), because each call takes as long as reading a
-        # message.
+        # Use comparisons instead of min() and max(), because a call of either takes as long as
+        # reading a message.
         most = max_count if max_count > _LEAST else _LEAST
         wanted, last = 0, offset + max_count
         if tags is not None:
@@ -220,12 +232,13 @@ class KernelGet:
             at_hand = self._read_log(units, offset)
         if self._is_watched and (now := monotonic()) >= self._next_check:
             if not (queue.reaches(units.stop) and self._log.reaches(at_hand.end)):
-                # Another program truncated a file: the reference reports the error.
+                # Another program has truncated a file. Let the reference answer, because it reports
+                # the error.
                 self.release()
                 return None
             self._next_check = now + _CHECK_EVERY
-        # Two calls never share scratch memory. A call that fails loses its scratch memory, and a
-        # later call allocates new memory.
+        # Take scratch memory out of the list, so that two threads never use the same memory. If an
+        # exception prevents its return to the list, a later call allocates new memory.
         free = self._free
         scratch = free.pop() if free else _Scratch()
         to = scratch.address
@@ -239,7 +252,8 @@ class KernelGet:
         taken = found >> _SHIFT & _MASK
         after = offset + (found >> 2 * _SHIFT)
         if not taken:
-            # The kernel skips messages only because of their tags.
+            # No message was taken. The kernel skips a message only if its tag is not wanted, so the
+            # status is NO_MATCHED_MESSAGE.
             free.append(scratch)
             return GetResult(_NO_MATCH, (), after, low, high)
         size = found & _MASK
@@ -288,12 +302,15 @@ class KernelGet:
             try:
                 self._tags[tags] = _Tags(tags)
             except UnicodeEncodeError:
-                # A tag with half a surrogate pair: the reference compares it.
+                # The tag contains half a surrogate pair, which UTF-8 cannot encode. The reference
+                # compares such tags.
                 self._tags[tags] = None
         return self._tags[tags]
 
     def _read_entries(self, queue: Queue, offset: int) -> _Entries | None:
-        """The entries from an offset to the end of the queue file, or to the last entry."""
+        """Read the entries from a queue offset to the end of the queue file, or to the last entry.
+        Return None if only the reference can read them.
+        """
         next_file = offset + queue.units_per_file - offset % queue.units_per_file
         first, units = next(queue.runs(offset, next_file), (offset, None))
         if units is None or first != offset or units.dtype != UNIT_DTYPE:
@@ -304,19 +321,23 @@ class KernelGet:
         return found
 
     def _read_log(self, units: _Entries, offset: int, count: int = 1) -> LogAtHand:
-        """The bytes of the log that contain ``count`` messages from a queue offset on.
+        """Return a view of the log that contains the queue's ``count`` messages from a queue offset
+        on.
 
-        If the messages take more than _LONGEST bytes, the result contains only the first messages.
+        If these messages are spread over more than _LONGEST bytes of the log, the view may contain
+        only the first of the messages.
         """
         at = offset - units.first
         place, size, _ = units.units[at].item()
         if count > 1:
-            # Between the messages of one queue, the log has messages of other queues.
+            # The view must reach from the first to the last message, because messages of other
+            # queues are in between.
             last, last_size, _ = units.units[min(at + count, len(units.units)) - 1].item()
             size = max(size, min(last + last_size - place, _LONGEST))
         start, end, data = self._log.window_at(place, size)
         if self._log.unreadable_at(place, size) is not None:
-            # Only the reference reports unreadable bytes.
+            # Give the kernel no bytes, so that the reference answers and reports the unreadable
+            # bytes.
             start, end, data = 0, 0, memoryview(b"")
         found = self._at_hand = LogAtHand(start, end, data, self.limits)
         return found
@@ -330,7 +351,7 @@ class MessageGetter:
         broker: the ``broker`` of each message.
 
     Attributes:
-        kernel: answers the common gets.
+        kernel: answers the gets for which the kernel suffices; returns None for the others.
         compacted: answers the gets of compaction topics.
     """
 
@@ -354,7 +375,7 @@ class MessageGetter:
         """Messages from a queue offset on.
 
         Raises:
-            CorruptFrame: if the first of them is damaged.
+            CorruptFrame: if the first message is damaged.
         """
         while True:
             before = lost()
@@ -367,13 +388,14 @@ class MessageGetter:
                 found = self.reference(queue, offset, max_count, tags)
             if lost() == before:
                 return found
-            # A page was lost meanwhile, so the bytes that were read may be wrong.
+            # A page of a map was lost during this get (:mod:`logquarry.log.lost_pages`), so the
+            # answer may contain wrong bytes. Get again from new views.
             self.release()
 
     def reference(
         self, queue: Queue, offset: int, max_count: int, tags: frozenset[str] | None = None
     ) -> GetResult:
-        """Messages from a queue offset on, without the kernel."""
+        """Get messages from a queue offset on, without the kernel."""
         return get_message(
             self.log,
             queue,

@@ -1,7 +1,7 @@
-"""Gets messages of a queue, like ``DefaultMessageStore.getMessage`` of 4.9.3; this is the
-reference.
+"""Gets messages of a queue in pure Python, as ``DefaultMessageStore.getMessage`` of 4.9.3 does.
 
-A get checks the CRC of a message at once, and decodes the fields of the message on first use.
+A get checks the CRC of each message at once. The fields of a message are decoded when one is used
+for the first time.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SIGN: Final = 0x8000
 
 
 class LazyMessage(StoredMessage):
-    """A message with a sound frame; the first use of a field decodes the frame."""
+    """A message whose frame was checked, but is decoded only at the first use of a field."""
 
     def __init__(
         self, data: bytes, prefix: tuple[Any, ...], broker: str, delay_levels_ms: tuple[int, ...]
@@ -47,7 +47,7 @@ class LazyMessage(StoredMessage):
 
     @cached_property
     def frame(self) -> Frame:
-        """The message as the log holds it."""
+        """The decoded frame."""
         outcome = frame.decode_at(self._data, 0, base=self._prefix[6], check_crc=False)
         if not isinstance(outcome, Frame):
             raise AssertionError("the frame was found sound")
@@ -55,10 +55,10 @@ class LazyMessage(StoredMessage):
 
     @property
     def frame_bytes(self) -> bytes:
-        """The frame as the log has it."""
+        """The bytes of the frame, as stored in the log."""
         return self._data
 
-    # Frequently read fields, available without decoding the frame.
+    # These fields are read often, so they are decoded alone, without the rest of the frame.
     @property
     def size(self) -> int:
         """Bytes of the frame."""
@@ -91,7 +91,7 @@ class LazyMessage(StoredMessage):
         return data[at + data[at] + _LENGTHS :].decode("utf-8", java.UTF8_ERRORS)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Cached fields are not pickled.
+        # Pickle the bytes of the frame, but no cached fields.
         return LazyMessage, (self._data, self._prefix, self.broker, self._delay_levels_ms)
 
 
@@ -101,8 +101,8 @@ def read_message(
     """Read the message whose frame is all of ``data``, and check its CRC.
 
     Returns:
-        The message; None if the bytes are zeros (the log lost its end, or never had the message);
-        otherwise the damage.
+        The message, or the damage if the frame is not sound. None if the bytes are zeros, because
+        the log has lost its end, or was never written there.
     """
     size = len(data)
     if size >= frame.FIXED_SIZE_V1:
@@ -135,7 +135,9 @@ def read_message(
 
 
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
-    """Join the stored frames of messages; each message of an inner batch gets a separate frame."""
+    """Join the frames of messages, as stored in the log. A message from an inner batch is encoded
+    as a frame of its own.
+    """
     if isinstance(messages, GotMessages):
         return messages.frames
     return b"".join(
@@ -145,7 +147,7 @@ def frames_of(messages: Sequence[StoredMessage]) -> bytes:
 
 
 class GotMessage(GotFields, StoredMessage):
-    """A message whose frame the kernel found sound. Made by :class:`GotMessages`."""
+    """A message whose frame the kernel has checked. Made by :class:`GotMessages`."""
 
     __slots__ = ()
 
@@ -174,11 +176,12 @@ def _tags_of(message: GotMessage) -> str | None:
 
 
 class GotMessages(GotBlock, Sequence[StoredMessage]):
-    """The messages of one ``get``, in queue order. The object equals any tuple of the same
-    messages.
+    """The messages of one ``get``, in queue order. Compared with a tuple of the same messages, the
+    object is equal.
 
-    Holds a copy of the frames. The first read of a message makes all message objects. ``KernelGet``
-    sets the attributes: a constructor call would take half as long as reading a message.
+    The object contains a copy of the frames. When a message is read for the first time, all message
+    objects are made. There is no constructor, because its call would take half as long as reading a
+    message: ``KernelGet`` sets the attributes instead.
     """
 
     __slots__ = ()
@@ -220,7 +223,7 @@ class GotMessages(GotBlock, Sequence[StoredMessage]):
 
 
 LEAST_UNITS: Final = 16_000 // UNIT_SIZE
-"""The number of entries that one ``get`` reads, unless ``max_count`` is larger.
+"""Maximum number of entries that one ``get`` reads; ``max_count`` replaces it if it is larger.
 
 Java's loop ends at the first multiple of the entry size that is at least 16,000 bytes.
 """
@@ -233,9 +236,9 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """None of the messages that the get read has a wanted tag."""
+    """The get has read messages, but none of them has a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
-    """The queue has entries of messages that the log no longer has."""
+    """The queue has entries at the offset, but the log no longer has their messages."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
     """The queue has no entry at the offset, although the offset is within the queue's bounds."""
     OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
@@ -243,7 +246,9 @@ class GetMessageStatus(Enum):
     """The offset is the queue's end: there is no new message."""
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
-    """Never returned: a get of an unknown queue makes an empty queue in memory."""
+    """Never returned. RocketMQ creates an unknown queue in memory, so its status is
+    NO_MESSAGE_IN_QUEUE.
+    """
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
@@ -271,8 +276,9 @@ class GetResult(NamedTuple):
 class TransferLimits:
     """The maximum numbers of messages and bytes of one ``get`` (``isTheBatchFull``).
 
-    The first message is always part of the answer. The limits ``disk_*`` apply to messages before
-    the last ``memory_bytes`` of the log.
+    The answer contains the first message even if it exceeds the limits. For messages in the last
+    ``memory_bytes`` of the log, ``count`` and ``size`` apply; for earlier messages, ``disk_count``
+    and ``disk_size``.
     """
 
     memory_bytes: int
@@ -307,13 +313,14 @@ def get_message(
 ) -> GetResult:
     """Get up to ``max_count`` messages (at least one) from a queue offset on.
 
-    A message passes if its tags code matches, as in RocketMQ's store, and its tag text matches, as
-    in RocketMQ's consumers. Messages with ``known_damage``, which a recovery has noted, are
-    skipped.
+    A message passes if the hash of its tag (tags code) equals that of a wanted tag, as RocketMQ's
+    store checks, and its tag is a wanted tag, as RocketMQ's consumers check. The get skips messages
+    in ``known_damage``, the physical offsets that a recovery has noted as damaged.
 
     Raises:
-        CorruptFrame: if the first message has other damage. Later damage ends the answer, so that
-            the next ``get`` raises the error.
+        CorruptFrame: if the first message has damage that is not in ``known_damage``. If a later
+            message has such damage, the answer ends before it, so the next ``get`` raises the
+            error.
     """
     low, high = queue.min_offset, queue.max_offset
 
@@ -344,7 +351,8 @@ def get_message(
     size = 0
     read_inner = _InnerReader(read)
     last_batch = -1
-    # If the first entry is after ``offset``, damage to the log left a gap in the queue.
+    # The first entry may be after ``offset``, because damage to the log can leave a gap in the
+    # queue.
     done = first - offset
     status = GetMessageStatus.NO_MATCHED_MESSAGE
     removed_below: int | None = None
@@ -356,8 +364,9 @@ def get_message(
         if removed_below is not None and physical_offset < removed_below:
             continue
         most, most_size = on_disk if physical_offset < in_memory_from else in_memory
-        # QUIRK: in Java the sum with a filler's size overflows, so the sum is below any limit. The
-        # frame of an inner batch counts once, but any other frame counts for each of its entries.
+        # QUIRK: a filler has the size Integer.MAX_VALUE. In Java, adding this size overflows, so a
+        # filler never exceeds the limit. If several entries point to one frame, the frame of an
+        # inner batch is counted once, but any other frame is counted for each entry.
         added = 0 if unit_size == FILLER_SIZE or physical_offset == last_batch else unit_size
         grown = size + added
         if messages and (len(messages) >= most or grown > most_size):
@@ -374,15 +383,17 @@ def get_message(
         found: StoredMessage | Damage | None = None
         if data is not None:
             found = read_inner.at(data, physical_offset, offset + done - 1)
-            # The check must follow the read: a page can be lost at any time.
+            # Check for unreadable bytes after the read, because a page can be lost during the read.
             found = log.unreadable_at(physical_offset, unit_size) or found
         if found is None:
             if not messages:
                 status = GetMessageStatus.MESSAGE_WAS_REMOVING
             if physical_offset in known_damage:
-                # The message is damaged, not deleted: the rest of its file exists.
+                # The message was not deleted with its file, but is damaged. Later messages of the
+                # file may exist.
                 continue
-            # Retention deletes whole files of the log.
+            # The message was deleted. Retention deletes whole files, so skip all messages of this
+            # file.
             file_size = max(1, log.files.file_size)
             removed_below = physical_offset + file_size - physical_offset % file_size
             continue
@@ -408,7 +419,7 @@ def get_message(
 
 
 class _InnerReader:
-    """Reads messages by queue offset, and selects a message from an inner batch."""
+    """Reads the message at a queue offset, even if its frame is an inner batch."""
 
     def __init__(self, read: Callable[[bytes, int], StoredMessage | Damage | None]) -> None:
         self._read = read
@@ -416,7 +427,7 @@ class _InnerReader:
         self._batch: tuple[StoredMessage, ...] = ()
 
     def is_batch_at(self, physical_offset: int) -> bool:
-        """Whether the last inner batch that was read is at this offset."""
+        """Whether the inner batch that was read last starts at this physical offset."""
         return physical_offset == self._place
 
     def at(
@@ -428,7 +439,8 @@ class _InnerReader:
                 return found
             batch = found.unwrap()
             if len(batch) == 1 and is_inner_batch(batch[0].sys_flag):
-                # The body is no batch: RocketMQ's clients, too, take the frame as one message.
+                # The flags mark an inner batch, but the body is none. Return the frame as one
+                # message, as RocketMQ's clients do.
                 return found
             self._place, self._batch = physical_offset, batch
         first, count = self._batch[0].queue_offset, len(self._batch)
@@ -442,21 +454,26 @@ class _InnerReader:
 
 def may_match(tags_code: int, codes: Collection[int]) -> bool:
     """Whether a message with this tags code can have one of the wanted tags."""
-    # If the code is an address into ConsumeQueueExt, only the frame shows the tag. Java compares
-    # intValue(), but delivery times in the schedule topic take more than 32 bits.
+    # A code below INT_MIN is an address in ConsumeQueueExt, and does not determine the tag. Java
+    # compares only the low 32 bits (intValue()), although codes in the schedule topic are delivery
+    # times of more than 32 bits.
     return tags_code < java.INT_MIN or java.to_int(tags_code) in codes
 
 
 def memory_start(log: CommitLog, limits: TransferLimits) -> int:
-    """Return the first physical offset that counts as in memory (``checkInDiskByCommitOffset``)."""
-    # The log's end is expensive to find, and only a large log needs it.
+    """Return the physical offset from which on messages count as in memory
+    (``checkInDiskByCommitOffset``).
+    """
+    # If the whole log is in memory, do not find its end, which takes long.
     if log.files.end - log.min_offset <= limits.memory_bytes:
         return java.LONG_MIN
     return log.max_offset - limits.memory_bytes
 
 
 def _numbers(units: Units, count: int) -> Iterator[tuple[int, int, int]]:
-    """Convert some entries at a time: usually the first ``count`` entries suffice."""
+    """Convert the entries to Python numbers, in steps, because usually the first ``count`` entries
+    suffice.
+    """
     step = max(1, min(count + 1, _MOST_AT_ONCE))
     for at in range(0, len(units), step):
         yield from units[at : at + step].tolist()

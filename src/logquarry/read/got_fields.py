@@ -1,6 +1,7 @@
-"""Holds the frames of a get, and makes its message objects from a table. A compiled module.
+"""Holds the frames of a get, and makes the message objects of the get. Cython compiles this module.
 
-The table is described in :mod:`logquarry.format.arrays`.
+A kernel fills a table with one row per message (:mod:`logquarry.format.arrays`), from which the
+objects are made.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ if cython.compiled:
 
 _ROW_SIZE, _ASK, _NONE, _SAME = ROW_SIZE, ASK_TAGS, NO_TAGS, SAME_TAGS
 _address = 0
-"""Address of the kernel that finds the rows; 0 if it is not loaded."""
+"""Address of the kernel that fills the table of rows; 0 if the kernel is not loaded."""
 _new = object.__new__
 
 
 class GotFields:
-    """The fields of a message that most readers use; the base class of
+    """The fields of a message that most callers read. Base class of
     :class:`~logquarry.read.get_message.GotMessage`.
 
-    If this module is compiled, a field becomes a Python object only when it is read.
+    If this module runs compiled, fields are stored as C values, and converted to Python objects
+    when they are read.
     """
 
     __slots__ = (
@@ -73,7 +75,8 @@ class GotFields:
 
 
 class GotBlock:
-    """The frames of a get; the base class of :class:`~logquarry.read.get_message.GotMessages`.
+    """The frames of the messages of a get. Base class of
+    :class:`~logquarry.read.get_message.GotMessages`.
 
     Attributes:
         frames: the frames of the messages, one after the other.
@@ -113,7 +116,7 @@ def make_messages(
 
     Args:
         kind: the class of the messages, a subclass of :class:`GotFields`.
-        messages: their frames.
+        messages: the frames of the messages.
         tags_of: decodes the tags of a message whose properties are not UTF-8.
     """
     block, count = messages.frames, messages._count
@@ -147,8 +150,8 @@ def make_messages(
             message.tags = tags
             made.append(message)
         return tuple(made)
-    # Make all messages in one loop, without a constructor call, which would take as long as all
-    # other work.
+    # Set the attributes of all messages in one loop. A constructor call per message would double
+    # the time.
     for (
         queue_offset,
         store_timestamp,

@@ -1,6 +1,8 @@
-"""Finds messages by key: with the index (``IndexService``, ``queryMessage``) or in the log.
+"""Finds messages by key, with the index (``IndexService``, ``queryMessage``) or by a search in the
+log.
 
-Since 5.4.0 ``IndexService.buildIndex`` adds ``topic#T#TAGS`` after UNIQ_KEY and the words of KEYS.
+Since RocketMQ 5.4.0, ``IndexService.buildIndex`` adds three kinds of keys per message: UNIQ_KEY,
+the words of KEYS, and ``topic#T#TAGS``.
 """
 
 from __future__ import annotations
@@ -69,16 +71,17 @@ class Index:
     ) -> list[int]:
         """Return the physical offsets that the index has for a key, newest first (``queryOffset``).
 
-        The offsets include hash collisions; there are at most ``maxMsgsNumBatch``. ``begin`` and
-        ``end`` are inclusive store times in milliseconds.
+        The offsets include messages whose key is different but has the same hash. There are at most
+        ``max_count`` offsets, and at most ``maxMsgsNumBatch``. ``begin`` and ``end`` are inclusive
+        store times in milliseconds.
         """
         max_count = min(max_count, self._layout.config.max_msgs_num_batch)
         found: list[int] = []
         for file in reversed(self.files):
             if file.is_time_matched(begin, end):
                 file.select_offsets(found, topic, key, max_count, begin, end)
-            # QUIRK: a file without keys has begin time 0. A query with a begin time stops at a file
-            # without keys, and finds nothing in older files.
+            # QUIRK: a file without keys has begin time 0. So a query with a later begin time stops
+            # at such a file, and finds nothing in older files.
             if file.header.begin_timestamp < begin or len(found) >= max_count:
                 break
         return found
@@ -86,17 +89,19 @@ class Index:
 
 @dataclass(frozen=True, slots=True)
 class TagEntries:
-    """Whether the index has entries for tags, and the path of the index file that was read."""
+    """Whether the index has entries for tags, and the path of the index file that shows this."""
 
     path: str
     has_tags: bool
 
 
 def with_index_tags(layout: StoreLayout) -> StoreLayout:
-    """Find out whether the index has tags, and return the layout with this setting.
+    """Determine whether the index has tags, and return the layout with this setting
+    (``index_tags``).
 
-    If no message shows the setting, the settings recorded in the store decide, or else the folder
-    ``rocksdbstore/``, which brokers make since 5.4.0.
+    If no message has a tag, the setting recorded in the store is used. If none is recorded, the
+    index is assumed to have tags if the store has the folder ``rocksdbstore/``, which brokers make
+    since 5.4.0.
     """
     if layout.config.index_tags is not None:
         return layout
@@ -107,7 +112,9 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
 
 
 def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
-    """Find index entries for the tags of the newest messages; None if no such message has a tag."""
+    """Check whether the newest messages in the index have entries for their tags. Return None if
+    none of these messages has a tag.
+    """
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     for file in reversed(Index(layout, files=files).files):
@@ -120,8 +127,7 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
             if len(data) == index.ENTRY.size:
                 entry = index.decode_entry(data, 0)
                 hashes[entry.physical_offset].add(entry.key_hash)
-        # Skip the first message, because some of its entries may be before the entries that were
-        # read.
+        # Skip the first message: its entry for the tag may be before the entries that were read.
         tagged = [_has_tag(log, offset, found) for offset, found in list(hashes.items())[1:]]
         known = [one for one in tagged if one is not None]
         if known:
@@ -130,7 +136,9 @@ def find_tag_entries(layout: StoreLayout) -> TagEntries | None:
 
 
 def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
-    """Return None if the log does not have the message, or if the message has no tag."""
+    """Return whether the hash of a message's tag is among ``hashes``. Return None if the log does
+    not have the message, or if the message has no tag.
+    """
     found = log.outcome_at(offset, check_crc=False)
     if not isinstance(found, Frame):
         return None
@@ -144,20 +152,22 @@ def _has_tag(log: CommitLog, offset: int, hashes: set[int]) -> bool | None:
 
 
 _ROUNDS: Final = 3
-"""How often ``queryMessage`` reads the index, each time with older messages."""
+"""Maximum number of times that ``queryMessage`` reads the index for one query. Each time, it
+searches for older messages than before.
+"""
 
 Lookup = Callable[[int], Frame | None]
-"""Returns the sound frame at a physical offset; None if there is none."""
+"""Function that returns the sound frame at a physical offset; None if there is none."""
 
 
 @rereads
 def query_message(
     index: Index, lookup: Lookup, topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Return the messages that the index has under a key, in the order of the log.
+    """Return the messages that the index finds for a key, in the order of the log.
 
-    As in Java, the answer includes messages with other keys of the same hash, and repeats a message
-    that the index has twice. Messages that the log no longer has are omitted.
+    As in Java, the result includes messages whose key is different but has the same hash. A message
+    with two entries in the index occurs twice. Messages that the log no longer has are omitted.
     """
     found: list[Frame] = []
     last_time = end
@@ -170,7 +180,8 @@ def query_message(
             if message is None:
                 continue
             if number == 0:
-                # QUIRK: if the oldest message was deleted, the next round reads the same offsets.
+                # QUIRK: if the log no longer has the oldest message, last_time stays the same, so
+                # the next round finds the same offsets.
                 last_time = message.store_timestamp
             found.append(message)
         if found or last_time < begin:
@@ -181,7 +192,9 @@ def query_message(
 def search_log(
     events: Iterable[Event], topic: str, key: str, max_count: int, begin: int, end: int
 ) -> list[Frame]:
-    """Return the newest messages with a key, in the order of the log; reads the whole log."""
+    """Search the whole log for the newest messages with a key. Return them in the order of the
+    log.
+    """
     if not key or max_count <= 0:
         return []
     needle = key.encode("utf-8", "surrogatepass")
@@ -209,7 +222,9 @@ def search_log(
 
 
 def has_key(frame: Frame, topic: str, key: str) -> bool:
-    """Whether RocketMQ indexes a message under a key: its UNIQ_KEY or a word of KEYS."""
+    """Whether a message has the topic, and the key is its UNIQ_KEY or a word of its KEYS. False for
+    ROLLBACK, which RocketMQ does not index.
+    """
     message = StoredMessage(frame)
     if sys_flag.transaction_type(frame.sys_flag) == sys_flag.TRANSACTION_ROLLBACK:
         return False

@@ -1,7 +1,9 @@
-"""Reads index files (``IndexFile``): headers, entries, shapes, and the messages in the entries.
+"""Reads index files (``IndexFile``): their headers, their entries and the messages that the entries
+point to. Also infers the shape of a file, its numbers of slots and entries.
 
-A query follows each chain only backwards, so no damage can make the query loop. A read raises no
-error for damaged bytes; if a file is too short, the entries after its end count as missing.
+The entries with one slot form a chain, from the newest to the oldest. A query follows a chain only
+to older entries, so it ends even if a pointer is damaged. A read raises no error for damaged bytes.
+If a file is too short, the entries after its end count as missing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ _MOST_CHECKED: Final = 4_096
 _MOST_GUESSES: Final = 20_000
 _LARGEST_SEARCHED: Final = 512 << 20
 _ENOUGH: Final = 0.9
-"""If no number of slots fits all entries, a number that fits at least this share is accepted."""
+"""If no number of slots fits all entries, a number is accepted that fits at least this share of the
+entries (0 to 1).
+"""
 
 _ENTRIES_A_SLOT: Final = index.DEFAULT_SHAPE.entries // index.DEFAULT_SHAPE.slots
 
@@ -42,9 +46,10 @@ _SLOT_DTYPE: Final = np.dtype(">i4")
 def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     """Find the shape (slots, entries) of an index file from its contents; None if unknown.
 
-    The file's size does not show the shape. But the last nonzero byte belongs to the last entry,
-    whose number is in the header. And every entry must be in the chain of its slot, whose place
-    depends on the number of slots. The shape of a file without entries cannot be determined.
+    The file's size alone does not determine the shape. Two facts do: the last nonzero byte belongs
+    to the last entry, whose number is in the header, and each entry must be in the chain of its
+    slot, which the number of slots determines. The shape of a file without entries cannot be
+    determined.
     """
     if view.size == index.DEFAULT_SHAPE.file_size:
         return index.DEFAULT_SHAPE
@@ -52,7 +57,8 @@ def infer_shape(view: FileView, header: IndexHeader) -> IndexShape | None:
     if header.entry_count <= 1 or room < SLOT.size + ENTRY.size or view.size > _LARGEST_SEARCHED:
         return None
     data = view.window(0, view.size)
-    # A wrong number of slots fits almost no entry, even if the file is damaged.
+    # With a wrong number of slots, almost no entry is valid. So a number with which most are valid
+    # is right, even if the file is damaged.
     for share in (1.0, _ENOUGH):
         for slots in _guesses(data, header):
             if _share_that_fits(data, header, slots) >= share:
@@ -68,7 +74,9 @@ def kept_shape(layout: StoreLayout) -> IndexShape | None:
 
 
 def likely_shape(size: int) -> IndexShape:
-    """The most probable shape of index files without entries: RocketMQ's four entries per slot."""
+    """The most probable shape of index files without entries. RocketMQ's default has four entries
+    per slot, so this shape has about four too.
+    """
     room = max(size - HEADER.size, SLOT.size + ENTRY.size)
     slots = max(1, room // (SLOT.size + _ENTRIES_A_SLOT * ENTRY.size))
     words = room // _WORD
@@ -81,17 +89,16 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
     words = (len(data) - HEADER.size) // _WORD
     last = header.entry_count - 1
     most = words - _ENTRY_WORDS * header.entry_count
-    # RocketMQ 3.x counts the keys in ``slots_used``, not the slots.
+    # ``slots_used`` in the header is a minimum for the number of slots, except in RocketMQ 3.x,
+    # which counts keys in this field.
     used = header.slots_used if header.slots_used < last else 1
     least = max(1, min(used, most))
-    # A file has only slots and whole entries after the header, so its size determines the number of
-    # slots modulo five.
+    # After the header, a file consists of slots (one word each) and entries (five words each), so
+    # its size determines the number of slots modulo five.
     remainder = words % _ENTRY_WORDS
 
     def from_last_word(word: int) -> int:
-        """Return the only number of slots with which the last entry contains the word at this
-        index.
-        """
+        """Return the only number of slots for which the word at this index is in the last entry."""
         before = word - last * _ENTRY_WORDS
         return before - (before - remainder) % _ENTRY_WORDS
 
@@ -99,7 +106,8 @@ def _guesses(data: memoryview, header: IndexHeader) -> Iterator[int]:
         word = _last_nonzero_word(data)
         if word is not None:
             yield from_last_word(word)
-        # A writer may have added entries that the header does not count yet.
+        # The last nonzero word may belong to an entry that a writer has added but not counted in
+        # the header yet. So also try the places where the end offset of the header occurs.
         yield from map(from_last_word, _words_with(data, header.end_offset))
 
     yield from (slots for slots in guesses() if least <= slots <= most)
@@ -112,7 +120,8 @@ def _last_nonzero_word(data: memoryview) -> int | None:
     stop = HEADER.size + (len(data) - HEADER.size) // _WORD * _WORD
     while stop > HEADER.size:
         start = max(HEADER.size, stop - _CHUNK)
-        # flatnonzero needs constant data, but a writer may change the index: search a copy.
+        # The comparison makes a new array. flatnonzero fails if its data change, and a writer may
+        # change the index.
         found = np.flatnonzero(np.frombuffer(data[start:stop], np.int32) != 0)
         if len(found):
             return (start - HEADER.size) // _WORD + int(found[-1])
@@ -154,8 +163,8 @@ def _share_chained(
     numbers: Int64,
     header: IndexHeader,
 ) -> float:
-    """The slot must point to the entry or a newer entry, and the entry must point to an older
-    entry.
+    """Share (0 to 1) of some entries that are in the chain of their slot: the slot points to the
+    entry or a newer entry, and the entry points to an older entry of the same slot.
     """
     some = entries[numbers]
     offsets, previous = some["physical_offset"], some["previous"].astype(np.int64)
@@ -178,8 +187,10 @@ class IndexFile:
 
     @property
     def header(self) -> IndexHeader:
-        """The header at this moment. If the file is too short, missing bytes count as zeros."""
-        # Java extends a short file when Java opens the file.
+        """The header, read again at each access. If the file is too short, missing bytes count as
+        zeros.
+        """
+        # When Java opens a file that is too short, it extends the file with zeros.
         data = bytes(self._reader.read(self.path, 0, HEADER.size))
         return index.decode_header(data.ljust(HEADER.size, b"\0"))
 
@@ -224,8 +235,9 @@ class IndexFile:
     ) -> None:
         """Add the physical offsets of a key to ``found``, newest first, up to ``max_count``.
 
-        Hashes are compared, not keys. Entries store times in whole seconds after the file's first
-        store time, so ``begin`` and ``end`` are compared at this precision.
+        The offsets include messages of other keys with the same hash, because an entry contains
+        only the hash. Entries store times in whole seconds after the file's first store time, so
+        ``begin`` and ``end`` are compared at this precision.
         """
         first = self.header.begin_timestamp
         hashes = _hashes(topic, key)
@@ -239,7 +251,9 @@ class IndexFile:
                 return
 
     def all_offsets(self, topic: str, key: str) -> list[int] | None:
-        """Return all physical offsets of a key's hash, newest first; None for a broken chain."""
+        """Return all physical offsets that the file has for a key's hash, newest first; None if a
+        pointer in the chain is damaged.
+        """
         hashes = _hashes(topic, key)
         header, shape = self.header, self.shape
         if shape is None:
@@ -254,7 +268,7 @@ class IndexFile:
                 return None
             if shape.slot_position(entry.key_hash) != slot:
                 return None
-            # Messages are indexed in the order of the log.
+            # Messages are indexed in the order of the log, so older entries have lower offsets.
             if not header.begin_offset <= entry.physical_offset <= newest:
                 return None
             newest = entry.physical_offset
@@ -265,7 +279,8 @@ class IndexFile:
 
     def _chain(self, key_hash: int) -> Iterator[index.IndexEntry]:
         header = self.header
-        # Do not infer the shape while the file is empty, because the shape is cached.
+        # The shape cannot be inferred while the file has no entries. Do not ask for it, because the
+        # result None would be cached.
         shape = self.shape if header.entry_count > 1 else None
         if shape is None:
             return
@@ -277,8 +292,8 @@ class IndexFile:
             if entry is None or entry.seconds < 0:
                 return
             yield entry
-            # QUIRK: Java follows each pointer except a pointer to the entry itself. If a torn chain
-            # points forwards, Java loops for ever (apache/rocketmq#8018).
+            # QUIRK: Java follows every pointer except a pointer to the entry itself. So if a
+            # damaged pointer leads to a newer entry, Java loops for ever (apache/rocketmq#8018).
             if entry.previous >= number:
                 return
             number = entry.previous
@@ -293,7 +308,7 @@ class IndexFile:
 
 
 def _hashes(topic: str, key: str) -> tuple[int, int]:
-    """The hashes that an entry of a key can have; the first hash determines the slot."""
+    """Return the two hashes that an entry of a key can have. The first hash determines the slot."""
     # RocketMQ 3.x stored the hash with its sign, but used the same slot. In 4.9.3 a hash is never
     # negative.
     return index.key_hash(topic, key), java.hash_code(index.key_text(topic, key))
@@ -302,11 +317,13 @@ def _hashes(topic: str, key: str) -> tuple[int, int]:
 LARGEST_MESSAGE: Final = 64 << 20
 _ENTRIES_AT_ONCE: Final = 1 << 20
 _LEAST_APART: Final = 2
-"""Minimum number of messages far after the log's files: a single entry may be damaged."""
+"""Minimum number of messages in the index that must lie after the log's last file before the index
+counts as evidence. A single such entry may be damaged.
+"""
 
 
 class Span(Protocol):
-    """A stretch of the log."""
+    """A range of the log."""
 
     @property
     def offset(self) -> int:
@@ -314,13 +331,15 @@ class Span(Protocol):
 
     @property
     def length(self) -> int:
-        """Bytes."""
+        """Length in bytes."""
 
 
 def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
-    """Return the last message in the index as a queue entry; None if it starts before ``least``.
+    """Return the last message in the index, in the form of a queue entry. Return None if it starts
+    before the physical offset ``least``.
 
-    If header and entries disagree, the file counts as damaged, and the result is None.
+    The result is also None if the entries of the index file contradict its header, because the file
+    is then damaged.
     """
     try:
         file = next((one for one in reversed(_files(layout)) if not one.is_empty), None)
@@ -328,7 +347,8 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
             return None
         places = next(_places(file, from_end=True), None)
     except StoreNotFound:
-        # The user has no permission to read the index, but a reader of the log does not need it.
+        # The user may not read the index. This is no error, because the log can be read without the
+        # index.
         return None
     if places is None or not len(places) or (np.diff(places) < 0).any():
         return None
@@ -342,10 +362,12 @@ def last_indexed(layout: StoreLayout, least: int) -> QueueEntry | None:
 
 
 def indexed_frames(layout: StoreLayout, least: int, spans: Sequence[Span]) -> tuple[Int64, Int64]:
-    """Return physical offset and size of the messages that the index has from ``least`` on.
+    """Return the physical offsets and the sizes of the messages in the index that start at the
+    physical offset ``least`` or later.
 
-    A size is an estimate: the message reaches to the next message in the index, but not beyond its
-    file or its span of damage. The last message has the smallest possible size.
+    A size is an estimate, because the index has no sizes. A message is assumed to end where the
+    next message in the index starts, or earlier, where its log file or its span in ``spans`` ends.
+    The last message is assumed to have the smallest possible size.
     """
     places, size = _all_places(layout, least), layout.commit_log.file_size
     after = np.append(places[1:], places[-1:] + FIXED_SIZE_V1)
@@ -396,6 +418,8 @@ def _places(file: IndexFile, *, from_end: bool = False) -> Iterator[Int64]:
 
 
 def _size_at(layout: StoreLayout, offset: int) -> int:
-    """Return the smallest size of a frame if there is no frame at the offset."""
+    """Return the size of the frame at an offset. If there is no frame, return the smallest possible
+    size.
+    """
     first = next(LogReader(layout, check_crc=False).chain(offset), None)
     return int(first.rows[0, SIZE]) if isinstance(first, Run) else FIXED_SIZE_V1

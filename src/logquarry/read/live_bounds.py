@@ -1,4 +1,6 @@
-"""The range of a queue whose files this process writes. Compiled if possible."""
+"""The first and last queue offset of a queue that this process writes. Cython compiles this
+module.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,9 @@ class LiveBounds:
     Attributes:
         _files: the queue's files.
         _log: the log's files.
-        _low: the lists of the queue's files and of the log's files, and the min offset for these
-            lists. If a file is deleted, a new list replaces the old list.
+        _low: the list of the queue's files, the list of the log's files, and the min offset that
+            was computed for these lists. A deletion of files replaces a list by a new list, so a
+            changed list is recognized by its identity.
     """
 
     _files: LastFile
@@ -29,7 +32,8 @@ class LiveBounds:
         if of_files is not files.bases or of_log is not self._log.bases:
             low = self._find_low()
         last: FilePlace | None = files.last
-        # All written entries can be read: queues have no transient store pool.
+        # The max offset is the position of the last write. Every written entry can be read at once,
+        # because queues, unlike the log, have no transient store pool.
         return low, 0 if last is None else (last.base + last.wrote) // _UNIT
 
     def _find_low(self) -> int:

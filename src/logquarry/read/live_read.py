@@ -1,7 +1,8 @@
-"""The log and the queues of a store that this process writes, read from the writer's files.
+"""Reads the log and the queues of a store that this process writes, from the writer's files.
 
-The writer's positions show how far the files are written, so a read does not list folders. Any
-number of threads may read; a reader never waits for the writer.
+The writer's objects for the files are in the same process, and know how far each file is written.
+So a read lists no folders. Any number of threads may read at the same time, and no read waits for
+the writer.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, QueueSegment, StoreTime, Uni
 
 _NO_BYTES: Final = memoryview(b"")
 _Files = tuple[tuple[int, ...], int, int]
-"""(start of each file, end) of the queue, and start of the log."""
+"""The start of each file of the queue, the end of the queue, and the start of the log."""
 
 
 class LiveLog(CommitLog):
-    """The commit log, read from the writer's files. ``layout`` lists the store's files."""
+    """The commit log, read from the writer's files. ``layout`` returns the store's current
+    layout.
+    """
 
     is_watched = False
 
@@ -44,7 +47,7 @@ class LiveLog(CommitLog):
         self._sequence: tuple[tuple[int, ...], FileSequence] = ((), FileSequence((), 1))
 
     def refresh(self) -> None:
-        """Does nothing: each read asks the writer for the files and the end."""
+        """Does nothing, because each read gets the files and the end from the writer."""
 
     @property
     def files(self) -> FileSequence:
@@ -60,7 +63,7 @@ class LiveLog(CommitLog):
         return sequence
 
     def reaches(self, end: int) -> bool:
-        """True: only the writer, this process, changes the files."""
+        """Always true, because no program except the writer, this process, changes the files."""
         return True
 
     @property
@@ -116,7 +119,8 @@ class LiveQueue(LiveBounds, _LiveFiles):
     ) -> None:
         super().__init__(topic, queue_id, files, log)
         self.units_per_file = files.file_size // UNIT_SIZE
-        # (start of the queue's first file, start of the log), and the min offset for these starts.
+        # The cached min offset, after the two numbers for which it was computed: the start of the
+        # queue's first file, and the start of the log.
         self._min: tuple[tuple[int, int], int] | None = None
         self._low = None, None, 0
 
@@ -196,7 +200,9 @@ class LiveBatchQueue(_LiveFiles):
         self._seen: tuple[_Files, BatchQueue] | None = None
 
     def _now(self) -> BatchQueue:
-        """Return the queue at this moment; after an append, this is a new object."""
+        """Return an object for the present content of the queue. After an append, it is a new
+        object.
+        """
         state = self._files.bases, self._files.max_offset, max(0, self._log.min_offset)
         with self._change:
             if self._seen is None or self._seen[0] != state:

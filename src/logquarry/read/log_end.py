@@ -1,18 +1,20 @@
 """Finds the end of a log, the messages that it has lost, and the damage that a recovery has noted.
 
-- With a durable offset (:mod:`logquarry.format.checkpoint`), the log reaches at least to the
-  durable offset, even after a crash. A break in the chain of frames before the durable offset is
+- If a durable offset is recorded (:mod:`logquarry.format.checkpoint`), the log reaches at least to
+  this offset, even after a crash. A break in the chain of frames before the durable offset is
   damage.
-- Without a durable offset, after a clean shutdown, every message was dispatched. So the log reaches
-  at least to the last message in any queue, and further while the chain of frames is unbroken.
+- If no durable offset is recorded, but the store was shut down cleanly, every message was
+  dispatched to its queue. So the log reaches at least to the end of the last message that a queue
+  entry points to. If the chain of frames continues there, the log reaches to the end of the chain.
 
-QUIRK: the queues may be stale. After a bad frame, RocketMQ's recovery deletes all later log files.
-But RocketMQ cuts the file with the bad frame, and the queues, only in memory. So after a clean
-shutdown, a break in the *last* file is the log's end (:func:`sound_bound`), and an earlier break is
-damage.
+QUIRK: the queues may have entries for messages that the log no longer has. After a bad frame,
+RocketMQ's recovery deletes all later log files. But it truncates the file with the bad frame, and
+the queues, only in memory. So after a clean shutdown, a break in the *last* file is the log's end
+(:func:`sound_bound`), and an earlier break is damage.
 
-Queues and index show lost messages. If queues and index are lost too, the checkpoint still has the
-store time of the last synced message.
+Lost messages can be found from the entries that queues and index still have for them. If queues and
+index are lost too, the checkpoint still shows the loss, because it has the store time of the last
+synced message.
 """
 
 from __future__ import annotations
@@ -49,20 +51,24 @@ _INVALID: Final = (ValueError, TypeError, KeyError, ArithmeticError, RecursionEr
 _NONE: Final = np.empty(0, np.int64)
 
 StoreTimeAt = Callable[[int, int], int]
-"""The store time of the message with a physical offset and a size; -1 if there is no message."""
+"""Function that returns the store time of a message, given its physical offset and its size; -1 if
+there is no message.
+"""
 
 
 class Noted(NamedTuple):
-    """A stretch of damage that a recovery has noted."""
+    """A damaged range of the log that a recovery has recorded."""
 
     offset: int
     length: int
 
 
 class DamageMap:
-    """The damaged parts of a log; ``offset in map`` tests whether an offset is in such a part.
+    """The damaged ranges (spans) of a log; ``offset in map`` tests whether one of them contains an
+    offset.
 
-    The spans must be in order. The list may grow later. Any thread may use the map.
+    The spans must be in the order of the log. The caller may append spans to the list later. Any
+    thread may use the map.
     """
 
     def __init__(self, spans: Sequence[Span] = ()) -> None:
@@ -88,18 +94,20 @@ def known_damage(layout: StoreLayout) -> DamageMap:
     except (OSError, StoreNotFound, *_INVALID) as error:
         logger.warning("%s: %s: %s", layout.root, DAMAGE, error)
         return DamageMap()
-    # If no durable offset is valid, another program wrote last, and may have cut the log.
+    # If no valid durable offset is recorded, a program other than logquarry was the last to write
+    # to the store. It may have truncated the log, so the recorded damage is not used.
     return DamageMap(sorted(spans) if layout.durable_end is not None else ())
 
 
 def last_entries(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> list[QueueEntry]:
     """Return the last entry of each queue (default: all queues), sorted by descending end offset.
 
-    If the index has a later message than all queues, an entry for that message comes first: the
-    queues may be lost too. The function uses only the furthest 64 queues of RocksDB. If an entry's
-    message would end more than one file after the log, the entry may be damaged, and is omitted.
-    But if the last two entries of a queue point after the log, files of the log are missing, and
-    the last entry is kept.
+    If a message in the index is later than all messages in queues, an entry for that message comes
+    first, because the queues' last entries may be lost too. Of the queues in RocksDB, only the 64
+    whose last messages are furthest in the log are read. If an entry's message would end more than
+    one file after the log, the entry may be damaged, and is omitted. But if the last two entries of
+    a queue both point after the log's last file, files of the log are missing, and the entry is not
+    omitted.
     """
     log = layout.commit_log
     limit = log.end + log.file_size
@@ -132,8 +140,9 @@ def _follows_another(queue: Queue, last: QueueEntry, log_end: int) -> bool:
 def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | None:
     """Return where the log ended before its last files were lost or emptied; else None.
 
-    After a crash the queues may be ahead of the log within one file. But if one of ``entries``
-    (:func:`last_entries`) points to a message in a later file, that file had messages.
+    ``entries`` is the result of :func:`last_entries`. After a crash, queues may have entries for
+    messages that were not synced, but only in the log's last file. So an entry for a message in a
+    later file shows that this file had messages.
     """
     log, durable, least = layout.commit_log, layout.durable_end, layout.commit_log.end
     if layout.has_abort and (entries or durable is not None):
@@ -146,13 +155,16 @@ def missing_end(layout: StoreLayout, entries: Sequence[QueueEntry]) -> int | Non
 
 
 def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int | None:
-    """Return the durable offset, or the end of the last message in the queues of a closed store.
+    """Return the durable offset. If none is recorded, return the end of the last message that a
+    queue entry points to.
 
-    Reads no bytes of the log; a walk over the log needs :func:`sound_bound`. The result is None if:
+    Does not read the log. For a walk over the log, pass the result to :func:`sound_bound`. The
+    result is None if:
 
     - a process has the store open to write;
     - there is no durable offset, and no queue has an entry;
-    - there is no durable offset but an ``abort`` file, and no queue points to a missing last file.
+    - there is no durable offset, an ``abort`` file shows a crash, and no queue entry points to a
+      missing file after the log's last file.
     """
     if layout.has_abort and layout.is_live():
         return None
@@ -166,15 +178,18 @@ def log_bound(layout: StoreLayout, queues: Iterable[Queue] | None = None) -> int
 
 
 def sound_bound(layout: StoreLayout, bound: int | None) -> int | None:
-    """Cut a bound of the log (:func:`log_bound`) at the first break in the last log file.
+    """Return the first break of the chain in the last log file, if it is before ``bound``
+    (:func:`log_bound`); else ``bound``.
 
-    If a break can end the log, this reads the last file and checks CRCs.
+    If such a break can be the log's end (:meth:`StoreLayout.is_sure_of` is false), the function
+    reads the last file and checks CRCs.
     """
     if layout.is_sure_of(bound):
         return bound
     start = last_file_start(layout)
     if start is None:
-        # Every file begins with zeros: the first break is the end.
+        # Every file begins with zeros, so none is known to have frames. Walk the whole log: its
+        # first break is the end.
         start = layout.commit_log.start
     if bound is None or bound <= start:
         return bound
@@ -204,10 +219,10 @@ def last_file_start(layout: StoreLayout) -> int | None:
 def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
     """The store time, in ms, of the last message before ``stop``; 0 if there is no message.
 
-    The log must have no damage. The function reads the last file that has a message, but skips the
-    bodies.
+    The log must have no damage. The function walks the last file that has a message, but does not
+    check the bodies' CRCs.
     """
-    # The import loads pyarrow, which a reader of a few messages does not need.
+    # Import here: the module loads pyarrow, which a reader of a few messages does not need.
     from logquarry.log import columns
 
     for file in reversed(layout.commit_log.files):
@@ -226,13 +241,14 @@ def last_store_timestamp(layout: StoreLayout, stop: int) -> int:
 class LogFrontier:
     """Finds the end of a growing log for readers that poll for new messages.
 
-    A reader must never read bytes that later turn out to be no message. So the end is:
+    A reader must not read further than the log is known to reach, because the bytes there may turn
+    out later to be no message. So the end is:
 
     - with a durable offset: that offset;
     - if a process has the store open, or may have it open: the end of the last whole frame;
     - if the store was not shut down cleanly and no process has it open: the end of the last frame;
-    - if the store was shut down cleanly: the end of the last message in the queues, and further
-      while the chain of frames is unbroken.
+    - if the store was shut down cleanly: the end of the chain of frames that starts after the last
+      message that a queue entry points to.
 
     With ``skips_damage``, a reader continues after damage, and a closed log ends at the first break
     in its last file, where RocketMQ would cut the log.
@@ -241,7 +257,8 @@ class LogFrontier:
     def __init__(self, *, skips_damage: bool = False) -> None:
         self._skips_damage = skips_damage
         self._end = 0
-        # The files and the checkpoint of the last closed store, and the end of its log.
+        # The cached end of the log of a closed store, after the files and the checkpoint for which
+        # it was found.
         self._closed: tuple[object, int] = None, 0
         self._searched: int | None = None
         self._is_loss_known = False
@@ -249,8 +266,8 @@ class LogFrontier:
     def end_of(self, layout: StoreLayout, known: int | None = None) -> int:
         """Physical offset at which the log ends: the end of a frame, of a blank or of damage.
 
-        Each call reads only new bytes. ``layout`` must be a new listing; ``known`` is an offset up
-        to which a reader has already followed the log.
+        Each call reads only new bytes. ``layout`` must have been listed just before the call.
+        ``known`` is a physical offset up to which a reader has already read the log.
         """
         log = layout.commit_log
         if not log.files:
@@ -274,7 +291,8 @@ class LogFrontier:
 
     def _with_lost_files(self, layout: StoreLayout, end: int, known: int) -> int:
         if not self._skips_damage:
-            # The read goes up to the known end, and reports the loss there.
+            # Return the end of the lost part. A reader that reads up to this end finds the loss,
+            # and reports it.
             return max(end, known)
         if known > end and not self._is_loss_known:
             logger.warning(
@@ -292,13 +310,14 @@ class LogFrontier:
         except ValueError:
             checkpoint = None
         seen, end = self._closed
-        # The files of a backup may change in place.
+        # Also check that the chain still ends there, because the files of a backup may be changed
+        # in place.
         if seen == (files, checkpoint) and LogReader(layout).chain_end(end) == end:
             return end
         entries = last_entries(layout)
         if not entries:
             return None
-        # The import loads pyarrow, which a reader of a few messages does not need.
+        # Import here: the module loads pyarrow, which a reader of a few messages does not need.
         from logquarry.log.splits import log_extent
 
         bound = entries[0].end
@@ -313,15 +332,17 @@ class LogFrontier:
     def _chain_end(self, layout: StoreLayout, known: int, *, is_live: bool) -> int:
         log = layout.commit_log
         reader = LogReader(layout, live=True)
-        # A later read shows whether bytes before the last file with a frame are frames or damage.
-        # So the walk need not start at a known offset in an earlier file.
+        # Start in the last file with a frame, even if the known offset is in an earlier file. The
+        # bytes in between are part of the log in any case: a reader finds out later whether they
+        # are frames or damage.
         start = last_file_start(layout)
         start = log.start if start is None else start
         at = known if start <= known < log.end else start
         while (end := reader.chain_end(at)) == start and known < start and start > log.start:
             start = max(file.base for file in log.files if file.base < start)
             at = max(start, known)
-        # The locks of other machines cannot be read.
+        # In a remote store, a writer may be active even if is_live is False, because the locks of
+        # other machines cannot be read.
         if is_live or not isinstance(layout.filesystem, LocalFileSystem):
             if end == self._end and end != self._searched:
                 self._searched = end
@@ -333,11 +354,12 @@ class LogFrontier:
         return end
 
     def _warn(self, reader: LogReader, end: int) -> None:
-        """Warn of sound frames after the end of a chain that does not grow.
+        """Log a warning if the chain of frames did not grow since the last call, and sound frames
+        follow its end.
 
-        RocketMQ's recovery may have cut off the frames after the break, but only in memory. Once
-        the writer begins a later file, readers count the break as damage, and read the frames after
-        it.
+        A reader waits before these frames: RocketMQ's recovery may have truncated the log at the
+        break, but only in memory, and the writer would then overwrite the frames. Once the writer
+        begins a new file, the break counts as damage, and readers read the frames after it.
         """
         found = reader.find(end + 1, reader.files.end)
         if found is not None:
@@ -351,7 +373,7 @@ class LogFrontier:
 
 
 def checkpoint_times(layout: StoreLayout) -> Checkpoint:
-    """The times of the checkpoint; zeros if it is missing or cannot be read."""
+    """Return the times of the checkpoint; zeros if the checkpoint is missing or cannot be read."""
     try:
         return layout.read_checkpoint() or Checkpoint()
     except ValueError:
@@ -361,13 +383,14 @@ def checkpoint_times(layout: StoreLayout) -> Checkpoint:
 def lost_tail(layout: StoreLayout, last_time: int) -> str | None:
     """Return the evidence, in words, that a log has lost its last messages; else None.
 
-    In 386 stores that RocketMQ and logquarry wrote, the checkpoint was later than the last message
-    only if messages were lost. For example, a power cut loses messages that were dispatched, but
-    not synced. ``last_time`` is the latest store time of a message in the log, in ms, or 0. No
-    process may have the store open.
+    The evidence is that the checkpoint has a later time than the last message of the log. In 386
+    stores that RocketMQ and logquarry wrote, this occurred only if messages were lost. For example,
+    a power cut loses messages that were dispatched but not synced. ``last_time`` is the latest
+    store time of a message in the log, in ms, or 0. No process may have the store open.
     """
     covered = max(checkpoint_times(layout))
-    # The durable offset, which a recovery writes, shows where the log ends.
+    # If a durable offset is recorded, for example by a recovery, it determines the log's end, and
+    # the checkpoint is not needed.
     is_known = layout.durable_end is not None or not layout.commit_log.files
     if is_known or covered <= max(0, last_time):
         return None
@@ -383,8 +406,9 @@ def find_lost_tail(
 ) -> str | None:
     """Do the same as :func:`lost_tail`, for a caller that has not read the log.
 
-    Reads the store time of the first of ``entries`` (:func:`last_entries`). If the checkpoint is
-    later, reads the last log file. No process may have the store open.
+    ``entries`` is the result of :func:`last_entries`. The function reads the store time of the
+    message of the first entry. Only if the checkpoint has a later time, it also reads the last log
+    file. No process may have the store open.
     """
     log = layout.commit_log
     if lost_tail(layout, 0) is None:
@@ -392,7 +416,8 @@ def find_lost_tail(
     if entries:
         last = entries[0]
         if log.at(last.physical_offset) is None:
-            # The entries already show that a file is lost.
+            # The file of the message does not exist, so the caller knows of the loss from the
+            # entries.
             return None
         if lost_tail(layout, store_time_at(*last[:2])) is None:
             return None
@@ -409,7 +434,7 @@ def warn_of_lost_tail(
 
 
 class LostMessages(NamedTuple):
-    """Number and bytes of messages that are not in the sound parts of the log."""
+    """Number and bytes of messages that queues or index point to, but that the log has lost."""
 
     messages: int
     bytes: int
@@ -421,13 +446,16 @@ class LostMessages(NamedTuple):
 def lost_messages(
     layout: StoreLayout, spans: Sequence[Span], log_end: int = java.LONG_MAX
 ) -> LostMessages:
-    """Count the messages of queues and index in damaged parts of the log and after its end.
+    """Count the messages that queues and index point to in damaged ranges of the log, or after its
+    end.
 
-    Reads all queue entries. A message in several queues counts once. For an inner batch, the
-    function counts all messages, but counts the bytes once. If only the index has a message, its
-    bytes are an estimate. The spans must be in order. By default, only messages in ``spans`` count.
+    Reads all queue entries. A message in several queues counts once. Each message of an inner batch
+    counts, but the bytes of the batch count once. The bytes of a message that only the index has
+    are an estimate. ``spans``, the damaged ranges, must be in the order of the log. Without
+    ``log_end``, only messages in ``spans`` count.
     """
-    # An entry that points after ``limit`` is itself damaged.
+    # Ignore entries that point to ``limit`` or later: such an entry is damaged, and proves no lost
+    # message.
     log = layout.commit_log
     limit = java.LONG_MAX
     if log.files and log_end < java.LONG_MAX:
@@ -456,7 +484,8 @@ def lost_messages(
             counts.append(held)
     at, size = indexed_frames(layout, min([log_end, *starts.tolist()]), spans)
     is_lost = lost(at)
-    # The queues come first, because they have the exact sizes.
+    # np.unique keeps the first size of each offset. So sizes from the index, which are estimates,
+    # are last.
     offsets.append(at[is_lost])
     sizes.append(size[is_lost])
     counts.append(np.ones(np.count_nonzero(is_lost), np.int64))

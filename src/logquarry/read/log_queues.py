@@ -1,7 +1,9 @@
-"""Makes consume queues in memory from the log, and counts the messages that queues hold.
+"""Builds consume queues in memory from the log. Counts the messages of queues that are still in the
+log.
 
-One walk over the log fills every queue as RocketMQ's dispatcher does
-(``ConsumeQueue.putMessagePositionInfoWrapper``): each frame contains its queue and queue offset.
+One walk over the log makes the same entries as RocketMQ's dispatcher
+(``ConsumeQueue.putMessagePositionInfoWrapper``), because each frame contains its queue and its
+queue offset.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _CHUNK: Final = 1 << 20
 
 
 class UnitCount(NamedTuple):
-    """The sums of some entries; ``end`` is the physical offset after the last message."""
+    """Number, bytes and largest size of the messages of some entries. ``end`` is the physical
+    offset after the last of these messages.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -50,7 +54,8 @@ def count_units(
 ) -> UnitCount:
     """Count the entries that point to a message between two physical offsets.
 
-    With ``is_batch``, neighbouring entries may point to one frame, whose bytes count once.
+    With ``is_batch``, several neighbouring entries may point to the same frame. The bytes of the
+    frame then count once.
     """
     if is_batch:
         firsts = units[np.append(True, np.diff(units["physical_offset"]) != 0)[: len(units)]]
@@ -59,7 +64,8 @@ def count_units(
     found = UnitCount()
     for start in range(0, len(units), _CHUNK):
         part = units[start : start + _CHUNK]
-        # One pass over the entries copies the sizes; the checks of the copy are cheap.
+        # Copy the sizes, because the entries are 20 bytes apart: checks and sums of the copy are
+        # faster.
         sizes = part["size"].astype(np.int32)
         first, end = int(part["physical_offset"][0]), int(part["physical_offset"][-1])
         whole = min_offset <= first <= end < max_offset and int(sizes.min()) > 0
@@ -79,8 +85,9 @@ class _Counted:
 
     Attributes:
         files: counts by file number.
-        until: the first uncounted queue offset.
-        last: the entry before ``until``; None if there is none.
+        until: the queue offset up to which entries were counted.
+        last: the entry directly before ``until``, by which a recreated topic is recognized; None if
+            there is none.
     """
 
     __slots__ = ("files", "last", "until")
@@ -94,8 +101,8 @@ class _Counted:
 class RetainedCounter:
     """Counts the messages in the log, by queue. Any thread may use the object.
 
-    Each call reads the entries that are new since the last call. After the log's start has moved, a
-    call also reads the queue files that lost messages.
+    Each call reads the entries that are new since the last call. If retention has moved the log's
+    start since then, a call also counts the queue files again in which messages have expired.
     """
 
     def __init__(self) -> None:
@@ -106,7 +113,9 @@ class RetainedCounter:
     def count(
         self, queues: Iterable[Queue], log_start: int, log_end: int
     ) -> dict[QueueKey, UnitCount]:
-        """Count each queue's messages between two physical offsets; ``queues`` must be complete."""
+        """Count the messages between two physical offsets, by queue. ``queues`` must contain all
+        queues of the store, because the counts of other queues are deleted.
+        """
         with self._counting:
             has_moved, self._log_start = log_start != self._log_start, log_start
             found = {}
@@ -118,7 +127,8 @@ class RetainedCounter:
                 if is_shorter or (
                     low < known.until and queue.entry_before(known.until) != known.last
                 ):
-                    # The topic was deleted, and recreated with the same name.
+                    # The counted entries are gone: the topic was deleted, and recreated with the
+                    # same name.
                     known = self._queues[key] = _Counted()
                 if has_moved:
                     self._drop(queue, known, log_start, log_end)
@@ -141,7 +151,8 @@ class RetainedCounter:
         """Count the entries in a range; return how many queue offsets were counted."""
         done = start
         for first, units in queue.runs(start, stop):
-            # If another process writes the log, the log's end may have been read before the queues.
+            # Stop at an entry for a message after ``log_end``. If another process writes the log,
+            # the caller may have read the log's end before the queues.
             behind = units["physical_offset"] >= log_end
             count = int(behind.argmax()) if bool(behind.any()) else len(units)
             number = first // queue.units_per_file
@@ -155,7 +166,9 @@ class RetainedCounter:
 
     @staticmethod
     def _drop(queue: Queue, known: _Counted, log_start: int, log_end: int) -> None:
-        """Count the first files again, up to the first file that lost no message."""
+        """Count the entries of the first queue files again, up to the first file whose messages are
+        all still in the log.
+        """
         room = queue.units_per_file
         for number in sorted(known.files):
             start, stop = number * room, min((number + 1) * room, known.until)
@@ -181,7 +194,9 @@ QueueKey = tuple[str, int]
 
 
 class LogQueue(Queue):
-    """A queue made from the log. ``offsets`` ascend; if the log is damaged, they have gaps."""
+    """A queue made from the log. ``offsets`` are the queue offsets, in ascending order. If the log
+    is damaged, they have gaps.
+    """
 
     def __init__(
         self, topic: str, queue_id: int, offsets: Int64, units: Units, units_per_file: int
@@ -209,7 +224,7 @@ class LogQueue(Queue):
         return queue_entry.QueueEntry(*self._units[-1].item()) if len(self._units) else None
 
     def segments(self) -> Iterator[QueueSegment]:
-        """The files that the queue would have."""
+        """Yield a segment for each file that the queue would have if it were in files."""
         room = self.units_per_file
         for number in np.unique(self._offsets // room).tolist():
             start = number * room
@@ -226,7 +241,9 @@ class LogQueue(Queue):
 
 
 class QueueBuilder:
-    """Collects the entries of all queues from a walk; ``log_end`` is None until the walk ends."""
+    """Collects the entries of all queues from the events of a walk. ``log_end`` is None until the
+    walk has reported the log's end.
+    """
 
     def __init__(self, config: StoreConfig, delay_levels_ms: tuple[int, ...]) -> None:
         self.config = config
@@ -252,7 +269,8 @@ class QueueBuilder:
         for (topic, queue_id), parts in sorted(self._parts.items()):
             offsets = np.concatenate([part[0] for part in parts])
             units = np.concatenate([part[1] for part in parts])
-            # If an offset falls or repeats, the topic was deleted and recreated.
+            # If a queue offset is not larger than the one before, the topic was deleted and
+            # recreated. Keep only the entries after the recreation.
             falls = np.flatnonzero(np.diff(offsets) <= 0)
             first = int(falls[-1]) + 1 if len(falls) else 0
             result[topic, queue_id] = LogQueue(
@@ -261,7 +279,7 @@ class QueueBuilder:
         return result
 
     def _add_run(self, run: Run) -> None:
-        # The import loads pyarrow, which a store with queue files does not need.
+        # Import here: the module loads pyarrow, which a store with queue files does not need.
         from logquarry.log import columns
 
         decoding = columns.Decoding(columns=_COLUMNS, delay_levels_ms=self._levels)
@@ -278,7 +296,8 @@ class QueueBuilder:
         queued &= numbers["queue_offset"] >= 0
         offsets = numbers["queue_offset"]
         rows = np.flatnonzero(queued)
-        # The sort is stable: each queue keeps the order of the log.
+        # Sort by topic and queue. lexsort is stable, so the entries of each queue stay in the order
+        # of the log.
         rows = rows[np.lexsort((numbers["queue_id"][rows], ids[rows]))]
         keys = np.stack((ids[rows], numbers["queue_id"][rows]))
         cuts = np.flatnonzero((np.diff(keys) != 0).any(axis=0)) + 1
@@ -290,7 +309,7 @@ class QueueBuilder:
             self._add_copies(run, queued, units)
 
     def _add_copies(self, run: Run, queued: Bools, units: Units) -> None:
-        """Add messages to the further queues that their properties name
+        """Add an entry to each further queue that a message's properties name
         (``multiDispatchLmqQueue``).
         """
         from logquarry.log import columns
@@ -304,7 +323,9 @@ class QueueBuilder:
 
 
 def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> tuple[Int64, Units]:
-    """Make one entry per message; without ``counts``, each frame has one message."""
+    """Repeat the entry of each inner batch, once per message. ``counts`` is the number of messages
+    in each frame; None if each frame has one.
+    """
     if counts is None:
         return offsets, units
     own = counts[rows]
@@ -317,7 +338,9 @@ def _spread(offsets: Int64, units: Units, counts: Int64 | None, rows: Int64) -> 
 
 
 def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the queues to which multi-dispatch copies a message, and its offset in each queue."""
+    """Yield the further queues in which multi-dispatch makes an entry for a message, each with the
+    message's queue offset there.
+    """
     if _only_carries(message):
         return iter(())
     return named_copies(message.properties, message.queue_id, config)
@@ -326,7 +349,7 @@ def copies_of(message: StoredMessage, config: StoreConfig) -> Iterator[tuple[Que
 def named_copies(
     properties: Mapping[str, str], queue_id: int, config: StoreConfig
 ) -> Iterator[tuple[QueueKey, int]]:
-    """Yield the further queues and offsets from a message's properties and queue id."""
+    """Yield the queues and queue offsets that a message's properties list for multi-dispatch."""
     names = properties.get(props.INNER_MULTI_DISPATCH, "").split(props.MULTI_SEPARATOR)
     offsets = properties.get(props.INNER_MULTI_QUEUE_OFFSET, "").split(props.MULTI_SEPARATOR)
     if len(names) != len(offsets):
@@ -338,12 +361,14 @@ def named_copies(
 
 
 def _only_carries(message: StoredMessage) -> bool:
-    """Whether a message only copied its properties of multi-dispatch from another message.
+    """Whether a message's properties for multi-dispatch are only a copy of another message's
+    properties, and mean no further queues.
 
     RocketMQ 5 dispatches no message of a system topic to further queues. But a retried or delayed
-    message keeps the properties of the original message
-    (``MultiDispatchUtils.isNeedHandleMultiDispatch``); 4.9 gives the message new offsets. Property
-    strings of 5.x end with the separator.
+    message, which is in a system topic, has the properties of the original message
+    (``MultiDispatchUtils.isNeedHandleMultiDispatch``). RocketMQ 4.9 does dispatch such a message,
+    with new offsets in its properties. The versions differ in the property string, which ends with
+    a separator only in 5.x.
     """
     return (
         message.topic.startswith(_SYSTEM_PREFIXES) or message.topic == props.SCHEDULE_TOPIC
@@ -356,13 +381,16 @@ def copy_key(name: str, queue_id: int, config: StoreConfig) -> QueueKey:
 
 
 def is_lmq(name: str, config: StoreConfig) -> bool:
-    """Whether RocketMQ keeps a separate counter for a queue (``MixAll.isLmq``)."""
+    """Whether a queue is a light message queue (LMQ), for which RocketMQ counts queue offsets
+    separately (``MixAll.isLmq``).
+    """
     if not name.startswith(LMQ_PREFIX):
         return False
     if config.enable_lmq is not None:
         return config.enable_lmq
-    # RocketMQ's default is false. If the broker's settings are unknown, the name decides: only a
-    # broker with enableLmq uses such queues.
+    # If multi-dispatch is configured, an unset enableLmq has RocketMQ's default, false. If neither
+    # is configured, the name decides, because only a broker with enableLmq makes queues with such
+    # names.
     return config.enable_multi_dispatch is None
 
 

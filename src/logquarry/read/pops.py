@@ -1,6 +1,7 @@
-"""Finds the messages of RocketMQ 5 that consumers popped and have not acknowledged.
+"""Finds the messages that consumers of RocketMQ 5 have received with a pop request, but not
+acknowledged.
 
-The broker keeps the pops in these places; a store may have all of them::
+The broker records pops in these places, and a store may have records in all of them::
 
     rmq_sys_REVIVE_LOG_*   check points (tag ck) and acknowledgements (ack, bAck). They wait in
                            rmq_sys_wheel_timer until the messages become visible again.
@@ -38,13 +39,14 @@ _ORDERS: Final = f"{CONFIG}/consumerOrderInfo.json"
 _COLUMN_FAMILY: Final = "popState"
 _CHECK_POINT: Final = "ck"
 _MOST_OF_A_POP: Final = 127
-"""Messages of one check point: the field ``num`` is a byte."""
+"""Maximum number of messages in a check point, because its field ``num`` is a byte."""
 
 
 class Unacknowledged(NamedTuple):
     """Messages of one queue that a group has popped and not acknowledged.
 
-    If messages were popped again, ``topic`` is the retry topic. ``oldest`` is a time in ms.
+    ``topic`` is the retry topic if the messages were popped from there, for a further delivery.
+    ``oldest`` is the time of the oldest pop, in ms since 1970.
     """
 
     group: str
@@ -55,7 +57,9 @@ class Unacknowledged(NamedTuple):
 
 
 class Pops(NamedTuple):
-    """The unacknowledged pops, sorted; ``hint`` is the reason why some pops are missing."""
+    """The unacknowledged messages of each queue and group, sorted. If some could not be read,
+    ``hint`` is the reason; else None.
+    """
 
     queues: tuple[Unacknowledged, ...]
     hint: str | None = None
@@ -79,7 +83,9 @@ _Popped = dict[tuple[str, str, int], dict[int, int]]
 
 
 def unacknowledged_pops(layout: StoreLayout) -> Pops:
-    """Find the pops that consumers have not acknowledged; very recent pops are not in the files."""
+    """Find the messages that were popped and not acknowledged. Very recent pops are missing,
+    because they are not in the store's files yet.
+    """
     popped: _Popped = defaultdict(dict)
     _add_check_points(popped, _revive_messages(layout))
     with contextlib.suppress(FileNotFoundError, UnreadableFile, ValueError, TypeError, LookupError):
@@ -125,7 +131,8 @@ def _revive_messages(layout: StoreLayout) -> Iterator[Frame]:
 
 
 def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
-    """Add the messages of check points that are not acknowledged (``PopCheckPoint``).
+    """Add the messages that check points (``PopCheckPoint``) list as popped, without the
+    acknowledged messages.
 
     Like the broker, the function ignores invalid messages.
     """
@@ -147,7 +154,9 @@ def _add_check_points(popped: _Popped, frames: Iterable[Frame]) -> None:
 
 
 def _offsets_left(body: dict[str, Any]) -> list[int]:
-    """The offsets of a check point whose bits are not set."""
+    """The queue offsets of a check point whose bits in the field ``bm`` (acknowledged) are not
+    set.
+    """
     start, bits, steps = _whole(body, "so"), _whole(body, "bm"), body.get("d")
     if not steps:
         count = _whole(body, "n")
@@ -161,7 +170,7 @@ def _offsets_left(body: dict[str, Any]) -> list[int]:
 def _add_orders(popped: _Popped, table: Any) -> None:
     """Add the last pops of ordered groups (``ConsumerOrderInfoManager``).
 
-    Invalid entries are ignored. If ``table`` is not a JSON object, this raises TypeError.
+    Invalid entries are ignored. Raises TypeError if ``table`` is not a JSON object.
     """
     for key, queues in _members(table):
         topic, _, group = key.rpartition("@")
@@ -181,7 +190,9 @@ def _offsets_of_order(order: dict[str, Any]) -> list[int]:
 
 
 def _add_records(popped: _Popped, layout: StoreLayout) -> str | None:
-    """Add ``kvStore/``'s records (``PopConsumerRecord``); return the reason if that fails."""
+    """Add the records in ``kvStore/`` (``PopConsumerRecord``). If they cannot be read, return the
+    reason.
+    """
     try:
         for _, value in RocksDb(layout.filesystem, KV_STORE).items(_COLUMN_FAMILY):
             record = broker_json.decode(value)

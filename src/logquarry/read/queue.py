@@ -1,7 +1,7 @@
-"""Reads consume queues: maps queue offsets to physical offsets.
+"""Reads consume queues, whose entries map queue offsets to physical offsets of messages.
 
-A read raises no error for damaged bytes. A read of a range takes at most as much memory as the
-files have bytes, except :meth:`Queue.units`.
+A read raises no error for damaged bytes. Except for :meth:`Queue.units`, a read of a range uses no
+more memory than the files have bytes, even if a damaged queue has a huge gap.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry whose messages have different tags. The code does not determine the tags.
+"""Tags code of an entry for a batch whose messages may have different tags. The tags must be read
+from the log.
 """
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
-"""Entries in the stored form: fields physical_offset, size and tags_code, big-endian."""
+"""Array of entries as stored, with the big-endian fields physical_offset, size and tags_code."""
 
 StoreTime = Callable[[int, int], int]
-"""(physical offset, size) -> store time of the message there, -1 if there is no message."""
+"""Function (physical offset, size) -> store time of the message in ms; -1 if there is no message.
+"""
 
 MOST_HOLES: Final = 1 << 24
 
@@ -47,10 +49,10 @@ class QueueSegment:
 
 
 class Queue(ABC):
-    """A consume queue that can be read. All offsets are queue offsets: they count entries.
+    """A consume queue that can be read. All offsets are queue offsets, that is, numbers of entries.
 
-    A ``get`` never reads entries of two files; a file has ``units_per_file`` entries. If
-    ``is_batch``, several queue offsets may lead to one frame, an inner batch.
+    A file has ``units_per_file`` entries. As in RocketMQ, one ``get`` reads entries of one file
+    only. If ``is_batch``, several entries may point to the same frame, an inner batch.
     """
 
     topic: str
@@ -70,7 +72,7 @@ class Queue(ABC):
 
     @property
     def entry_end(self) -> int:
-        """The position after the last entry, counted in entries from position 0 of the files."""
+        """The position after the last entry, counted in stored entries from byte 0 of the files."""
         return self.max_offset
 
     def bounds(self) -> tuple[int, int]:
@@ -78,7 +80,7 @@ class Queue(ABC):
         return self.min_offset, self.max_offset
 
     def reaches(self, stop: int) -> bool:
-        """Whether the files still have all entries before a queue offset: no file was truncated."""
+        """Whether the files still have all entries before a queue offset (none was truncated)."""
         return True
 
     @property
@@ -88,17 +90,20 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset after the last message (``maxPhysicOffset``), if there is a message."""
+        """Physical offset after the queue's last message (``maxPhysicOffset``); None if it has
+        none.
+        """
         entry = self.last_entry
         return None if entry is None else entry.end
 
     @abstractmethod
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield the queue's files, first to last, including empty files."""
+        """Yield a segment for each file of the queue, in order, even if the file is empty."""
 
     @abstractmethod
     def runs(self, start: int, stop: int) -> Iterator[tuple[int, Units]]:
-        """Yield the entries in ``[start, stop)`` file by file, each with its first queue offset.
+        """Yield the entries in ``[start, stop)``: for each file, its first queue offset and an
+        array.
 
         Missing files are skipped. Unwritten entries (:func:`is_written`) are included.
         """
@@ -108,10 +113,11 @@ class Queue(ABC):
         return self.runs(start, stop)
 
     def units(self, start: int, stop: int) -> Units:
-        """Return the entries in ``[start, stop)``, cut at the queue's end, without a gap.
+        """Return one entry for each queue offset in ``[start, stop)``, up to the queue's end.
 
-        Entries in missing files are zeros (unwritten). A range in one file is not copied. If
-        ``start`` is negative or more than MOST_HOLES entries have no file, this raises UsageError.
+        Entries in missing files are zeros (unwritten). If the range is in one file, the result is a
+        view of the file, not a copy. Raises UsageError if ``start`` is negative, or if more than
+        MOST_HOLES entries have no file.
         """
         if start < 0:
             raise UsageError(f"there is no queue offset {start}")
@@ -141,7 +147,8 @@ class Queue(ABC):
     def entry_before(self, offset: int) -> QueueEntry | None:
         """Return the written entry directly before a queue offset, None if there is none.
 
-        If the entry differs from an earlier call's result, the topic was deleted and recreated.
+        A caller can compare the results of two calls for one queue offset. If they differ, the
+        topic was deleted and recreated in between.
         """
         found = next(self.entries(offset - 1, offset), None) if offset > 0 else None
         return None if found is None else found[1]
@@ -149,10 +156,12 @@ class Queue(ABC):
     def offset_by_time(
         self, timestamp: int, store_time: StoreTime, *, log_min_offset: int = 0
     ) -> int:
-        """Return the queue offset of a message stored at or near ``timestamp``, or else 0.
+        """Return the queue offset of a message that was stored at ``timestamp`` or near it; 0 if
+        none is found.
 
-        If no message has this time, the method chooses the nearer neighbour in the file, or on a
-        tie the earlier one (``getOffsetInQueueByTime``).
+        If no message has exactly this time, the search compares the messages before and after it in
+        the file, and chooses the nearer one. If both are equally near, it chooses the earlier one
+        (``getOffsetInQueueByTime``).
 
         QUIRK: Java chooses the file by its modification time, which is wrong for copied files. This
         method uses the store time of the file's last message.
@@ -164,12 +173,15 @@ class Queue(ABC):
         low = max(0, self.min_offset - chosen.start)
         found = _bisect(units, low, timestamp, store_time, log_min_offset)
         if found is None:
-            # If entries are missing, search the other entries. In Java, no entry can be missing.
+            # The search has met an entry that was never written, which Java does not expect. Search
+            # again in the written entries only.
             there = np.flatnonzero(is_written(units))
             low = int(np.searchsorted(there, low))
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
-        # QUIRK: if there is no message, Java adds -1 byte, and its division rounds towards zero.
+        # QUIRK: if the search finds no message (-1), Java's result is the queue offset before the
+        # file's first entry. For the first file it is 0, because Java's division rounds -1 byte
+        # towards zero.
         return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(
@@ -199,10 +211,11 @@ class Queue(ABC):
 def _bisect(
     units: Units, low: int, timestamp: int, store_time: StoreTime, log_min_offset: int
 ) -> int | None:
-    """Find the index of the entry by Java's search.
+    """Find the index of the entry by the same binary search as Java.
 
-    The result is -1 if no message is in the log, and None if the search reaches an unwritten entry.
-    If a message is missing, Java returns offset 0; this function returns a negative index.
+    Return -1 if the log has none of the messages, and None if the search meets an unwritten entry.
+    If the log lacks a message that the search reads, Java returns the queue offset 0. This function
+    then returns a large negative index, which the caller turns into 0.
     """
     high = len(units) - 1
     left = right = left_time = right_time = -1
@@ -212,7 +225,8 @@ def _bisect(
         if size <= 0 or physical_offset < 0:
             return None
         if physical_offset < log_min_offset:
-            # QUIRK: left counts only if a later step also sets left_time.
+            # QUIRK: this step sets left, but not left_time. So left is the result only if a later
+            # step sets left_time.
             low, left = middle + 1, middle
             continue
         found = store_time(physical_offset, size)
@@ -232,27 +246,28 @@ def _bisect(
 
 
 def is_written(units: Units) -> Bools:
-    """Whether RocketMQ counts each entry as present."""
+    """Return for each entry whether it was written, by RocketMQ's rule."""
     written: Bools = (units["physical_offset"] >= 0) & (units["size"] > 0)
     return written
 
 
 def has_message(units: Units) -> Bools:
-    """Whether each entry points to a message: it is written, and is not a filler."""
+    """Return for each entry whether it points to a message: it was written and is no filler."""
     message: Bools = is_written(units) & (units["size"] != FILLER_SIZE)
     return message
 
 
 class FileQueue(Queue):
-    """A queue with entries in numbered files: a consume queue or a batch queue.
+    """A consume queue or a batch queue whose entries are in files.
 
-    The constructor reads nothing. The last file is read when the queue's end is needed.
+    The constructor reads no entries. When the queue's end is needed, the last file is read.
 
     Args:
-        log_min_offset: physical offset of the log's first byte (default: as listed in the layout).
-        with_stale: whether a consume queue includes entries that point after the log's end. A
-            recovery that cuts the log (:attr:`StoreLayout.cut_end`) leaves these entries in the
-            files.
+        log_min_offset: physical offset of the log's first byte (default: start of the log files
+            that the layout lists).
+        with_stale: whether a consume queue includes entries that point after the log's end. Such
+            entries stay in the files if a recovery by RocketMQ's rules truncates the log
+            (:attr:`StoreLayout.cut_end`).
     """
 
     entry_size: int
@@ -296,13 +311,14 @@ class FileQueue(Queue):
         """List the queue's files."""
 
     def _use(self, sequence: FileSequence) -> None:
-        # A file name that is not a multiple of an entry's size does not determine queue offsets.
+        # Ignore a file whose name is not a multiple of the entry size, because its entries have no
+        # queue offsets.
         files = tuple(file for file in sequence.files if file.base % self.entry_size == 0)
         self.sequence = FileSequence(files, sequence.file_size)
         self._tail: tuple[int, int] | None = None
 
     def refresh(self) -> None:
-        """List the files again, and find the end from the last known entry on."""
+        """List the files again, and search for the queue's end from the last known end on."""
         known, before = self._tail, self.files
         base = before[known[0]].base if known is not None and before else None
         self._use(self._listed())
@@ -332,7 +348,7 @@ class FileQueue(Queue):
         return self._tail
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
-        """Find the last file with a written entry, and the number of its entries."""
+        """Return the index of the last file with written entries, and their number."""
         for index in range(len(self.files) - 1, -1, -1):
             is_known = self.files[index].base == known
             written = self._written_prefix(index, count if is_known else 0)
@@ -342,7 +358,7 @@ class FileQueue(Queue):
 
     @abstractmethod
     def _written_prefix(self, index: int, start: int) -> int:
-        """Number of entries before a file's first unwritten entry; at least ``start``."""
+        """Return how many entries are before a file's first unwritten entry; at least ``start``."""
 
     def _room_of(self, index: int) -> int:
         room = self.sequence.file_size
@@ -373,8 +389,8 @@ class ConsumeQueue(FileQueue):
     def min_offset(self) -> int:
         """The first queue offset whose message is still in the log.
 
-        QUIRK: ``correctMinOffset`` reads only the first file. If no entry of that file points to a
-        message in the log, the min offset is 0.
+        QUIRK: ``correctMinOffset`` reads only the first file. If all messages of that file's
+        entries have expired, the min offset is 0, although later files may have entries.
         """
         if self._min_offset is None:
             self._min_offset = self._find_min()
@@ -426,12 +442,12 @@ class ConsumeQueue(FileQueue):
 
     def _find_tail(self, known: int | None, count: int) -> tuple[int, int]:
         index, written = super()._find_tail(known, count)
-        # If no file has an entry, the queue ends at the start of the third-last file, where
-        # ConsumeQueue.recover() begins.
+        # If no file has a written entry, the queue ends where RocketMQ's ConsumeQueue.recover()
+        # begins its search: at the start of the third-last file.
         return (index, written) if written else (max(0, len(self.files) - 3), 0)
 
     def _written(self, index: int) -> int:
-        """Files before the last file with entries are full."""
+        """Return how many entries a file has. Files before the last one with entries are full."""
         tail, count = self._tail_position()
         if index == tail:
             return count
@@ -451,7 +467,7 @@ class ConsumeQueue(FileQueue):
         return at if cut is None else self._kept_prefix(index, at, cut)
 
     def _kept_prefix(self, index: int, written: int, cut: int) -> int:
-        """Number of entries up to the last entry that points before the end of a cut log."""
+        """Return how many entries there are up to the last one that points before ``cut``."""
         stop = written
         while stop:
             start = max(0, stop - _LARGEST_CHUNK)

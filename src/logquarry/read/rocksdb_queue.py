@@ -1,7 +1,8 @@
-"""Reads the consume queues in RocksDB of RocketMQ 5 (``RocksDBConsumeQueueStore``).
+"""Reads the consume queues that RocketMQ 5 keeps in RocksDB (``RocksDBConsumeQueueStore``).
 
-A broker keeps its newest entries in memory, and writes them to RocksDB at a clean shutdown, or when
-there are enough entries. So readers take the messages after the dispatched end from the log.
+A broker keeps its newest entries in memory, and writes them to the files of RocksDB at a clean
+shutdown, or when there are enough entries. RocksDB also records the physical offset up to which it
+has all entries (the dispatched end). For messages after it, readers make the entries from the log.
 """
 
 from __future__ import annotations
@@ -35,27 +36,30 @@ RocksEntries = Records
 
 _SEGMENT: Final = 1 << 16
 _CHUNK: Final = 1 << 13
-"""Number of entries that are read at once, even if a ``get`` needs fewer."""
+"""Maximum number of entries in one array."""
 
 
 def rocksdb_folders(layout: StoreLayout, parent: str = "") -> tuple[str, ...]:
-    """Return the folders with queues in RocksDB, below ``parent``. Reads only names."""
+    """Return the RocksDB folders for queues that exist below ``parent``. Only names are read."""
     found = (f"{parent}{folder}" for folder in ROCKSDB_FOLDERS)
     return tuple(one for one in found if is_there(layout.filesystem, one))
 
 
 def require_package(layout: StoreLayout) -> None:
-    """Refuse a store with queues in RocksDB if the package to read them is missing (UsageError)."""
+    """Raise UsageError if a store has queues in RocksDB, and the package to read them is
+    missing.
+    """
     if rocksdb_folders(layout) and not is_installed():
         raise needs_package(f"{layout.root}: its queues are")
 
 
 class QueueDb:
-    """The queues of one store in RocksDB, at the time when this object was made.
+    """A snapshot of the queues in one RocksDB folder of a store.
 
     ``dispatched_end`` is the physical offset up to which RocksDB has the entries of all messages.
-    ``bounds`` has the first and last queue offset of each queue, each with its message's physical
-    offset. If the broker has not written the first queue offset, the first pair is None.
+    ``bounds`` maps (topic, queue id) to two pairs: the first queue offset and the physical offset
+    of its message, and the same for the last queue offset. The first pair is None if the broker has
+    not recorded it.
 
     Raises:
         UsageError: if the package ``rocksdict`` is not installed.
@@ -82,13 +86,16 @@ class QueueDb:
                 raise CorruptFile(self._db.path, 0, reason)
             side = firsts if name.which == table.MIN else lasts
             side[name.topic, name.queue_id] = offset, place
-        # The broker records a queue's first queue offset only after a client has asked for it.
+        # The first queue offset may be missing, because the broker records it only after a client
+        # has requested it.
         self.bounds = {key: (firsts.get(key), last) for key, last in sorted(lasts.items())}
 
     def entries(
         self, topic: str, queue_id: int, start: int, stop: int
     ) -> Iterator[tuple[Int64, RocksEntries]]:
-        """Yield queue offsets and entries in ``[start, stop)``, some at a time, in order."""
+        """Yield the queue offsets in ``[start, stop)`` and their entries, in order, as pairs of
+        arrays.
+        """
         first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
         keys: list[bytes] = []
         values: list[bytes] = []
@@ -104,7 +111,9 @@ class QueueDb:
             yield _arrays(keys, values)
 
     def next_offset(self, topic: str, queue_id: int, start: int, stop: int) -> int:
-        """Return the queue offset of the first entry in ``[start, stop)``, ``stop`` if none."""
+        """Return the first queue offset in ``[start, stop)`` that has an entry; ``stop`` if none
+        has.
+        """
         first, end = (table.entry_key(topic, queue_id, max(0, one)) for one in (start, stop))
         for key, _ in self._db.items(table.ENTRIES, first, end):
             return int.from_bytes(key[len(first) - table.OFFSET_SIZE : len(first)])
@@ -117,7 +126,9 @@ class QueueDb:
     def queues(
         self, tails: Mapping[QueueKey, LogQueue], log_min_offset: int
     ) -> dict[QueueKey, Queue]:
-        """Return all queues; ``tails`` are made from the log after the dispatched end."""
+        """Return all queues. ``tails`` are queues made from the log after the dispatched end, with
+        which the queues in RocksDB continue.
+        """
         found: dict[QueueKey, Queue] = dict(tails)
         for key in self.bounds:
             found[key] = RocksQueue(self, key, log_min_offset, tails.get(key))
@@ -141,8 +152,8 @@ def _warn_once(text: str) -> None:
 def open_queues(layout: StoreLayout) -> QueueDb | None:
     """Open the queues in RocksDB; None if readers must make the queues from the log.
 
-    The possible reasons: there is no RocksDB, the package ``rocksdict`` is missing, or RocksDB
-    cannot read its files.
+    They must if the store has no queues in RocksDB, if the package ``rocksdict`` is missing, or if
+    RocksDB cannot read its files.
     """
     folders = rocksdb_folders(layout)
     if not folders or not is_installed():
@@ -150,7 +161,8 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
     try:
         found = [QueueDb(layout, folder) for folder in folders]
     except CorruptFile as error:
-        # verify reports the damage. Each part of a command opens RocksDB: one warning is enough.
+        # Only warn, because verify reports the damage. Warn once, because several parts of a
+        # command open RocksDB.
         _warn_once(
             f"{error}: the queues are made from the log. A queue whose messages have all expired "
             "is missing then, and its offsets would begin at 0 again"
@@ -160,7 +172,9 @@ def open_queues(layout: StoreLayout) -> QueueDb | None:
 
 
 def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
-    """Return the queues that RocksDB has; entries in damaged blocks are missing, with a warning."""
+    """Return the queues that RocksDB has. If it has damaged blocks, the entries in them are
+    missing, and reads log a warning.
+    """
     database = open_queues(layout)
     if database is None:
         return []
@@ -171,9 +185,11 @@ def rocksdb_queues(layout: StoreLayout) -> list[RocksQueue]:
 def derived_queues(
     layout: StoreLayout, reader: LogReader
 ) -> tuple[Mapping[QueueKey, Queue], int | None]:
-    """Return the queues in RocksDB with the later messages of the log, and the log's end.
+    """Return two results: the queues in RocksDB, continued with entries for the log's later
+    messages, and the log's end.
 
-    Without RocksDB, this reads the whole log. The log's end is None if the log is empty.
+    If RocksDB cannot be used, the queues are made from the whole log. The log's end is None if the
+    log is empty.
     """
     database, start = open_queues(layout), None
     if database is not None and layout.commit_log.at(database.dispatched_end) is not None:
@@ -186,13 +202,15 @@ def derived_queues(
 
 
 class RocksQueue(Queue):
-    """A queue in RocksDB, continued with ``tail``, the messages after the dispatched end.
+    """A queue in RocksDB. It continues with ``tail``, the entries made from the log after the
+    dispatched end (None: no such entries).
 
     With ``is_strict``, damage in RocksDB raises ``CorruptFile``; otherwise entries are missing.
     ``last_place`` is the physical offset of the last message in RocksDB.
     """
 
-    # A get need not stop at a file's end: there are no queue files.
+    # RocksDB has no queue files, so a get is not limited to one file. This number is larger than
+    # any queue offset.
     units_per_file = 1 << 62
     files: tuple[StoreFile, ...] = ()
 
@@ -212,7 +230,8 @@ class RocksQueue(Queue):
         self._tail = tail
         self._is_strict = is_strict
         self._first, (last, self.last_place) = database.bounds[key]
-        # Entries after the end of a truncated log remain until new entries replace them.
+        # After a truncation of the log, RocksDB keeps the entries of truncated messages until new
+        # entries replace them. So the tail replaces them here.
         self._stop = last + 1 if tail is None else min(last + 1, tail.min_offset)
 
     @cached_property
@@ -251,9 +270,11 @@ class RocksQueue(Queue):
         return self._entry(self._stop - 1)
 
     def segments(self) -> Iterator[QueueSegment]:
-        """Yield stretches of at most 65,536 entries: RocksDB has no files for single queues.
+        """Yield segments of at most 65,536 queue offsets, because RocksDB has no files for single
+        queues.
 
-        A wrong bound must not cause endless empty stretches.
+        Large gaps are skipped, so that a damaged bound cannot cause a nearly endless number of
+        empty segments.
         """
         at, stop = self.bounds()
         while at < stop:
@@ -273,7 +294,9 @@ class RocksQueue(Queue):
             yield from self._tail.runs(start, stop)
 
     def rows(self, start: int, stop: int) -> Iterator[tuple[int, RocksEntries]]:
-        """See :meth:`Queue.rows`; without the tail, which has no stored entries."""
+        """See :meth:`Queue.rows`. The result ends before the tail, because its entries are not
+        stored.
+        """
         for offsets, entries in self._entries(start, min(stop, self._stop)):
             cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
             for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):
@@ -291,7 +314,7 @@ class RocksQueue(Queue):
         try:
             return self._db.next_offset(*self._key, start, self._stop)
         except CorruptFile:
-            # Reading the entries reports the damage.
+            # Report no damage here, because the caller reads the entries next, which reports it.
             return start
 
     def _entry(self, offset: int) -> QueueEntry | None:
@@ -305,8 +328,8 @@ class RocksQueue(Queue):
         """The first queue offset of a message stored at ``timestamp`` or later; else the last queue
         offset.
 
-        If all messages are older, the broker's search (``BoundaryType.LOWER``) returns the queue's
-        end.
+        If all messages are older, the result differs from that of the broker's search
+        (``BoundaryType.LOWER``), which returns the queue's end.
         """
         offsets = range(*self.bounds())
 

@@ -1,9 +1,10 @@
-"""Plans which parts of a store a filtered read needs: ranges of the log, slices of consume queues.
+"""Plans a read with a filter: which ranges of the log and which slices of consume queues it needs.
 
-A read of some topics reads the frames to which the entries of their queues point. The read walks
-only the parts of the log that no queue covers: blanks, frames without an entry. A walk over the
-whole log would give the same result. A read by key uses the index in the same way. If the queues
-may be unsound (an ``abort`` file, entries out of order), the log is walked.
+A read of some topics reads the frames that the entries of their queues point to. Besides, it walks
+only the parts of the log that no entry of any queue points to, such as blanks and frames without an
+entry. The result is the same as that of a walk over the whole log. A read by key uses the index in
+the same way. If the queues may be wrong, because of a crash (an ``abort`` file) or entries that are
+not in the order of the log, the read walks the log.
 """
 
 from __future__ import annotations
@@ -35,16 +36,22 @@ from logquarry.read.log_end import last_entries, missing_end, sound_bound, warn_
 from logquarry.read.queue import ConsumeQueue, Units, has_message
 
 MOST_UNITS = 1 << 26
-"""Maximum number of queue entries that a plan reads. With more entries, the plan walks the log."""
+"""Maximum number of queue entries that the planner reads. If the store has more, the plan is a
+walk.
+"""
 MOST_PLACES = 1 << 11
 
 WORTHWHILE = 0.5
-"""Largest share of the log to read through the queues. For a larger share, a walk is as fast."""
+"""Largest share of the log's bytes for which a plan uses queues or the index. If more bytes must be
+read, a walk over the log is as fast.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The messages that a read wants; ``stop_offset`` is exclusive."""
+    """The messages that a read returns: those that pass ``wanted`` and start between two physical
+    offsets (``stop_offset`` is exclusive).
+    """
 
     wanted: MessageFilter = field(default_factory=MessageFilter)
     start_offset: int | None = None
@@ -64,13 +71,13 @@ class QueueSlice:
 
 @dataclass(frozen=True, slots=True)
 class PlaceList:
-    """Frames at physical offsets from the index; their sizes are unknown."""
+    """Frames whose physical offsets are from the index, which does not have their sizes."""
 
     offsets: tuple[int, ...]
 
     @property
     def length(self) -> int:
-        """Estimated bytes."""
+        """Estimated bytes of the frames: the smallest size for each."""
         return len(self.offsets) * frame.FIXED_SIZE_V1
 
 
@@ -81,8 +88,8 @@ Part = LogSplit | QueueSlice | PlaceList
 class ReadPlan:
     """A plan for reading a selection. Picklable, so that workers can read the parts.
 
-    The caller must still apply the filter of the selection to each message. If a writer had the
-    store open at the time of planning, ``live`` is true.
+    The caller must still apply the filter of the selection to each message. ``live`` is whether a
+    writer had the store open when the plan was made.
     """
 
     selection: Selection
@@ -104,7 +111,7 @@ def plan_read(
     min_parts: int = 1,
     skip_damage: bool = False,
 ) -> ReadPlan:
-    """Plan the parts to read for a selection; each part can be read separately.
+    """Divide the read of a selection into parts that can be read independently.
 
     Args:
         split_size: maximum bytes of messages in a part.
@@ -130,7 +137,8 @@ def plan_read(
     if skip_damage and bound is not None:
         end = sound_bound(layout, bound)
         if end is not None and end < bound:
-            # Include the byte at which the log breaks: the part with this byte reports the damage.
+            # Add one byte to the range, the first byte after the log's end. Then the part that
+            # contains this byte reports the damage there.
             extent = LogExtent(extent.start, end + 1, bound)
     start, stop = time_range(layout, selection.wanted, extent)
     if selection.start_offset is not None:
@@ -165,10 +173,12 @@ def read_part(
 
 
 def filter_of(plan: ReadPlan, part: Part) -> MessageFilter:
-    """Return the conditions on the messages of one part that is read separately.
+    """Return the filter for the messages of a part that is read alone, without the plan's other
+    parts.
 
-    With multi-dispatch, several queues can point to one frame. Only the queue with the frame's
-    topic and queue id yields the message.
+    With multi-dispatch, several queues can point to one frame. So that the message is read only
+    once, the filter lets it pass only in the part for the queue with the frame's own topic and
+    queue id.
     """
     if not isinstance(part, QueueSlice):
         return plan.selection.wanted
@@ -184,7 +194,8 @@ def read_in_order(
 ) -> Iterator[Event]:
     """Yield the events of all parts of a plan, in physical order."""
     if not plan.uses_queues:
-        # Walk once over the whole range: otherwise each part would search for its first frame.
+        # Walk once over the range of all parts, because each part alone would have to search for
+        # its first frame.
         start = min((part.start for part in plan.parts if isinstance(part, LogSplit)), default=None)
         if start is None:
             return
@@ -199,7 +210,8 @@ def read_in_order(
     sizes = np.concatenate([sizes for _, sizes in found])
     order = np.argsort(offsets, kind="stable")
     offsets, sizes = offsets[order], sizes[order]
-    # With multi-dispatch, entries of several queues may point to one frame: yield it once.
+    # Yield each frame only once, although with multi-dispatch, entries of several queues may point
+    # to it.
     once = np.flatnonzero(np.diff(offsets, prepend=-1))
     offsets, sizes = offsets[once], sizes[once]
     at = 0
@@ -217,7 +229,8 @@ def read_in_order(
 def _named(
     layout: StoreLayout, offsets: Int64, sizes: Int32, check_crc: bool, batch_bytes: int
 ) -> Iterator[Event]:
-    # An entry with a wrong size is damage to the queue, not to the message.
+    # Ignore the sizes in the entries: if one is wrong, the queue is damaged, but the message can be
+    # read.
     return runs_at(
         layout, offsets, sizes, check_crc=check_crc, batch_bytes=batch_bytes, any_size=True
     )
@@ -236,7 +249,9 @@ def _reader(layout: StoreLayout, plan: ReadPlan, check_crc: bool, batch_bytes: i
 def _places(
     layout: StoreLayout, plan: ReadPlan, part: QueueSlice | PlaceList
 ) -> tuple[Int64, Int32]:
-    """Return physical offsets, in ascending order, and sizes."""
+    """Return the physical offsets of a part's frames, in ascending order, and their sizes (0:
+    unknown).
+    """
     if isinstance(part, PlaceList):
         offsets = np.array(part.offsets, np.int64)
         sizes = np.zeros(len(offsets), np.int32)
@@ -259,10 +274,10 @@ def _places(
 
 # ------------------------------------------------------------------------------------- by time
 def time_range(layout: StoreLayout, wanted: MessageFilter, extent: LogExtent) -> tuple[int, int]:
-    """Return the range of whole files that can have messages between two store times.
+    """Return the part of the log, in whole files, that can have messages between two store times.
 
-    If the first messages of the files are not in the order of their store times, the clock was set
-    back, and the range is the whole log.
+    The function compares the store times of the files' first messages. If these are not in
+    ascending order, the clock was set back, and the result is the whole log.
     """
     start, stop = extent.start, extent.stop
     if wanted.since_ms is None and wanted.until_ms is None:
@@ -309,7 +324,7 @@ class _QueuePlanner:
     split_size: int
 
     def parts(self, min_parts: int) -> list[Part] | None:
-        """Return None if a walk is better."""
+        """Return the parts of a plan that uses queues or the index; None if a walk is better."""
         wanted = self.selection.wanted
         if not (wanted.names_queues or wanted.keys):
             return None
@@ -347,10 +362,10 @@ class _QueuePlanner:
         return units[(offsets >= self.extent.start) & (offsets < self.extent.stop)]
 
     def _gaps(self, units: list[Units]) -> list[LogSplit] | None:
-        """Return the parts of the wanted range that no queue covers.
+        """Return the parts of the wanted range that no entry of any queue points to.
 
-        None if the messages of two entries overlap: then one entry is wrong, and its range may
-        contain a message that is in no queue.
+        Return None if the messages of two entries overlap. Then one of the entries is wrong, so the
+        bytes that it claims may contain a message without an entry.
         """
         if not units:
             return None
@@ -359,7 +374,8 @@ class _QueuePlanner:
         ends = starts + np.concatenate([u["size"].astype(np.int64) for u in units])
         order = np.argsort(starts, kind="stable")
         starts, ends = starts[order], ends[order]
-        # The entries of one message in several queues have the same size.
+        # Two entries may point to the same frame, in different queues, if they have the same size.
+        # Other entries must not overlap.
         agree = np.where(starts[1:] == starts[:-1], ends[1:] == ends[:-1], starts[1:] >= ends[:-1])
         if not agree.all():
             return None
@@ -370,15 +386,15 @@ class _QueuePlanner:
         for i in np.flatnonzero(gap_stops > gap_starts).tolist():
             start, end = max(int(gap_starts[i]), first), min(int(gap_stops[i]), stop)
             if start < end:
-                # A frame starts where an entry's message ends, but a wanted offset may be inside a
-                # frame.
+                # A gap begins at the end of a message, where a frame starts. But if the selection
+                # starts later in the gap, its start may be inside a frame (resync).
                 inside = start != gap_starts[i]
                 gaps.append(LogSplit(start, end, inside, tail is not None and start >= tail))
         return gaps
 
     def _slices(self, queue: ConsumeQueue, units: Units, min_parts: int) -> Iterator[QueueSlice]:
-        """Yield the wanted entries of a queue in slices; the bytes of a slice's messages are
-        limited.
+        """Yield the wanted entries of a queue in slices. The messages of a slice have at most
+        ``split_size`` bytes, or fewer if that is necessary to get ``min_parts`` slices.
         """
         if not self.selection.wanted.takes_queue(queue.topic, queue.queue_id):
             return
@@ -398,7 +414,9 @@ class _QueuePlanner:
             at = end
 
     def _by_index(self) -> tuple[tuple[int, ...], list[LogSplit]] | None:
-        """Return the frames that the index has for the keys, and the ranges without an index."""
+        """Return the physical offsets that the index has for the wanted keys, and the ranges of the
+        log for which the index has no file. Return None if the index cannot be used.
+        """
         index = Index(self.layout, files=OpenFiles(self.layout))
         files = [file for file in index.files if not file.is_empty]
         if not files or not index.is_usable:
@@ -411,8 +429,9 @@ class _QueuePlanner:
             if found is None:
                 return None
             places.update(o for o in found if self.range[0] <= o < self.range[1])
-        # Between the last message of an index file and the first message of the next file, no
-        # message has a key, unless a file is missing. The plan walks these short ranges to be safe.
+        # Between the last message of an index file and the first message of the next index file,
+        # only messages without keys are expected. But an index file in between may be missing, so
+        # the plan walks these ranges, which are usually short.
         edges = [self.extent.start]
         for file in files:
             edges += [file.header.begin_offset, file.header.end_offset]
@@ -434,7 +453,9 @@ def _is_whole(queue: ConsumeQueue) -> bool:
 
 
 def _is_ordered(units: Units) -> bool:
-    """Whether the entries of a queue are in the order of the log, and all are plausible."""
+    """Whether the entries of a queue are in the order of the log, and no size is smaller than a
+    frame can be.
+    """
     offsets = units["physical_offset"].astype(np.int64)
     sizes = units["size"]
     return bool((sizes >= frame.FIXED_SIZE_V1).all()) and bool((np.diff(offsets) > 0).all())
@@ -444,7 +465,7 @@ def _outside(places: tuple[int, ...], walked: list[LogSplit]) -> tuple[int, ...]
     if not walked:
         return places
     starts = np.array([split.start for split in walked], np.int64)
-    # The tail and the range before the tail may overlap.
+    # Use the largest stop so far, because the tail and the range before it may overlap.
     stops = np.maximum.accumulate(np.array([split.stop for split in walked], np.int64))
     offsets = np.array(places, np.int64)
     before = np.searchsorted(starts, offsets, "right") - 1

@@ -1,9 +1,10 @@
-"""Finds the settings that a store's files show: file sizes, and the contents of queues and index.
+"""Infers settings from a store's files: file sizes, and which entries the queues and the index
+contain.
 
-Each setting comes from the first of these sources that has it: the user's configuration, the files,
-the record in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default. If the files
-contradict the configuration, the store is refused: otherwise reads would lose messages, and writes
-would lose entries.
+A setting is taken from the first of these sources that determines it: the user's configuration, the
+files, the settings recorded in the store (:mod:`logquarry.log.kept_settings`), RocketMQ's default.
+If the files contradict the configuration, the store is refused, because with wrong sizes, reads
+would miss messages, and writes would destroy entries.
 """
 
 from __future__ import annotations
@@ -44,13 +45,16 @@ from logquarry.read.queue import ConsumeQueue
 
 logger = logging.getLogger(__name__)
 _MOST_QUEUES: Final = 256
-"""Maximum number of queues to read, because with LMQ a store can have very many."""
+"""Maximum number of queues whose last entry is read. There is a limit, because with LMQ (light
+message queues) a store can have very many queues.
+"""
 
 
 def with_entry_rules(layout: StoreLayout) -> StoreLayout:
-    """Return the layout with the settings that decide the contents of queues and index.
+    """Return the layout, completed with the settings that determine which entries queues and index
+    contain.
 
-    ``enable_multi_dispatch`` stays None if only the messages can show this setting.
+    ``enable_multi_dispatch`` stays None if neither the files nor the recorded settings show it.
     """
     config, kept = layout.config, layout.kept_settings
     if config.dialect is None:
@@ -58,7 +62,8 @@ def with_entry_rules(layout: StoreLayout) -> StoreLayout:
         try:
             config = config.in_dialect(dialect)
         except UsageError:
-            # A setting that 3.1 does not have shows that the broker's version is 4.x.
+            # The configuration has a setting that RocketMQ 3.1 does not have, so the broker's
+            # version is 4.x or later.
             config = config.in_dialect(DIALECTS[0])
     if config.index_tags is None:
         config = with_index_tags(layout).config.in_dialect(config.dialect)
@@ -80,16 +85,18 @@ def _with_multi_dispatch(config: StoreConfig, layout: StoreLayout) -> StoreConfi
     if has_lmq is None:
         has_lmq = found_lmq
     if has_lmq is None and config.enable_multi_dispatch is None:
-        # If nothing else shows LMQ, the queues' names decide later.
+        # If LMQ is neither configured, nor recorded, nor visible in the messages, it stays unknown,
+        # and the names of queues decide later.
         has_lmq = layout.kept_settings.get("enable_lmq", True if is_on else None)
     return dataclasses.replace(config, enable_multi_dispatch=is_on, enable_lmq=has_lmq)
 
 
 def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
-    """Complete the user's settings from a store's files; without a layout, from the defaults.
+    """Return the user's settings, completed with settings that a store's files show. Without a
+    layout, they are completed with defaults.
 
-    Raises UsageError if the files contradict the settings. With wrong delay levels, times in the
-    schedule queues would look wrong.
+    Raises UsageError if the files contradict the settings. Delay levels are completed too, because
+    with wrong levels the times in the schedule queues would look wrong.
     """
     if layout is None:
         config = config.in_dialect(config.dialect or DIALECTS[0])
@@ -120,7 +127,9 @@ def with_sizes(config: StoreConfig, layout: StoreLayout | None) -> StoreConfig:
 
 
 def _has_index(layout: StoreLayout) -> bool:
-    """If messageIndexEnable is false, RocketMQ makes no folder for the index."""
+    """Whether RocketMQ's setting messageIndexEnable is on: if it is false, RocketMQ creates no
+    folder for the index.
+    """
     return INDEX in layout.folders or not layout.commit_log.files or not layout.queue_names
 
 
@@ -186,7 +195,9 @@ def _sized(
 
 
 def _common_size(queues: list[FileSequence], entry_size: int) -> int:
-    """The most frequent size, because single files may be damaged; 0 if there is no file."""
+    """Return the most frequent size of queue files, because single files may be damaged; 0 if there
+    is no file.
+    """
     sizes = Counter(
         file.size
         for queue in queues
@@ -204,7 +215,8 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
     size = max((entry.size for entry in layout.index_files), default=0)
     kept = kept_shape(layout)
     if kept is not None or size <= index.HEADER.size:
-        # Files that a crash or a fault left without entries do not show their shape.
+        # Index files without entries, for example after a crash, do not show their shape. Use the
+        # recorded shape.
         return kept
     shape = likely_shape(size)
     logger.warning(
@@ -219,7 +231,7 @@ def _shape_of(layout: StoreLayout) -> index.IndexShape | None:
 
 
 def require_own_settings(layout: StoreLayout) -> None:
-    """Refuse a configuration with sizes that the files contradict (UsageError)."""
+    """Raise UsageError if the files contradict a size in the configuration."""
     config = layout.config
     if config.mapped_file_size_commit_log is not None:
         require_stated_size(layout)
@@ -227,7 +239,8 @@ def require_own_settings(layout: StoreLayout) -> None:
         found = layout.queue_files()
         queues = [queue.files for queue in found]
         sizes = [file.size for files in queues for file in files if file.size]
-        # If several files have the same size, they were not all cut short.
+        # If all of several files have the same size, assume that it is the regular size, because a
+        # truncation would not leave all with one size.
         shown = shown_sizes(queues) or (set(sizes) if sizes[1:] and len(set(sizes)) == 1 else set())
         if shown and config.queue_file_size not in shown:
             common = _common_size(found, queue_entry.UNIT_SIZE)
@@ -242,7 +255,8 @@ def require_own_settings(layout: StoreLayout) -> None:
     plain = dataclasses.replace(config, max_hash_slot_num=None, max_index_num=None)
     for file in Index(layout.with_config(plain)).files:
         shape = file.shape
-        # A crash may leave a file short, but its slots still match the settings.
+        # A crash may leave a file that is too short for all its entries. It contradicts the
+        # settings only if its number of slots differs.
         is_torn = (
             shape is not None
             and layout.has_abort
@@ -258,7 +272,7 @@ def require_own_settings(layout: StoreLayout) -> None:
 
 
 def require_stated_size(layout: StoreLayout) -> None:
-    """Refuse (UsageError) a size of log files that the files contradict."""
+    """Raise UsageError if the configured size of log files contradicts the files."""
     stated, files = layout.config.mapped_file_size_commit_log, layout.commit_log.files
     if stated is None or fits_files(stated, [files]):
         return
@@ -287,7 +301,7 @@ def _has_message_behind(layout: StoreLayout, file: StoreFile, size: int) -> bool
 
 
 def require_log(layout: StoreLayout) -> None:
-    """Refuse a store whose log is missing or in another folder (UnsupportedStore).
+    """Raise UnsupportedStore if the log of a store is missing, or in a folder that is not read.
 
     Also refuses a configuration with sizes that the files contradict (UsageError).
     """
@@ -296,7 +310,8 @@ def require_log(layout: StoreLayout) -> None:
         return
     missing = layout.missing_log
     if missing is None:
-        # A writer that has just started may have made the first file after the listing.
+        # The store is new, or a writer has just created the first log file. List the files again,
+        # so that the file is found.
         layout.refresh()
     else:
         what = "the log's files are empty" if layout.commit_log.files else "the log has no files"
@@ -324,17 +339,20 @@ def _known(layout: StoreLayout) -> str:
 
 
 def _find_multi_dispatch(layout: StoreLayout) -> tuple[bool, bool | None]:
-    """Whether multi-dispatch fills any queue, and whether LMQ is on (None if unknown).
+    """Find out from messages whether multi-dispatch fills any queue, and whether LMQ is on (None if
+    unknown).
 
     With enableMultiDispatch, a frame lists the further queues of its message
-    (INNER_MULTI_DISPATCH). With LMQ, all queues named ``%LMQ%...`` have queue id 0.
+    (INNER_MULTI_DISPATCH). If LMQ is on, all queues whose topic is named ``%LMQ%...`` have the
+    queue id 0.
     """
     if layout.other_log is not None or not layout.commit_log.files:
         return False, None
     files = OpenFiles(layout)
     log = CommitLog(layout, files=files)
     topics = layout.read_topics()
-    # Queues that multi-dispatch fills are usually not in topics.json: read these queues first.
+    # Read queues of topics that are not in topics.json first, because multi-dispatch usually fills
+    # such queues, and the number of reads is limited.
     names = sorted(
         layout.queue_names,
         key=lambda key: (not key[0].startswith(LMQ_PREFIX), key[0] in topics),

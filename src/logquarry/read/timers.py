@@ -1,7 +1,9 @@
-"""Finds the waiting timer messages of RocketMQ 5 in the log, or counts them in the timer wheel.
+"""Finds the timer messages of RocketMQ 5 that were not delivered yet, in the log. Can also count
+them, from the timer wheel.
 
-The log and the queue of ``rmq_sys_wheel_timer`` show which messages wait, even if the timer's files
-are older than the log. Of the timer's own files, only ``config/timercheck`` is read::
+A timer message waits in the topic ``rmq_sys_wheel_timer`` until its time. The log and the queue of
+this topic show which messages wait, even if the timer's own files are older than the log. Of the
+timer's own files, only ``config/timercheck`` is read::
 
     queue of rmq_sys_wheel_timer    a  b  c  d  e  f
                                              ^ timercheck.queue_offset: a, b and c are in the wheel
@@ -40,7 +42,7 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_folders
 CHECK: Final = f"{CONFIG}/{timer.CHECK_FILE}"
 QUEUE_ID: Final = 0
 _CLOCK_SLACK_MS: Final = 60_000
-"""Allowance for a clock that was set back."""
+"""Milliseconds by which the broker's clock may have been set back between two messages."""
 
 K = TypeVar("K", bytes, str)
 
@@ -52,17 +54,19 @@ _CHANGES: Final = frozenset(
         *(props.INNER_MULTI_QUEUE_OFFSET, PREFIX.split(b"\x01")[0].decode()),
     )
 )
-"""Properties in which a delivered copy may differ from the message that waited."""
+"""Properties that may differ between a timer message and the copy that the broker delivers."""
 
 
 class Timer(NamedTuple):
-    """A message that waits for its time.
+    """A timer message that waits for its delivery time.
 
     Attributes:
-        slot_time: TIMER_OUT_MS, in ms. The broker delivers the message once the slot is over.
+        slot_time: time of the message's slot in the timer wheel (TIMER_OUT_MS), in ms since 1970.
+            The broker delivers the message after the end of the slot.
         queue_offset: queue offset in ``rmq_sys_wheel_timer``.
         topic, queue_id: the queue to which the message will be delivered.
-        rolled: how often the message was put back into its queue.
+        rolled: how often the broker has put the message back into its queue (TIMER_ROLL_TIMES),
+            because its time was too far away for the wheel.
         deletes: TIMER_DEL_UNIQKEY, the key of another message; the broker then delivers neither of
             the two messages.
     """
@@ -104,10 +108,10 @@ def timer_of(frame: Frame, queue_offset: int) -> Timer | None:
 
 
 class Timers:
-    """The timer messages that still wait in one store, by queue offset.
+    """The timer messages that still wait in one store (``waiting``, by queue offset).
 
-    ``done`` has the slot of each message that has stopped waiting. ``stop`` is the queue offset
-    after the last message that was read.
+    ``done`` has the slot time of each message that no longer waits, by queue offset. ``stop`` is
+    the queue offset after the last message that was added.
     """
 
     def __init__(self) -> None:
@@ -120,7 +124,9 @@ class Timers:
         self._by_key: dict[str, list[int]] = {}
 
     def add(self, frame: Frame, queue_offset: int) -> Timer | None:
-        """Add a message; a rolled copy replaces the older one. None if it is never delivered."""
+        """Add a message. If it is a copy that was put back into the queue, it replaces the earlier
+        copy. Return None if the message can never be delivered.
+        """
         found = timer_of(frame, queue_offset)
         if found is None:
             return None
@@ -135,7 +141,9 @@ class Timers:
         return found
 
     def delivered(self, frame: Frame) -> int | None:
-        """Remove the message that a frame delivers, and return its queue offset."""
+        """Remove the timer message whose delivered copy is in a frame, and return its queue offset.
+        Return None if the frame is no such copy.
+        """
         topic = frame.topic.decode("utf-8", "replace")
         return self._take(_content(frame, topic, frame.queue_id), None)
 
@@ -157,7 +165,9 @@ class Timers:
         return found
 
     def deleted_by(self, one: Timer) -> Iterator[int]:
-        """Yield the queue offsets of the messages that a message deletes; they are in its slot."""
+        """Yield the queue offsets of the waiting messages that a message deletes. They have the
+        same slot and the same topic.
+        """
         assert one.deletes is not None
         for key in {one.deletes, one.deletes.removeprefix(timer.delete_key(one.topic, ""))}:
             for offset in self._by_key.get(key, ()):
@@ -189,7 +199,9 @@ def _drop(table: dict[K, list[int]], key: K, offset: int) -> None:
 
 
 def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
-    """Return a digest of the fields that are equal in a message and its delivered copy."""
+    """Return a digest of the body and fields that a timer message and its delivered copy have in
+    common.
+    """
     values = props.decode_bytes(frame.properties)
     kept = sorted(pair for pair in values.items() if pair[0] not in _CHANGES)
     fields = (topic, queue_id, frame.flag, frame.born_timestamp, frame.reconsume_times, kept)
@@ -199,13 +211,13 @@ def _content(frame: Frame, topic: str, queue_id: int) -> bytes:
 
 
 class Known(NamedTuple):
-    """The known deliveries.
+    """The deliveries that a caller knows without reading the log.
 
-    ``checks`` are contents of ``timercheck``. If a check counts a message as in the wheel, and the
-    message's slot is before the check's read time, the message was delivered. ``delivered`` has
-    further queue offsets of delivered messages. No message before ``first`` waits. All deliveries
-    before the physical offset ``since`` are known. All deliveries from the wheel before
-    ``wheel_since`` are known too.
+    ``checks`` are contents of ``timercheck``. A message was delivered if it was in the wheel at the
+    time of such a check, and its slot is before the check's read time. ``delivered`` has further
+    queue offsets of delivered messages. No message with a queue offset before ``first`` waits. All
+    delivered copies before the physical offset ``since`` are known, and before the physical offset
+    ``wheel_since`` those of messages that were in the wheel.
     """
 
     checks: Sequence[TimerCheck] = ()
@@ -230,8 +242,9 @@ def find_timers(
 ) -> Timers:
     """Find the timer messages that still wait in a store.
 
-    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` reads the message at a physical
-    offset, given its size. ``runs`` reads the log from a physical offset on, even inside a frame.
+    ``queue`` is queue 0 of ``rmq_sys_wheel_timer``. ``message`` is a function that returns the
+    frame with a given physical offset and size. ``runs`` is a function that reads the log from a
+    physical offset on, which may be inside a frame.
     """
     found = Timers()
     if queue is None:
@@ -247,13 +260,14 @@ def find_timers(
     if found.waiting:
         start = known.since
         if start is None:
-            # In the log, a delivered copy follows its message, possibly directly if the message is
-            # not in the wheel yet.
+            # In the log, a delivered copy is after its message. So start at the first message that
+            # waits, or at wheel_since if that is later. But a message that is not in the wheel yet
+            # may be delivered directly, so start no later than at the first such message.
             enqueued = max((check.enqueued for check in known.checks), default=0)
             places = [(o >= enqueued, one.physical_offset) for o, one in found.waiting.items()]
             late = [place for is_late, place in places if is_late]
             start = max(min(place for _, place in places), min([known.wheel_since, *late]))
-        # The import loads pyarrow, which stores without timers do not need.
+        # Import here: the module loads pyarrow, which stores without timers do not need.
         from logquarry.log.columns import frames_with_property
 
         for frame in frames_with_property(runs(start), props.TIMER_OUT_MS):
@@ -269,7 +283,7 @@ def find_timers(
 def read_check(layout: StoreLayout) -> TimerCheck:
     """Read ``config/timercheck``; zeros if there is no such file.
 
-    If the file is too short, or has numbers that no broker writes, this raises ValueError.
+    Raises ValueError if the file is too short, or has numbers that no broker writes.
     """
     try:
         check = timer.decode_check(layout.filesystem.read(CHECK))
@@ -277,13 +291,16 @@ def read_check(layout: StoreLayout) -> TimerCheck:
         return TimerCheck()
     ahead = check.read_time - time.time_ns() // 1_000_000
     if min(check.read_time, check.log_end, check.enqueued) < 0 or ahead > timer.WHEEL_MS:
-        # With a read time in the far future, every message in the wheel would count as delivered.
+        # A read time in the far future is an error, because every message in the wheel would then
+        # count as delivered.
         raise ValueError(f"its numbers are impossible: {check}")
     return check
 
 
 def check_or_none(layout: StoreLayout) -> TimerCheck:
-    """Read ``timercheck``; zeros if unreadable, so that only the log shows the deliveries."""
+    """Read ``timercheck``. If it is unreadable, return zeros: then deliveries are found only in the
+    log.
+    """
     try:
         return read_check(layout)
     except (ValueError, UnreadableFile):
@@ -291,7 +308,9 @@ def check_or_none(layout: StoreLayout) -> TimerCheck:
 
 
 def timer_queue(layout: StoreLayout) -> Queue | None:
-    """Return queue 0 of ``rmq_sys_wheel_timer``; without queues, reads the whole log."""
+    """Return queue 0 of ``rmq_sys_wheel_timer``. If the store has no queues in files, it is made
+    from RocksDB or the log. None if there is no such queue.
+    """
     key = timer.TOPIC, QUEUE_ID
     if key in layout.queue_names:
         return ConsumeQueue(layout, *key, log_min_offset=layout.commit_log.start)
@@ -301,7 +320,9 @@ def timer_queue(layout: StoreLayout) -> Queue | None:
 
 
 def timers_of(layout: StoreLayout, check: TimerCheck | None = None) -> Timers:
-    """Find the timer messages that wait; ``check`` replaces the store's own ``timercheck``."""
+    """Find the timer messages that wait in a store. If ``check`` is given, it is used instead of
+    the store's ``timercheck``.
+    """
     check = check_or_none(layout) if check is None else check
     log = CommitLog(layout)
     queue = timer_queue(layout)
@@ -323,16 +344,18 @@ def known_by(layout: StoreLayout, check: TimerCheck) -> Known:
 
 
 def delivered_since(layout: StoreLayout, check: TimerCheck) -> int:
-    """Return a physical offset before which ``timercheck`` shows all deliveries from the wheel.
+    """Return a physical offset before which the log needs no search for delivered copies of
+    messages that were in the wheel, because ``timercheck`` shows their delivery.
 
-    The broker delivers a slot after the slot's time. So no frame stored before the read time is the
-    delivered copy of a message still in the wheel. The result is the start of a log file.
+    The broker delivers a slot after the slot's time. So a message whose slot is not before the read
+    time has no delivered copy among the frames stored before the read time. The result is the start
+    of a log file.
     """
     for file in reversed(layout.commit_log.files):
         try:
             view = layout.open_file(file.path)
         except FileNotFoundError:
-            # A folder or a dangling link in place of the file.
+            # There is a folder, or a link to a missing file, in place of the file.
             continue
         for _, found in first_frames(view):
             if found.store_timestamp < check.read_time - _CLOCK_SLACK_MS:
@@ -349,7 +372,9 @@ _PRECISIONS: Final = (1, 10, 100, 1000, 10_000)
 
 @dataclass(frozen=True, slots=True)
 class PendingTimers:
-    """Counts timer messages: not due yet in the wheel, and not in the wheel yet."""
+    """Numbers of timer messages that wait: in the wheel with a time that has not come, and in the
+    queue but not in the wheel yet.
+    """
 
     in_wheel: int
     in_queue: int
@@ -357,7 +382,7 @@ class PendingTimers:
 
     @property
     def detail(self) -> str:
-        """The numbers in words."""
+        """The number of waiting messages, as a sentence for a user."""
         return f"{self.in_wheel + self.in_queue} timer messages wait for their time"
 
     def __bool__(self) -> bool:
@@ -367,8 +392,9 @@ class PendingTimers:
 def pending(layout: StoreLayout) -> PendingTimers:
     """Count the messages that a store still has to deliver.
 
-    A slot keeps its count after its delivery, so only slots at or after the read time of
-    ``timercheck`` count. Queue entries from timercheck's queue offset on are not in the wheel yet.
+    The broker does not set the count of a delivered slot to 0, so slots before the read time of
+    ``timercheck`` are ignored. Messages from timercheck's queue offset on are not in the wheel yet,
+    and are counted in the queue.
     """
     check = check_or_none(layout)
     in_queue = 0
@@ -384,11 +410,12 @@ def pending(layout: StoreLayout) -> PendingTimers:
 
 
 def used_slots(layout: StoreLayout) -> Records:
-    """Return the slots of ``timerwheel`` that were ever used; none if there is no wheel.
+    """Return the slots of the file ``timerwheel`` that have ever had a message; none if there is no
+    wheel.
 
     With ``timerWheelSnapshotFlush``, a broker also writes the wheel to files
-    ``timerwheel.POSITION``. If a slot has two versions, the function uses the version with the
-    later entry.
+    ``timerwheel.POSITION``. If a slot is both in ``timerwheel`` and in the newest of these files,
+    the function uses the version whose last entry is later.
     """
     names = {entry.name for entry in layout.filesystem.list("")}
     snapshots = {
@@ -411,7 +438,7 @@ def _slots_of(layout: StoreLayout, name: str) -> Records:
     try:
         view = layout.open_file(name)
     except FileNotFoundError:
-        # A broker has deleted a snapshot since the listing.
+        # The broker has deleted the file since the listing.
         return found[0]
     position = 0
     while (position := view.next_data(position)) < view.size:
@@ -435,7 +462,9 @@ def _in_wheel(layout: StoreLayout, read_time: int) -> int:
 
 
 def precision(layout: StoreLayout, read_time: int, slots: Records | None = None) -> int:
-    """Milliseconds of a slot (``timerPrecisionMs``), inferred from the wheel if not configured."""
+    """Return the length of a slot in ms (``timerPrecisionMs``). If it is not configured, infer it
+    from the wheel.
+    """
     if layout.config.timer_precision_ms is not None:
         return layout.config.timer_precision_ms
     slots = used_slots(layout) if slots is None else slots

@@ -1,6 +1,6 @@
-"""Functions that check or repair the store at a path; the commands of the same names use them.
+"""The functions behind the commands of the same names: they check or repair the store at a path.
 
-``recover``, ``rebuild`` and ``retain`` take a path themselves
+The functions for ``recover``, ``rebuild`` and ``retain`` are elsewhere
 (:mod:`logquarry.repair.recover.recover`, :mod:`logquarry.repair.rebuild.rebuild`,
 :mod:`logquarry.store.retention.retain`).
 """
@@ -30,19 +30,19 @@ def verify(
     storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> VerifyReport:
-    """Check all files of a store, and list what is wrong. Nothing is changed.
+    """Check all files of a store, and list their faults. Nothing is changed.
 
-    A writer may have the store open. ``logquarry verify --json`` prints ``to_json()`` of the report
-    (docs/json.md).
+    Another process may write to the store during the check. ``to_json()`` of the report is the
+    document that ``logquarry verify --json`` prints (docs/json.md).
 
     Args:
         path: the store's folder, or a URL.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        progress: called with the checked bytes of the log, and their total.
+        progress: called with two numbers of bytes: those checked so far, and all bytes to check.
 
     Returns:
-        The report: ``findings``, and ``has_damage``.
+        The report: ``findings`` lists the faults, ``has_damage`` is true if one of them is damage.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -64,18 +64,20 @@ def diff(
 ) -> StoreDiff:
     """Compare two stores: the common part of their logs byte by byte, then their queues.
 
-    Nothing is changed; writers may have the stores open. ``logquarry diff --json`` prints
-    ``to_json()`` of the result (docs/json.md).
+    Nothing is changed. Other processes may write to the stores during the comparison. ``to_json()``
+    of the result is the document that ``logquarry diff --json`` prints (docs/json.md).
 
     Args:
         a: folder or URL of a store.
         b: folder or URL of the other store.
         config: settings of both stores; missing sizes are inferred from the files.
         storage_options: options of the file system, for URLs.
-        progress: called with the compared bytes of the log, and their total.
+        progress: called with two numbers of bytes of the log: those compared so far, and all bytes
+            to compare.
 
     Returns:
-        The differences: ``verdict``, and ``has_diverged``.
+        The differences: ``verdict`` summarizes them, ``has_diverged`` is true if neither store can
+        replace the other.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -84,7 +86,7 @@ def diff(
     from logquarry.repair.diff.diff import compare_stores
 
     arguments.optional(arguments.function, progress, "progress")
-    # Check both paths before a store is opened.
+    # Check both paths first, so that no store is opened if one of them is invalid.
     arguments.path(a, "a"), arguments.path(b, "b")
     layouts = [StoreLayout.open(path, config, storage_options) for path in (a, b)]
     return compare_stores(*layouts, progress=progress)
@@ -99,30 +101,33 @@ def salvage(
     storage_options: Mapping[str, Any] | None = None,
     bars: Bars | None = None,
 ) -> Salvaged:
-    """Copy the sound messages of a damaged store into a new store.
+    """Copy all messages of a damaged store that can be read without errors into a new store.
 
-    The damaged store is only read, but no process may have it open. ``logquarry salvage --json``
-    prints ``to_json()`` of the result (docs/json.md).
+    The damaged store is not changed, but no other process may have it open. ``to_json()`` of the
+    result is the document that ``logquarry salvage --json`` prints (docs/json.md).
 
     Args:
         path: folder or URL of the damaged store.
-        into: the folder of the new store, empty or missing; None to write nothing, and report what
-            can be saved and what is lost.
-        include_stale: whether to also save sound frames after the log's end; they become the last
-            messages of the new log.
+        into: the folder of the new store, empty or missing. If it is None, nothing is written, and
+            the result shows the messages that can be saved and those that are lost.
+        include_stale: whether to also save valid frames after the log's end, which an earlier
+            truncation left there. They become the last messages of the new log.
         config: settings of the store; missing sizes are inferred from the files.
         storage_options: options of the file system, for a URL.
-        bars: called with the name of each part of the work; returns a context with its progress.
+        bars: called with the name of each part of the work; returns a context manager that gives
+            the function to call with this part's progress.
 
     Returns:
-        The result: ``plan`` with the saved messages and the losses, and ``is_whole``.
+        The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
+        is lost.
 
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: if the new store cannot hold the store's queues.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
-        CorruptStore: if queue offsets are invalid, the store changes during the call, or the disk
-            no longer returns bytes that it returned before.
+        CorruptStore: if queue offsets are invalid and cannot be corrected, if the store changes
+            during the call, or if a part of the log can no longer be read that could be read
+            before.
         UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
     """
     from logquarry.repair.salvage.salvage import salvage as salvage_layout

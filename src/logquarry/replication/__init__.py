@@ -1,4 +1,4 @@
-"""Replication of a store: master and slave over RocketMQ's HA protocol, and copies of ``config/``.
+"""Replication of a store: copies the log with RocketMQ's HA protocol, and the files of ``config/``.
 
 ::
 

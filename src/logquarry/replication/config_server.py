@@ -1,7 +1,7 @@
-"""Serves the tables of a store's ``config/`` to slaves (``AdminBrokerProcessor``).
+"""Sends the files of a store's ``config/`` to slaves, as RocketMQ's ``AdminBrokerProcessor`` does.
 
-The server answers only RocketMQ's four requests for tables. The server reads no more bytes from a
-peer until the previous answer is sent, which limits the memory for each peer.
+The server answers only four of RocketMQ's requests, one for each table (the content of one file).
+To limit memory, it reads no bytes from a peer until its previous answer to this peer is sent.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ logger = logging.getLogger(__name__)
 
 
 class TableRequest(NamedTuple):
-    """The request for a table. ``nothing`` is RocketMQ's remark if the table does not exist."""
+    """A request for a table. ``nothing`` is the error text in RocketMQ's answer if the table does
+    not exist.
+    """
 
     code: RequestCode
     table: ConfigTable
@@ -56,24 +58,27 @@ REQUESTS: Final = (
         "No subscription group in this broker",
     ),
 )
-"""The requests for tables, in the order of a RocketMQ slave."""
+"""The requests for tables, in the order in which a RocketMQ slave sends them."""
 _BY_CODE: Final = {request.code.value: request for request in REQUESTS}
 
 _SETTLED_NS: Final = 2_000_000_000
-"""Minimum age in ns of a file's last change before the file is cached. A younger file could change
-again without a new modification time.
+"""The server keeps a file's content in memory only if the file's last change is at least this many
+nanoseconds old. After a more recent change, the file could change again within the same
+modification time.
 """
 _LARGEST_DOCUMENT: Final = remoting.LARGEST_FRAME - (1 << 12)
-"""Maximum bytes of a document; the frame also needs room for a header."""
+"""Maximum number of bytes of a table as JSON. It is less than a frame, which also has a header."""
 
 _Signature = tuple[int, int, int]
-"""Inode, modification time and size of a file; a write changes at least one of them."""
+"""Inode, modification time and size of a file. If the file is written, at least one of them
+changes.
+"""
 
 
 class _Found(NamedTuple):
-    # ``document`` is None if there is no table to serve. ``is_sure`` is False after a failed read.
-    # A failed read is not cached, because the next read may succeed even if the signatures are the
-    # same.
+    # ``document`` is None if there is no table to send. ``is_sure`` is False if the file could not
+    # be read. Such a result is not kept, because the next read can succeed although the file has
+    # the same signature.
 
     signatures: tuple[_Signature | None, ...]
     document: bytes | None
@@ -82,7 +87,7 @@ class _Found(NamedTuple):
 
 
 class ConfigAnswers:
-    """Answers requests from the files of a store. Not thread-safe."""
+    """Answers requests for tables with the content of a store's files. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -91,7 +96,7 @@ class ConfigAnswers:
         self.given = 0
 
     def answer(self, command: remoting.RemotingCommand) -> list[bytes]:
-        """Return the parts of the answer's frame."""
+        """Return the frame of the answer, as buffers to send one after the other."""
         request = _BY_CODE.get(command.code)
         if request is None:
             remark = f" request type {command.code} not supported"
@@ -102,7 +107,7 @@ class ConfigAnswers:
             ]
         found = self._found(request.table)
         if found.document is None:
-            # The peer must not learn why the file is invalid.
+            # Do not send the reason why the file is invalid: the peer must not learn it.
             name = request.table.file
             remark = f"{name} cannot be served" if found.is_spoilt else request.nothing
             return [remoting.encode(command.answer(ResponseCode.SYSTEM_ERROR, remark=remark))]
@@ -155,7 +160,7 @@ def _signature(path: Path) -> _Signature | None:
 
 # --------------------------------------------------------------------------------------- the server
 FAST_PORT: Final = -2
-"""A RocketMQ slave requests topics at the broker's port minus 2 (VIP channel)."""
+"""A RocketMQ slave sends its request for topics to the broker's port minus 2 (its VIP channel)."""
 _LARGEST_REQUEST: Final = 1 << 16
 _READ: Final = 1 << 14
 _TRIES: Final = 50
@@ -166,17 +171,18 @@ class ConfigServerOptions(ServerOptions):
     """Options of a ConfigServer.
 
     Attributes:
-        idle_ms: after this many milliseconds without a request, the server closes a connection
+        idle_ms: the server closes a connection if no request arrives for this many milliseconds
             (``serverChannelMaxIdleTimeSeconds``).
-        fast_port: whether to listen also at the port minus 2, because RocketMQ slaves request
-            topics there.
+        fast_port: whether to listen at the port minus 2 too, to which RocketMQ slaves send their
+            request for topics.
     """
 
     idle_ms: int = 120_000
     fast_port: bool = True
 
     def __post_init__(self) -> None:
-        # super() fails here, because dataclass(slots=True) makes a new class.
+        # Call the base class by name: super() fails, because dataclass(slots=True) makes a new
+        # class.
         ServerOptions.__post_init__(self)
         if self.idle_ms <= 0:
             raise UsageError(f"idle_ms is {self.idle_ms}; it must be above 0")
@@ -186,9 +192,10 @@ class ConfigServerStatus(NamedTuple):
     """State of a ConfigServer.
 
     Attributes:
-        answered: number of answers with a table.
-        refused: number of connections refused, or closed because of invalid bytes.
-        has_ended: whether the server failed and no longer answers.
+        answered: number of answers that contained a table.
+        refused: number of connections that were refused, or closed because the peer sent invalid
+            bytes.
+        has_ended: whether an error has ended the server, so that it no longer answers.
     """
 
     address: str
@@ -210,14 +217,14 @@ class _Asking(Peer):
 
 
 class ConfigServer(Server[_Asking]):
-    """Serves the tables of a store's ``config/`` to slaves of RocketMQ or logquarry.
+    """Sends the tables of a store's ``config/`` to slaves, both RocketMQ's and logquarry's.
 
-    The constructor opens the port; port 0 lets the system choose. The server answers requests from
-    :meth:`start` on, or from the start of the ``with`` block. The store need not be open.
+    The constructor opens the port. If ``port`` is 0, the system chooses one. Call :meth:`start` or
+    use a ``with`` block to start answering requests. The store need not be open.
 
     Raises:
         OSError: if the server cannot listen at the address.
-        UsageError: if ``fast_port`` is set, and ``port`` minus 2 is not a port.
+        UsageError: if ``fast_port`` is set, and ``port`` minus 2 is no valid port.
     """
 
     def __init__(
@@ -258,8 +265,8 @@ class ConfigServer(Server[_Asking]):
         return min(waits, default=LONGEST_WAIT_MS)
 
     def _serve(self, peer: _Asking, now: int) -> int:
-        # Answers one request if the previous answer is sent. Returns the wait until the next call,
-        # in ms.
+        # If the previous answer is sent, answers one more request. Returns the number of
+        # milliseconds until the next call.
         wire = peer.wire
         left = peer.heard_ms + self._options.idle_ms - now
         if left <= 0:
@@ -272,11 +279,13 @@ class ConfigServer(Server[_Asking]):
                 peer.heard_ms = now
                 if not (command.is_response or command.is_oneway):
                     wire.send(self._answers.answer(command))
-                # TLS may have buffered more bytes, which the selector does not see.
+                # Read now: TLS may have buffered further bytes, of which the selector does not
+                # know.
                 self._read(peer)
                 left = 0
             if peer in self._peers:
-                # While an answer is pending, wait only until the socket is writable.
+                # While an answer is not fully sent, do not read: wait only until the socket is
+                # writable.
                 wants_write = wire.wants_write
                 self._watch(peer, selectors.EVENT_WRITE if wants_write else selectors.EVENT_READ)
         except (OSError, ValueError) as error:

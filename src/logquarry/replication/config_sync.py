@@ -1,7 +1,8 @@
-"""Copies the tables of a master's ``config/`` into a slave's store (``SlaveSynchronize``).
+"""Copies the files of a master's ``config/`` into a slave's store, as RocketMQ's
+``SlaveSynchronize`` does.
 
-Each copy uses one connection. If one table fails, the copy continues with the next table; the next
-copy tries the failed table again.
+Each copy requests all tables (the content of one file each) over one connection. If one table
+cannot be copied, the copy continues with the next table, and the next copy tries again.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class ConfigSyncOptions:
 
     Attributes:
         interval: seconds between two copies.
-        timeout: seconds to wait for the connection, and for each answer.
+        timeout: maximum number of seconds to wait for the connection, and for each answer.
         tls: None for no TLS.
-        server_name: the name in the master's certificate; None for the master's host.
+        server_name: the name that the master's certificate must have; None for the master's host.
     """
 
     interval: float = 10.0
@@ -60,9 +61,10 @@ class ConfigSynced(NamedTuple):
     """Result of one copy.
 
     Attributes:
-        written: files of ``config/`` that the copy has written, because their content differed.
-        missing: files that the master does not have; the slave keeps its files.
-        problems: tables that failed, with the reason; the slave keeps its files.
+        written: files of ``config/`` that the copy has written, because the master's content was
+            different.
+        missing: files that the master does not have. The slave keeps its own.
+        problems: tables that could not be copied, each with the reason. The slave keeps its own.
     """
 
     written: tuple[str, ...]
@@ -75,10 +77,10 @@ class ConfigSyncStatus(NamedTuple):
 
     Attributes:
         master: host:port of the master's broker.
-        times: number of copies.
+        times: number of copies made so far.
         last: result of the last copy; None before the first copy.
         trouble: the reason why the last copy failed; empty if it succeeded.
-        has_ended: whether an error has ended the copying.
+        has_ended: whether an error has stopped the thread that copies.
     """
 
     master: str
@@ -96,8 +98,8 @@ class _Asker:
         self._opaque = 0
 
     def ask(self, code: int) -> RemotingCommand:
-        # Raises OSError if the broker does not answer in time, and ProtocolViolation for invalid
-        # bytes.
+        # Raises OSError if the broker does not answer in time, and ProtocolViolation if it sends
+        # invalid bytes.
         deadline = time.monotonic() + self._timeout
         self._opaque += 1
         self._connection.settimeout(self._timeout)
@@ -107,7 +109,7 @@ class _Asker:
             data = self._connection.recv(_RECEIVE)
             if not data:
                 raise ConnectionError("the master's broker ended the connection")
-            # Like RocketMQ, skip answers to other requests.
+            # Skip answers to other requests, as RocketMQ does.
             for command in self._reader.receive_data(data):
                 if command.is_response and command.opaque == self._opaque:
                     return command
@@ -140,12 +142,12 @@ def sync_config(
 class ConfigSync:
     """Copies the tables of a master's ``config/`` into a slave's store, at an interval.
 
-    The thread makes the first copy after :meth:`start`, or at the start of the ``with`` block.
-    Close this object before you close the store, which must be open for writing with
-    ``broker_role`` SLAVE.
+    A thread makes the copies. Start it with :meth:`start` or a ``with`` block; it then makes the
+    first copy. The store must be open for writing with ``broker_role`` SLAVE. Close this object
+    before you close the store.
 
     Attributes:
-        error: the error that ended the copying; None while the copying continues.
+        error: the error that has stopped the thread; None while it runs.
 
     Raises:
         StoreUnavailable: if the store is not open for writing.
@@ -186,7 +188,7 @@ class ConfigSync:
         self._wake.set()
         connection = self._connection
         if connection is not None:
-            # End the connection, because the thread may wait for an answer.
+            # End the connection: the thread may be waiting for an answer over it.
             with contextlib.suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
         if self._thread.ident is not None:
@@ -237,7 +239,7 @@ class ConfigSync:
             self._wake.take(self._options.interval)
 
     def sync(self) -> ConfigSynced:
-        """Copy the tables now, like :func:`sync_config`. Thread-safe."""
+        """Copy all tables now, and return when this is done (:func:`sync_config`). Thread-safe."""
         with self._syncing:
             try:
                 synced = self._sync()
@@ -277,7 +279,8 @@ class ConfigSync:
                     else:
                         remark = (answer.remark or "nothing")[:_LONGEST_REMARK]
                         problems.append(f"{name}: the master refuses, code {answer.code}: {remark}")
-                # The decoders check their input; catch invalid input that a decoder misses.
+                # The decoders raise their own errors for invalid input. Catch the errors that they
+                # do not expect.
                 except (ValueError, TypeError, RecursionError) as error:
                     problems.append(f"{name}: the master's file is invalid: {error}")
         finally:

@@ -1,7 +1,7 @@
 """The master of replication: sends a store's log to slaves, and receives their acknowledgements.
 
-One thread serves all connections. Bytes are sent from the mapped log, so a slow slave takes little
-memory.
+One thread serves all connections. It sends bytes directly from the memory map of the log, so
+waiting for a slow slave takes little memory.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from logquarry.store.message_store import StoreWriter
 logger = logging.getLogger(__name__)
 
 _GATHER: Final = 1 << 20
-"""Maximum bytes of the log in one system call."""
+"""Maximum number of bytes of the log that are sent with one system call."""
 _TURN: Final = 8 << 20
-"""Maximum bytes to send to a slave before the next slave's turn."""
+"""Maximum number of bytes to send to one slave before the thread continues with the next slave."""
 _REPORTS: Final = 16 << 10
-"""Maximum bytes to read from a slave before the next slave's turn.
+"""Maximum number of bytes to read from one slave before the thread continues with the next slave.
 
-A whole TLS record must fit, because the selector does not report the rest of a record.
+A complete TLS record must fit. If a part of it stayed unread, the selector would not report this.
 """
 
 
@@ -39,8 +39,8 @@ class MasterOptions(ServerOptions):
 
     Attributes:
         limits: transfer size and rate for each slave.
-        full_history: whether an empty slave gets the log from the first file on. If False, an empty
-            slave gets the log from the last file on, as RocketMQ's master sends it.
+        full_history: whether a slave with an empty log gets all files of the log. If False, it gets
+            only the last file and what follows, as from RocketMQ's master.
     """
 
     limits: ha.TransferLimits = field(default_factory=ha.TransferLimits)
@@ -49,12 +49,12 @@ class MasterOptions(ServerOptions):
 
 
 class SlaveView(NamedTuple):
-    """The master's knowledge of one slave. Offsets are None before the slave's first report.
+    """What the master knows about one slave. An offset is None before the slave's first report.
 
     Attributes:
         next_offset: physical offset of the next byte to send.
-        acknowledged: the slave has all bytes before this physical offset.
-        sent_bytes: bytes of the log sent over this connection.
+        acknowledged: the slave has reported that it has all bytes before this physical offset.
+        sent_bytes: number of bytes of the log that were sent over this connection.
     """
 
     peer: str
@@ -68,10 +68,11 @@ class MasterStatus(NamedTuple):
 
     Attributes:
         max_offset: physical offset of the log's end.
-        acknowledged: highest physical offset that a slave has acknowledged since the store was
+        acknowledged: highest physical offset that any slave has acknowledged since the store was
             opened.
-        refused: number of connections refused, or closed because of invalid bytes.
-        has_ended: whether the master failed and no longer serves slaves.
+        refused: number of connections that were refused, or closed because the slave sent invalid
+            bytes.
+        has_ended: whether an error has ended the master, so that it no longer serves slaves.
     """
 
     address: str
@@ -95,11 +96,11 @@ class _Slave(Peer):
 
 
 class HaMaster(Server[_Slave]):
-    """Sends a store's log to slaves (``HAService``).
+    """Sends a store's log to slaves, as RocketMQ's ``HAService`` does.
 
-    The constructor opens the port; port 0 lets the system choose. The master serves slaves from
-    :meth:`start` on, or from the start of the ``with`` block. Close the master before you close the
-    store, which must be open for writing.
+    The constructor opens the port. If ``port`` is 0, the system chooses one. Call :meth:`start` or
+    use a ``with`` block to start serving slaves. The store must be open for writing. Close the
+    master before you close the store.
 
     Raises:
         OSError: if the master cannot listen at the address.
@@ -168,7 +169,8 @@ class HaMaster(Server[_Slave]):
         super()._end()
 
     def _serve_all(self) -> int:
-        # Arm the wakeup before reading the log's end, so that a later put wakes this thread.
+        # Call arm() before reading the log's end, so that a put after the reading wakes this
+        # thread.
         self._wake.arm()
         now = self._surroundings.now_ms()
         log = self._range()
@@ -184,7 +186,7 @@ class HaMaster(Server[_Slave]):
         return ha.LogRange(first, end, fresh)
 
     def _serve(self, slave: _Slave, log: ha.LogRange, now: int) -> int:
-        # Sends as much as possible now. Returns the wait until the next call, in ms.
+        # Sends as much as possible now. Returns the number of milliseconds until the next call.
         machine, wire = slave.machine, slave.wire
         try:
             if not wire.is_ready:
@@ -210,7 +212,7 @@ class HaMaster(Server[_Slave]):
         return wait
 
     def _send(self, slave: _Slave, log: ha.LogRange, now: int) -> bool:
-        # Sends at most _TURN bytes of the log. Returns whether more bytes can be sent now.
+        # Sends at most _TURN bytes of the log. Returns whether even more bytes can be sent at once.
         machine, wire = slave.machine, slave.wire
         if not wire.send(()):
             return False
@@ -281,7 +283,8 @@ class HaMaster(Server[_Slave]):
         is_silent = slave.machine.state is ha.MasterState.AWAITING_REQUEST
         return "it sent no report" if is_silent else None
 
-    # Add the slave before status() lists it, because puts must wait for each listed slave.
+    # The base class calls this before it adds the slave to the list for status(), because puts must
+    # wait for each slave in the list.
     def _came(self, slave: _Slave) -> None:
         if slave.wire.is_ready:
             self._feed.replicas.slave_came()

@@ -1,11 +1,11 @@
 """Appends the master's bytes to a slave's log, and checks the frames in them.
 
-The replica checks magic, lengths, CRC and physical offset of each complete frame. A transfer may
-end inside a frame.
+The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
+soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol cannot compare logs. Therefore a slave requests the end of its own log again at
-each connection, and compares these bytes with the master's. If the bytes differ, the logs have
-diverged, and replication stops. ::
+RocketMQ's protocol has no message with which to compare two logs. So when a slave connects, it
+requests the last bytes of its own log again, and compares its bytes with the master's. If they
+differ, the logs have diverged, and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]
@@ -25,16 +25,16 @@ from logquarry.log import codec
 from logquarry.store.writer_files import LogFeed
 
 OVERLAP: Final = 64 * 1024
-"""Number of bytes to compare at the start of a connection. Frames contain times and offsets, so the
-last bytes of diverged logs differ too.
+"""Number of bytes that are compared at the start of a connection. The last bytes suffice: frames
+contain times and offsets, so once two logs have diverged, all later frames differ too.
 """
 _ROWS: Final = 4_096
 
 
 class SpoiltReplica(ProtocolViolation):
-    """The end of the slave's log has invalid bytes from the master, so replication ends.
+    """The master has sent invalid bytes, which are at the end of the slave's log. Replication ends.
 
-    The next opening of the store removes the invalid bytes.
+    The invalid bytes are removed when the store is opened next.
     """
 
 
@@ -43,10 +43,10 @@ class Replica:
     """The log of a slave. Only :meth:`sync` is thread-safe.
 
     Args:
-        start: physical offset at which an empty log begins. If None, the master chooses; RocketMQ
-            chooses its last file.
+        start: physical offset at which an empty log begins. If None, the master chooses it. A
+            RocketMQ master chooses the start of its last file.
         check_crc: whether to check the CRC of bodies.
-        overlap: number of bytes to compare at the start of a connection.
+        overlap: number of bytes that are compared at the start of a connection.
         acknowledges_unchecked: whether the slave acknowledges bytes before they are checked.
 
     Attributes:
@@ -67,43 +67,46 @@ class Replica:
         self._floor = 0
         self._last: int | None = None
         self._has_beaten = self._has_come = False
-        # The dispatched part ends between two frames, and has no unchecked frame.
+        # All dispatched frames were checked before, and the dispatched part ends at a frame's end.
         self.checked = min(self.feed.dispatched_offset, self.feed.wrote_offset)
         self.position = self.feed.wrote_offset
         self.feed.vouch(self.checked)
         self._vouched = self.checked
-        # Load the compiled walk now, because the first call is slow.
+        # Call the compiled function that checks frames once now, because its first call is slow.
         codec.walk(codec.Window.of(bytes(8), 0), 0, 0, self._rows, check_crc=self.check_crc)
 
     def request(self) -> int:
-        """Return the physical offset for a first report. All bytes before this offset are valid and
-        durable.
+        """Return the physical offset from which the slave requests the log. All bytes before it are
+        valid and synced.
 
         Raises:
             SpoiltReplica: if the log's end is not a valid frame.
             StoreUnavailable: if the log cannot be synced.
         """
         self._has_beaten = self._has_come = False
-        # Even if no master is reachable, check the bytes that an earlier run did not dispatch.
+        # An earlier process may have left bytes that are not dispatched: check them now, even if no
+        # master can be reached.
         self.check()
         wrote = self.feed.wrote_offset
         if not wrote:
-            # Request the whole log from byte 1 on: in a report, 0 means that the master chooses.
-            # Byte 0 need not be sent: it is the highest byte of a frame's size, which is always 0.
+            # For the whole log, request the bytes from offset 1 on: offset 0 in a report would let
+            # the master choose. Byte 0 of a log is always 0, because it is the highest byte of a
+            # frame's size.
             self.position = 0 if self.start is None else max(1, self.start)
             return self.position
         self.feed.sync()
         last = self._last_frame()
-        # Compare at least one complete frame. Frames of different logs have different times, but
-        # their blanks may be equal. Compare no bytes of an earlier file, because the master may
-        # have deleted that file.
+        # Compare at least one complete frame: frames of different logs have different times, but
+        # blanks can be equal. Compare only bytes of the last file: the master may have deleted
+        # earlier files.
         first = last - last % self.feed.file_size
         start = min(last, max(first, wrote - self.overlap))
         self.position = max(1, self.feed.min_offset, self._floor, start)
         return self.position
 
     def _last_frame(self) -> int:
-        # Physical offset of the last complete frame, or of the start of a file without frames.
+        # Returns the physical offset of the last complete frame in the last file, or the file's
+        # start if it has none.
         if self._last is None:
             self._last = self._find_last_frame()
         return self._last
@@ -127,7 +130,8 @@ class Replica:
         return base + (self._last_from(window, 0) or 0)
 
     def _last_from(self, window: codec.Window, at: int) -> int | None:
-        # Position of the last frame if frames follow each other up to the window's end; else None.
+        # Returns the position of the last frame. Returns None unless frames follow each other from
+        # ``at`` up to the window's end.
         last: int | None = None
         code = TABLE_FULL
         while code == TABLE_FULL:
@@ -137,11 +141,12 @@ class Replica:
         return last if code in (REACHED_STOP, BLANK, NEED_MORE) else None
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Append or compare the next bytes of the master's log, without a check of frames.
+        """Append the next bytes of the master's log, or compare them with this log if it has them
+        already. :meth:`check` checks the frames.
 
         Raises:
             LogsDiverged: if this log has other bytes at ``offset``.
-            ReplicationError: if an empty log cannot begin at ``offset``.
+            ReplicationError: if this log is empty, and cannot begin at ``offset``.
             StoreUnavailable: if the bytes cannot be written.
         """
         self._has_beaten = self._has_come = False
@@ -196,7 +201,7 @@ class Replica:
         return f"Compare the stores: logquarry diff MASTER-STORE {self.root}"
 
     def check(self) -> None:
-        """Check the complete frames that were appended, and allow their dispatch.
+        """Check the frames that are complete by now, and allow them to be dispatched.
 
         Raises:
             SpoiltReplica: if a frame is invalid.
@@ -216,8 +221,8 @@ class Replica:
             room = size - self.checked % size
             data = self.feed.select(self.checked)
             if room < BLANK_LAYOUT.size and data is not None:
-                # The bytes up to the file's end are too few for a blank. RocketMQ never leaves so
-                # few bytes, but other writers may.
+                # The bytes up to the file's end are too few for a blank, so skip them. RocketMQ
+                # always leaves room for a blank, but other writers may not.
                 if len(data) < room:
                     return
                 self.checked += room
@@ -247,7 +252,8 @@ class Replica:
             known = "may have acknowledged a part of it (acknowledge: received)"
         advice = "The next opening of the store cuts it off"
         if code in (DamageKind.BAD_BLANK, DamageKind.BAD_SIZE):
-            # The frame does not fit into the slave's file, or the blank ends before the file's end.
+            # This happens if the files of the two logs have different sizes: a frame does not fit
+            # into the slave's file, or a blank ends before its end.
             advice += (
                 f". Files of this log have {self.feed.file_size} bytes: if the master's have "
                 "another size, replicate into an empty folder with its mappedFileSizeCommitLog"
@@ -259,36 +265,41 @@ class Replica:
 
     # ---------------------------------------------------------------------- the master's position
     def heartbeat(self, offset: int) -> None:
-        """Process a heartbeat; ``offset`` is the physical offset of the master's next byte.
+        """Process a heartbeat. ``offset`` is the physical offset of the next byte that the master
+        will send.
 
         Raises:
-            LogsDiverged: if this log is longer, and the master has no more bytes to send.
+            LogsDiverged: if this log is longer than the master's, which has no more bytes to send.
         """
         if offset < self.feed.wrote_offset and self._has_beaten:
-            # QUIRK: after some seconds without traffic (at the start, or with a slow slave),
-            # RocketMQ sends one heartbeat before data. Only two heartbeats in a row show that no
-            # data follows.
+            # QUIRK: if no bytes were sent for some seconds, RocketMQ sends one heartbeat even if
+            # data follows. So only two heartbeats in a row show that no data follows.
             self._ahead(offset)
         wrote = self.feed.wrote_offset
-        # If a file starts at the end of the master's log, an empty slave may begin at that offset.
+        # A slave without bytes has all of the log if no data follows. This happens if the master's
+        # log ends where the slave's log is to begin.
         self._has_come = offset == wrote or (not wrote and self._has_beaten)
         self._has_beaten = True
 
     def elsewhere(self, offset: int) -> None:
-        """Process the start or the end of a master's log that lacks the requested offset.
+        """Process the master's answer that its log does not have the requested offset.
 
-        If the call returns, another connection may succeed.
+        ``offset`` is the start of the master's log if the requested offset is before it, and else
+        the end.
+
+        If the call raises nothing, the slave can connect again.
 
         Raises:
             LogsDiverged: if the master's log ends at ``offset``.
-            ReplicationError: if the master's log begins at ``offset``, and lacks bytes that the
-                slave needs or compares.
+            ReplicationError: if the master's log begins at ``offset``, and no longer has the bytes
+                that the slave needs, or those that it compares.
         """
         wrote = self.feed.wrote_offset
         if not wrote:
             if offset > self.position:
                 self.start = offset
-            # If ``offset`` is lower, the master's log may still grow to the requested offset.
+            # If the master's log ends before the requested offset, it may still grow up to it: try
+            # again.
         elif offset < self.position:
             self._ahead(offset)
         elif offset <= self._last_frame():
@@ -315,21 +326,24 @@ class Replica:
 
     @property
     def has_all(self) -> bool:
-        """Whether the master's last message was a heartbeat at this log's checked end."""
+        """Whether the slave has all of the master's log: the last message was a heartbeat with the
+        offset of this log's end, and all frames are checked.
+        """
         return self._has_come and self.checked == self.feed.wrote_offset
 
     # ----------------------------------------------------------------------------------- syncing
     def sync(self) -> int:
-        """Sync the log, and return the physical offset before which it is durable and checked.
+        """Sync the log. Return the physical offset before which all bytes are synced and checked.
 
         Raises:
             StoreUnavailable: if this sync or an earlier sync failed.
         """
-        # Read this offset before the sync: bytes appended during the sync may not be durable.
+        # Read this offset before the sync: the sync may not include bytes that are appended
+        # meanwhile.
         vouched = self._vouched
         end = min(vouched, self.feed.sync())
-        # Without CRC checks, the log may have a body with a wrong CRC. After a power cut, a frame
-        # with a wrong CRC looks torn. Only a durable offset on the disk shows that the frame is
+        # Without CRC checks, the log may contain a frame with a wrong CRC. After a power cut, such
+        # a frame would look incomplete. Only a durable offset on the disk shows that it is
         # complete.
         self.feed.keep(not self.check_crc)
         return end

@@ -1,8 +1,9 @@
-"""The base of both replication servers: listens, admits peers, starts and ends.
+"""The base class of both replication servers: accepts connections, starts and ends.
 
 One thread serves all connections with a selector. If ``max_connections`` connections are open, a
-new peer replaces a peer that has sent no request. :class:`~logquarry.replication.master.HaMaster`
-and :class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
+new connection replaces one over which no request has arrived yet.
+:class:`~logquarry.replication.master.HaMaster` and
+:class:`~logquarry.replication.config_server.ConfigServer` add their protocols.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ Networks = tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]
 
 
 class Admission:
-    """Decides which peers may connect, and logs refusals. Not thread-safe."""
+    """Decides which addresses may connect, counts refused connections, and logs them. Not
+    thread-safe.
+    """
 
     def __init__(self, allowed: Networks | None, now_ms: Callable[[], int]) -> None:
         self._allowed = allowed
@@ -50,7 +53,7 @@ class Admission:
     def refuse(self, peer: str, reason: str) -> None:
         """Count a refusal, and log it."""
         self.refused += 1
-        # At most one line per second: repeated connections must not fill the disk.
+        # Log at most one line per second, so that repeated connections do not fill the disk.
         now = self._now_ms()
         if self._noted_ms is None or now - self._noted_ms >= 1_000:
             self._noted_ms = now
@@ -65,7 +68,7 @@ _END_SECONDS: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerOptions:
-    """Options of every server.
+    """Options that both servers have.
 
     Attributes:
         allow: addresses or networks that may connect, for example "10.0.0.0/8"; None for all.
@@ -83,7 +86,7 @@ class ServerOptions:
         self.networks()
 
     def networks(self) -> Networks | None:
-        """Parse ``allow``. None allows all peers."""
+        """Return the networks in ``allow``, None if it is None, which allows all peers."""
         if self.allow is None:
             return None
         try:
@@ -93,7 +96,7 @@ class ServerOptions:
 
 
 class Peer:
-    """One connection. ``mask`` holds the events for which the selector watches the socket."""
+    """One connection. ``mask`` has the events of the socket that the selector reports."""
 
     __slots__ = ("mask", "wire")
 
@@ -109,16 +112,16 @@ P = TypeVar("P", bound=Peer)
 
 
 class Server(ABC, Generic[P]):
-    """The constructor opens the port; :meth:`start` or a ``with`` block serves peers.
+    """A server with one thread. The constructor opens the port; :meth:`start` or a ``with`` block
+    starts the thread.
 
     Args:
-        listen: makes the listening sockets. The first socket's address is the address of the
-            server.
-        surroundings: clock and sockets; a simulation passes its own.
-        read_size: maximum bytes of a read.
+        listen: returns the listening sockets. The server's address is that of the first.
+        surroundings: provides clock and sockets. A test passes its own, to simulate them.
+        read_size: maximum number of bytes to read at once.
 
     Attributes:
-        error: the error that ended the server; None while the server works.
+        error: the error that has ended the server; None while it runs.
     """
 
     def __init__(
@@ -136,7 +139,8 @@ class Server(ABC, Generic[P]):
         self._admission = Admission(options.networks(), self._surroundings.now_ms)
         self.error: LogquarryError | None = None
         with contextlib.ExitStack() as made:
-            # If the process runs out of descriptors, close the listeners to free the port.
+            # If the next lines fail, for example without free descriptors, close the listeners, so
+            # that the port is free again.
             self._listeners = listen(self._surroundings)
             for listener in self._listeners:
                 made.enter_context(contextlib.closing(listener))
@@ -159,12 +163,13 @@ class Server(ABC, Generic[P]):
         try:
             self._thread.start()
         except RuntimeError:
-            # The system has no more threads. ``with`` calls no __exit__ if __enter__ raises.
+            # The system allows no more threads. Close here, because ``with`` does not call __exit__
+            # if __enter__ raises.
             self.close()
             raise
 
     def close(self) -> None:
-        """End all connections, and stop listening. A second call does nothing."""
+        """End all connections and the thread, and stop listening. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         if self._thread.ident is not None:
@@ -184,7 +189,8 @@ class Server(ABC, Generic[P]):
 
     def abandon_in_child(self) -> None:
         """Close the sockets in a forked child; see :mod:`logquarry.disk.service`."""
-        # A socket open in the child would hide the end of a connection from the peer.
+        # While the child has a copy of a socket open, the peer does not notice that the connection
+        # has ended.
         for peer in self._peers:
             peer.wire.abandon()
         for listener in self._listeners:
@@ -201,7 +207,9 @@ class Server(ABC, Generic[P]):
         drive(self.serving())
 
     def serving(self) -> Waits:
-        """Return a generator that does all work of the server. A simulation runs this generator."""
+        """Do all work of the server, as a generator, so that a test can run it with
+        simulated time.
+        """
         try:
             while not self._is_closing:
                 yield from self._turn()
@@ -236,20 +244,22 @@ class Server(ABC, Generic[P]):
 
     @abstractmethod
     def _serve_all(self) -> int:
-        """Do the work that is due for all peers. Return the wait until the next call, in ms."""
+        """Do all work that can be done now. Return the number of milliseconds until
+        the next call.
+        """
 
     @abstractmethod
     def _read(self, peer: P) -> None:
-        """Read from a peer, which may already be removed."""
+        """Read the bytes that a peer has sent. The peer may have been removed in the meantime."""
 
     # -------------------------------------------------------------------------------- connections
     @abstractmethod
     def _new(self, wire: Wire) -> P:
-        """Make the peer of a new connection."""
+        """Return the object that represents a new connection."""
 
     @abstractmethod
     def _silence_of(self, peer: P) -> str | None:
-        """Return why a new peer may replace this peer; None if this peer must stay."""
+        """Return why a new connection may replace this peer, as text; None if it may not."""
 
     def _came(self, peer: P) -> None:
         """Called before the server adds a new peer."""
@@ -261,14 +271,16 @@ class Server(ABC, Generic[P]):
         try:
             connection, address = listener.accept()
         except OSError as error:
-            # The process has no descriptor left, or the peer has disconnected. Without descriptors
-            # the listener stays ready, and a loop without a pause would use a whole CPU.
+            # The process has no free descriptor, or the peer has already disconnected. Without a
+            # free descriptor, the selector reports the listener again at once. Pause, or this loop
+            # would use a whole CPU.
             self._admission.refuse("?", str(error))
             time.sleep(_PAUSE_SECONDS)
             return
         name = address_text(address)
         if not self._admission.allows(address[0]):
-            # Count before the close: a caller may read status() as soon as the connection ends.
+            # Count the refusal before the close: as soon as the peer sees the close, status() must
+            # have it.
             self._admission.refuse(name, "the address is not in allow")
             connection.close()
             return
@@ -286,7 +298,7 @@ class Server(ABC, Generic[P]):
         try:
             self._selector.register(wire, selectors.EVENT_READ, peer)
         except (OSError, ValueError) as error:
-            # Close the wire, not the accepted socket: with TLS, another socket has replaced it.
+            # Close the wire, and not the accepted socket: with TLS, the wire has another socket.
             wire.close()
             self._admission.refuse(name, str(error))
             return

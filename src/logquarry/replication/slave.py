@@ -1,9 +1,9 @@
-"""The slave of replication: copies a master's log into its own store, and acknowledges bytes.
+"""The slave of replication: copies a master's log into its own store, and acknowledges the bytes.
 
-One thread receives, appends and checks bytes, and syncs small reads. After large reads a second
-thread syncs, so that the receiving thread does not wait for the disk. If the connection ends, the
-slave connects again after a pause, which doubles while no bytes arrive. If the logs have diverged
-or the disk fails, the slave ends, and ``error`` gives the reason.
+One thread receives, appends and checks bytes. It also syncs them if they are few. If they are many,
+a second thread syncs, so that the receiving thread does not wait for the disk. If the connection
+ends, the slave connects again after a pause, which doubles while no bytes arrive. If the logs have
+diverged or the disk fails, the slave ends, and its attribute ``error`` has the reason.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _RECEIVE: Final = 4 << 20
 _READS: Final = 16
 _LARGE: Final = 256 << 10
 _SYNC_MS: Final = 20
-"""Milliseconds between two syncs while reads bring _LARGE bytes or more."""
+"""Minimum number of milliseconds between two syncs while _LARGE bytes or more arrive at once."""
 _CONNECT_SECONDS: Final = 5.0
 _LONGEST_WAIT_MS: Final = 1_000
 _END_SECONDS: Final = 600.0
@@ -61,17 +61,18 @@ class SlaveOptions:
     """Options of an HaSlave.
 
     Attributes:
-        start: physical offset at which an empty log begins; 0 copies the master's whole log. If
-            None, the master chooses; RocketMQ chooses its last file.
-        acknowledge: ``"flushed"`` acknowledges durable bytes; ``"received"`` acknowledges bytes in
-            memory, as RocketMQ's slave does.
+        start: physical offset at which an empty log begins. With 0, the master's whole log is
+            copied. If None, the master chooses. A RocketMQ master chooses the start of its last
+            file.
+        acknowledge: with ``"flushed"``, the slave acknowledges bytes after their sync. With
+            ``"received"``, it acknowledges bytes that are only in memory, as RocketMQ's slave does.
         check_crc: whether to check the CRC of bodies.
-        overlap: number of bytes at the log's end to compare with the master's log at each
-            connection. The slave always compares the last message.
-        first_pause: seconds before the second attempt to connect.
-        longest_pause: maximum seconds between two attempts.
+        overlap: number of bytes at the log's end that the slave compares with the master's log
+            after each connection. It always compares the last message.
+        first_pause: seconds to wait after the first failed connection.
+        longest_pause: maximum number of seconds to wait between two attempts to connect.
         tls: None for no TLS.
-        server_name: the name in the master's certificate; None for the master's host.
+        server_name: the name that the master's certificate must have; None for the master's host.
     """
 
     start: int | None = None
@@ -107,12 +108,13 @@ class SlaveStatus(NamedTuple):
     Attributes:
         max_offset: physical offset of the log's end.
         acknowledged: last acknowledged physical offset; None if the slave is not connected.
-        received_bytes: bytes of the log received since the start.
-        connections: number of connections since the start.
-        has_all: whether the slave has the whole log, according to the master's last message.
+        received_bytes: number of bytes of the log received since the start.
+        connections: number of connections made since the start.
+        has_all: whether the slave has the master's whole log, as far as the master's last message
+            shows.
         trouble: the reason why the slave is not connected or has ended; empty if there is no
             problem.
-        failures: number of failed attempts since the master last sent bytes.
+        failures: number of failed connections since the master last sent something.
     """
 
     master: str
@@ -128,18 +130,17 @@ class SlaveStatus(NamedTuple):
 
 
 class HaSlave:
-    """Copies a master's log into a store (``HAClient``).
+    """Copies a master's log into a store, as RocketMQ's ``HAClient`` does.
 
-    The slave works from :meth:`start` on, or from the start of the ``with`` block. Close the slave
-    before you close its store. While the slave works, other threads and processes may read the
-    store.
+    Call :meth:`start` or use a ``with`` block to start the slave. Close the slave before you close
+    its store. Other threads and processes may read the store while the slave runs.
 
     Args:
         store: the store, open for writing with ``broker_role`` SLAVE, so that it rejects puts.
-        surroundings: clock and sockets; a simulation passes its own.
+        surroundings: provides clock and sockets. A test passes its own, to simulate them.
 
     Attributes:
-        error: the error that ended the slave; None while the slave works.
+        error: the error that has ended the slave; None while it runs.
 
     Raises:
         UsageError: if the store's ``broker_role`` is not SLAVE.
@@ -174,7 +175,7 @@ class HaSlave:
         )
         self._wake = self._surroundings.wake()
         self._sync_wanted = Flag()
-        # Guards the protocol state and the wire of the current connection.
+        # Held during each use of the protocol state and the socket of the current connection.
         self._use = threading.Lock()
         self._machine: SlaveConnection | None = None
         self._wire: Wire | None = None
@@ -201,12 +202,13 @@ class HaSlave:
             for thread in self._threads:
                 thread.start()
         except RuntimeError:
-            # The system has no more threads. ``with`` calls no __exit__ if __enter__ raises.
+            # The system allows no more threads. Close here, because ``with`` does not call __exit__
+            # if __enter__ raises.
             self.close()
             raise
 
     def close(self) -> None:
-        """End the connection, and stop. A second call does nothing."""
+        """End the connection and the threads. A second call does nothing."""
         self._is_closing = True
         self._wake.force()
         self._sync_wanted.set()
@@ -214,7 +216,7 @@ class HaSlave:
             if thread.ident is not None:
                 thread.join(_END_SECONDS)
         if self._threads[0].ident is None:
-            # Without a thread, only this line sets the event for wait().
+            # No thread was started, so no thread sets the event for wait().
             self._ended.set()
         self._wake.close()
         stays(self)
@@ -228,13 +230,16 @@ class HaSlave:
 
     def abandon_in_child(self) -> None:
         """Close the socket in a forked child; see :mod:`logquarry.disk.service`."""
-        # A socket open in the child would hide the end of the connection from the master.
+        # While the child has a copy of the socket open, the master does not notice that the
+        # connection has ended.
         wire = self._wire
         if wire is not None:
             wire.abandon()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until :meth:`close` or an :attr:`error` has ended the slave; False on timeout."""
+        """Wait until the slave has ended, by :meth:`close` or an :attr:`error`. Return False if
+        this takes longer than ``timeout_s`` seconds.
+        """
         while not self._ended.wait(_LONG_SECONDS if timeout_s is None else timeout_s):
             if timeout_s is not None:
                 return False
@@ -269,7 +274,9 @@ class HaSlave:
         drive(self.following())
 
     def following(self) -> Waits:
-        """Do all work of the receiving thread; a simulation also runs :meth:`syncing`."""
+        """Do all work of the receiving thread, as a generator. A test runs it, and :meth:`syncing`,
+        with simulated time.
+        """
         pause = self._options.first_pause
         try:
             while self._goes_on():
@@ -342,7 +349,7 @@ class HaSlave:
             wire.close()
 
     def _say(self, selector: selectors.BaseSelector, wire: Wire, machine: SlaveConnection) -> int:
-        # Sends as much as possible now. Returns the wait until the next call, in ms.
+        # Sends as much as possible now. Returns the number of milliseconds until the next call.
         if wire.is_ready or wire.handshake():
             with self._use:
                 wire.send([machine.data_to_send()])
@@ -367,13 +374,13 @@ class HaSlave:
         return self._happened(events)
 
     def _sync_here(self) -> None:
-        # For few bytes, a sync in this thread is as fast as a wakeup of the other thread.
+        # Few bytes arrived: a sync in this thread takes no longer than to wake the other thread.
         self._owes_sync = False
         is_flushed = self._options.acknowledge == "flushed"
         self._acknowledge(self._replica.sync() if is_flushed else self._replica.position)
 
     def _ask_sync(self) -> None:
-        # Let the other thread sync, while this thread receives more bytes.
+        # Many bytes arrived: let the other thread sync, while this thread receives more.
         self._owes_sync = False
         self._synced_ms = self._surroundings.now_ms()
         if self._options.acknowledge == "flushed":
@@ -411,8 +418,8 @@ class HaSlave:
         try:
             return all(self._goes_on_after(event) for event in events)
         finally:
-            # Check once after all events: a check of many bytes takes about as long as a check of
-            # few bytes.
+            # Check the frames once after all events, and not after each: the time of a check hardly
+            # depends on the number of bytes.
             self._replica.check()
 
     def _goes_on_after(self, event: ha.SlaveEvent) -> bool:
@@ -439,7 +446,9 @@ class HaSlave:
             sync_wanted.take()
 
     def syncing(self) -> Generator[Flag, None, None]:
-        """Do all work of the syncing thread; yield the flag to wait for before each sync."""
+        """Do all work of the syncing thread, as a generator. Before each sync, it yields the flag
+        for which the caller must wait.
+        """
         try:
             while self._goes_on() and not self._ended.wait(0):
                 yield self._sync_wanted
@@ -450,7 +459,7 @@ class HaSlave:
             self._wake.force()
 
     def _acknowledge(self, offset: int) -> None:
-        # Acknowledge at most the bytes that were received over this connection.
+        # Acknowledge only bytes that were received over the present connection.
         with self._use:
             machine, wire = self._machine, self._wire
             if machine is None or wire is None or machine.received is None:
@@ -459,11 +468,11 @@ class HaSlave:
             if offset <= machine.reported:
                 return
             if wire.wants_write:
-                # The socket accepts no bytes now. When the socket accepts bytes again, report the
-                # latest offset.
+                # The socket accepts no bytes now. Report later, with the offset that is the latest
+                # then.
                 self._owes_sync = True
                 return
             machine.report(offset, self._surroundings.now_ms())
-            # If the connection is broken, the next read raises.
+            # Ignore a broken connection here: the next read raises the error.
             with contextlib.suppress(OSError):
                 wire.send([machine.data_to_send()])

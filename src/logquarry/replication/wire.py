@@ -1,7 +1,7 @@
-"""Non-blocking sockets, with or without TLS, and the loop that waits for them.
+"""Non-blocking sockets, with or without TLS, and the loop that waits for their events.
 
-Master and slave are generators that yield selectors. :func:`drive` waits with these selectors; a
-simulation advances its own clock instead.
+Master and slave run as generators. Where they must wait, they yield a selector. :func:`drive` then
+waits with it. A test advances a simulated clock instead.
 """
 
 from __future__ import annotations
@@ -25,13 +25,17 @@ from logquarry.store.message_store import MessageStore
 _AT_ONCE: Final = 64
 
 Found = list[tuple[selectors.SelectorKey, int]]
-"""Result of a selector."""
+"""The result of a selector's ``select``."""
 Waits = Generator[tuple[selectors.BaseSelector, float], Found, None]
-"""Yields a selector and a timeout in seconds, and receives the selector's result."""
+"""A generator that yields a selector and a timeout in seconds, and receives the
+selector's result.
+"""
 
 
 def drive(waits: Waits) -> None:
-    """Run a generator to its end, and wait with each selector that the generator yields."""
+    """Run a generator to its end. Each time it yields a selector, wait with it, and pass on the
+    result.
+    """
     with contextlib.suppress(StopIteration):
         selector, seconds = next(waits)
         while True:
@@ -46,8 +50,9 @@ def drive(waits: Waits) -> None:
 class Wake:
     """Wakes a thread that waits in a selector. Thread-safe.
 
-    The thread calls :meth:`arm` before it checks for work. A put makes a system call only if the
-    thread is armed (:meth:`is_unset`). While the thread works, it is not armed.
+    The thread calls :meth:`arm` before it checks for work, and is armed until it is woken. A put
+    wakes the thread only if it is armed (:meth:`is_unset`), which saves a system call while the
+    thread has work anyway.
     """
 
     def __init__(self) -> None:
@@ -60,11 +65,11 @@ class Wake:
         return self._descriptor
 
     def arm(self) -> None:
-        """From now on, let the next :meth:`set` wake the thread."""
+        """Arm the thread: the next :meth:`set` wakes it."""
         self._is_armed = True
 
     def take(self) -> None:
-        """Consume a wakeup. Call :meth:`arm` to get another wakeup."""
+        """End a wakeup, so that the selector waits again. Call :meth:`arm` before the next wait."""
         self._is_armed = False
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._descriptor)
@@ -95,8 +100,8 @@ class Wake:
 def require_peer(store: object, host: object, port: object, options: object, kind: type) -> None:
     """Check the arguments of a master, of a slave or of a ConfigSync."""
     takes = 'a store, opened with MessageStore.open(path, mode="rw")'
-    # Accept a reader here, because log_feed later raises a better error. A simulation passes a
-    # model of a store; the model has only log_feed.
+    # Accept a store that is open for reading: log_feed later raises a better error for it. Accept
+    # other objects with a log_feed: a test passes a model of a store.
     if not isinstance(store, MessageStore) and not hasattr(store, "log_feed"):
         arguments.refuse_type(store, "store", takes)
     require_address(host, port, options, kind)
@@ -111,7 +116,9 @@ def require_address(host: object, port: object, options: object, kind: type) -> 
 
 
 class Surroundings:
-    """Clock and sockets for master and slave. A simulation passes its own clock and sockets."""
+    """Provides clock and sockets for master and slave. A test passes an object that
+    simulates them.
+    """
 
     def now_ms(self) -> int:
         """Return the time of a monotonic clock in milliseconds."""
@@ -143,10 +150,11 @@ class Wire:
     """One connected, non-blocking socket. Thread-safe.
 
     Args:
-        server_name: with TLS, a client passes the server's name; a server passes None.
+        server_name: only with TLS: the name that the server's certificate must have. A server
+            passes None.
 
     Attributes:
-        wants_write: whether bytes wait until the socket is writable.
+        wants_write: whether there are bytes to send that the socket does not accept yet.
     """
 
     def __init__(
@@ -180,11 +188,11 @@ class Wire:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the TLS handshake is done; always True without TLS."""
+        """Whether the TLS handshake is complete. Without TLS, this is always True."""
         return self._is_shaken
 
     def handshake(self) -> bool:
-        """Continue the TLS handshake. Return whether the handshake is done."""
+        """Continue the TLS handshake. Return whether it is complete."""
         assert isinstance(self._socket, ssl.SSLSocket)
         with self._use:
             try:
@@ -200,7 +208,9 @@ class Wire:
             return True
 
     def receive_into(self, buffer: memoryview) -> int | None:
-        """Read into a buffer. Return the byte count; 0 at the end; None if no bytes arrived."""
+        """Read into a buffer. Return the number of bytes, 0 if the peer has ended the connection,
+        None if no bytes have arrived.
+        """
         with self._use:
             try:
                 return self._socket.recv_into(buffer)
@@ -208,7 +218,8 @@ class Wire:
                 return None
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Send buffers after the buffers that still wait. Return whether all bytes are sent.
+        """Send buffers, after those of earlier calls that are not sent yet. Return whether all
+        bytes are sent now.
 
         The buffers are not copied: do not change them before they are sent.
         """
@@ -240,19 +251,21 @@ class Wire:
             self._out.popleft()
 
     def abandon(self) -> None:
-        """Close the descriptor in a forked child, without the lock, which may be held forever."""
+        """Close the descriptor in a forked child. Does not take the lock, which may be locked
+        forever in the child.
+        """
         with contextlib.suppress(OSError):
             self._socket.close()
 
     def close(self) -> None:
-        """Close the socket, and drop the waiting bytes."""
+        """Close the socket. Bytes that are not sent yet are dropped."""
         with self._use, contextlib.suppress(OSError):
             self._out.clear()
             self._socket.close()
 
 
 def _require_name(host: str) -> None:
-    # The resolver would raise UnicodeError for an invalid host name.
+    # Raise OSError for an invalid host name, for which the resolver would raise UnicodeError.
     try:
         host.encode("idna")
     except UnicodeError as error:
@@ -260,7 +273,7 @@ def _require_name(host: str) -> None:
 
 
 def address_text(address: tuple[object, ...] | str) -> str:
-    """Format an address as host:port, with brackets around an IPv6 host."""
+    """Return an address as the text host:port, with brackets around an IPv6 host."""
     if not isinstance(address, tuple):
         return str(address)
     host, port = address[0], address[1]

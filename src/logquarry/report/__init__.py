@@ -1,1 +1,3 @@
-"""The HTML page of ``logquarry report``, with charts that Altair makes (``logquarry[report]``)."""
+"""The HTML page of ``logquarry report``. Its charts need the package Altair
+(``logquarry[report]``).
+"""

@@ -1,7 +1,9 @@
-"""The charts of a report, made with Altair as Vega-Lite. Each title states the main result.
+"""The charts of a report, made with Altair as Vega-Lite. The title of a chart states its main
+result.
 
-A chart contains only a few rows of data, so the page stays small. Names from the store are only
-data of a chart, never part of an expression, so a hostile name cannot run code in the page.
+A chart contains only a few rows of data, so the page stays small. A name from the store is always
+data of a chart, and never part of an expression. So a name that contains code cannot run it in the
+page.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ _WAITING: Final = "not delivered (delayOffset.json)"
 
 
 def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Figure]:
-    """Make the charts of a survey, without empty charts."""
+    """Return the charts of a survey. A chart without data is left out."""
     if not found.total:
         made = [file_map(found)]
     else:
@@ -147,7 +149,7 @@ def _over_time(found: Survey) -> Figure:
 
 
 def _stacked(series: Mapping[str, Any], first_bin: int, bin_ms: int) -> list[dict[str, str | int]]:
-    # The rectangles of a stacked chart.
+    # One row for each rectangle of a stacked chart.
     rows: list[dict[str, str | int]] = []
     heights: dict[int, int] = {}
     for name, line in series.items():
@@ -183,7 +185,7 @@ def _body_sizes(found: Survey) -> Figure:
 
     used = found.body_sizes.nonzero()[0]
     rows = []
-    # Add an empty bin at each end, because a single bar would otherwise fill the whole chart.
+    # Add an empty bin at each end. Without it, a single bar would be as wide as the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
         rows.append(

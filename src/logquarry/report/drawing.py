@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import altair as alt
 
 
-# The colours of Okabe and Ito, which differ for colour-blind readers and in a grey print.
+# The colours of Okabe and Ito. Colour-blind readers can distinguish them, also in a grey print.
 BLUE, ORANGE, GREEN, RED, SKY, PURPLE = (
     "#0072b2",
     "#e69f00",
@@ -40,7 +40,7 @@ class Figure:
 
 
 def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
-    """Return rows for the largest counts, and one row for the sum of all other counts."""
+    """Return one row for each of the largest counts, and one row for the sum of all others."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)
@@ -52,12 +52,14 @@ def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
 
 
 def share(part: float) -> str:
-    """Format a share (0 to 1) as whole percent."""
+    """Return a share (0 to 1) as text, rounded to whole percent."""
     return "<1%" if 0 < part < 0.005 else f"{part:.0%}"
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Make a chart of horizontal bars in the order of the rows; each bar shows its number."""
+    """Return a chart with one horizontal bar for each row, in the order of the rows. A number
+    stands after each bar.
+    """
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)
@@ -75,14 +77,14 @@ def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
 
 
 def chart_of(rows: Sequence[Mapping[str, Any]]) -> alt.Chart:
-    """Make a chart whose specification contains the data."""
+    """Return a chart with its data in the specification, so that the page loads no other file."""
     import altair as alt
 
     return alt.Chart(alt.InlineData(values=list(rows)))
 
 
 def finished(chart: Any) -> Mapping[str, Any]:
-    """Apply the common style, and return the Vega-Lite specification."""
+    """Return the Vega-Lite specification of a chart, with the style that all charts share."""
     text = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     made = chart.properties(width="container").configure(
         font="system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif",
@@ -116,7 +118,7 @@ _USES: Final = (
 
 
 def file_map(found: Survey) -> Figure | None:
-    """Make a chart of the log's files and their use; None for a store without log files."""
+    """Return a chart that shows what each log file contains; None for a store without log files."""
     import altair as alt
 
     if not found.files:
@@ -154,7 +156,8 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # Draw 2 pixels and a triangle: damage of 100 bytes in 1 GiB is less than a pixel.
+        # Draw damage at least 2 pixels wide, with a triangle: 100 bytes of 1 GiB are less than a
+        # pixel.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"
@@ -204,7 +207,7 @@ def _damage_of(found: Survey, files: Sequence[FileUse]) -> list[dict[str, Any]]:
 
 
 def _shown_files(files: Sequence[FileUse]) -> Sequence[FileUse]:
-    # If there are too many files, show damaged files and the last files.
+    # If there are too many files, show only the damaged files and the last files.
     if len(files) <= MOST_FILES:
         return files
     damaged = [file for file in files if file.damaged][:MOST_FILES]

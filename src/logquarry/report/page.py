@@ -1,7 +1,7 @@
 """The report of a store: one HTML file with charts, tables and the script that draws the charts.
 
-The HTML and the JSON in the script escape all text from a store. A content security policy forbids
-the page to load other files.
+All text from a store is escaped, in the HTML and in the script's JSON. The page's content security
+policy forbids it to load other files.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
-# Vega compiles expressions to functions, which needs unsafe-eval, and adds styles.
+# Vega compiles expressions to functions, for which the policy must allow unsafe-eval. Vega also
+# adds styles to the page.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -66,9 +67,9 @@ class Table:
     """A table of the page.
 
     Attributes:
-        rows: cells as text; :func:`render` escapes the cells.
-        numbers: indexes of columns with numbers.
-        words: indexes of columns whose text is never broken into two lines.
+        rows: for each row, its cells as text that is not escaped. :func:`render` escapes them.
+        numbers: indexes of the columns that contain numbers.
+        words: indexes of the columns whose text is always kept on one line.
     """
 
     title: str
@@ -81,7 +82,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """The content of a page."""
+    """What a page shows: its title, numbers, notes, charts and tables."""
 
     title: str
     subtitle: str
@@ -181,7 +182,9 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """Encode JSON for a script element; no text in the JSON can end the element."""
+    """Return a value as JSON for a script element. It is escaped so that no text in it can end the
+    element.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -201,7 +204,7 @@ def _style() -> str:
 
 
 def _text(text: str) -> str:
-    # A number and its unit stay on one line.
+    # Use a no-break space, so that a number and its unit stay on one line.
     text = _NUMBER_WITH_UNIT.sub("\\1\u00a0\\2", text)
     return html.escape(text, quote=True)
 
@@ -216,7 +219,7 @@ _STATES: Final = {
 
 
 class MissingExtra(LogquarryError):
-    """A package that the report needs is not installed."""
+    """A package that is necessary for a report is not installed."""
 
 
 def store_report(
@@ -230,9 +233,9 @@ def store_report(
     """Make the HTML page about a store.
 
     Args:
-        notes: sentences that the page shows below the numbers at its top.
+        notes: sentences for the page, which stand below the numbers at its top.
         title: the page's title; None for the store's path.
-        checked: called with the report of the verification.
+        checked: called with the result of the store's verification, which is part of the report.
 
     Raises:
         MissingExtra: if Altair or vl-convert is not installed.
@@ -359,7 +362,7 @@ def _finding_table(report: VerifyReport) -> Table:
 
 
 def _pending(store: MessageStore) -> dict[int, int]:
-    # delayOffset.json contains the next queue offset of each delay level.
+    # delayOffset.json has, for each delay level, the queue offset of the next message to deliver.
     delivered = delay_offsets(store.layout)
     if delivered is None:
         return {}

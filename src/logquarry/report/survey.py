@@ -1,4 +1,6 @@
-"""Counts messages, sizes, times and tags of a log in one scan, with bounded memory."""
+"""Counts messages, sizes, times and tags of a log in one scan. Memory does not grow
+with the log.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ _BIN_SIZES_MS: Final = tuple(
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9, 100.0)
 
 _EXACT_MS: Final = 1 << 10
-"""Latencies below this many ms are counted exactly, larger latencies in steps of about 1%."""
+"""A latency below this number of milliseconds is counted exactly, a larger one to about 1%."""
 _STEPS: Final = 64
 _LATENCY_BINS: Final = _EXACT_MS + 40 * _STEPS
 _MOST_TAGS: Final = 10_000
@@ -55,7 +57,7 @@ class FileUse:
 
     @property
     def unused(self) -> int:
-        """Bytes that no message uses yet."""
+        """Number of bytes at the file's end that are not used yet."""
         return max(0, self.room - self.messages - self.blank - self.damaged)
 
 
@@ -67,13 +69,13 @@ class Survey:
         bin_ms: width of a time bin, in milliseconds.
         first_bin: start of the first time bin, in milliseconds since 1970.
         bytes: bytes of the frames of each topic.
-        over_time: number of messages by topic and time bin.
-        body_sizes: number of messages by the bit length of the body's size.
-        tags: number of messages by tag; the key None stands for messages without a tag.
-        tags_cut: whether the log has more tags than the survey counts.
-        ahead: number of messages whose born time is after their store time: the producer's clock
-            was ahead.
-        first_time: lowest store time; None without messages.
+        over_time: number of messages of each topic in each time bin.
+        body_sizes: bit length of a body's size in bytes -> number of messages with such a body.
+        tags: tag -> number of messages. The key None is for messages without a tag.
+        tags_cut: whether the log has more different tags than the survey counts.
+        ahead: number of messages whose born time is after their store time, because the producer's
+            clock was ahead of the broker's.
+        first_time: lowest store time of a message; None if there are no messages.
     """
 
     bin_ms: int
@@ -109,7 +111,9 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether at least one message has a store time at or after its born time."""
+        """Whether there are latencies: at least one message has a store time at or after its born
+        time.
+        """
         return bool(self._latencies.any())
 
 
@@ -118,9 +122,9 @@ def survey(
     span: tuple[int | None, int | None],
     progress: Progress | None = None,
 ) -> Survey:
-    """Scan a store's log, and count its messages. The scan skips damage.
+    """Scan a store's log, and count its messages. Damaged parts are skipped.
 
-    ``span`` holds the store times of the first and the last message; they determine the time bins.
+    ``span`` has the store times of the first and the last message, between which the time bins lie.
     """
     first, last = span[0] or 0, max(span[0] or 0, span[1] or 0)
     width = bin_size(last - first)
@@ -144,8 +148,10 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the smallest usual bin width (ms) that covers a span with at most MOST_BINS bins."""
-    # A damaged or forged store time can make the span too long for the usual widths.
+    """Return the width of a time bin in milliseconds: the smallest usual width with which at most
+    MOST_BINS bins cover the span.
+    """
+    # With a damaged or forged store time, the span can be too long for the usual widths.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
 
@@ -165,7 +171,8 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide first: the difference of two damaged times can overflow 64 bits.
+    # Divide each time before the subtraction: the difference of two damaged times can overflow 64
+    # bits.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]
@@ -187,7 +194,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
 def _add_latencies(found: Survey, stored: Int64, born: Int64) -> None:
     is_ahead = born > stored
     found.ahead += int(is_ahead.sum())
-    # The difference of two damaged times can overflow a signed number of 64 bits.
+    # The difference of two damaged times can be too large for a signed number of 64 bits.
     waited = (stored.astype(np.uint64) - born.astype(np.uint64))[~is_ahead]
     if not len(waited):
         return

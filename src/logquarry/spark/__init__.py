@@ -5,8 +5,8 @@
     spark = get_session()
     spark.read.format("rocketmq").load("store").show()
 
-Without a session (None), `export_parquet`, `compact` and `summarize` run in this process, without
-Spark. All other functions need the extra `logquarry[spark]`.
+`export_parquet`, `compact` and `summarize` also accept None instead of a session; they then run in
+this process, without Spark. All other functions need the extra `logquarry[spark]`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ _JOBS = {
     "summarize": "export",
     "verify_stores": "repair",
 }
-"""Module of each job, imported at the job's first use."""
+"""For each public function, the module that defines it. The first use of a function imports its
+module.
+"""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Spark schemas and Arrow batches for the rows of a read, and the differences between PySparks.
+"""Spark schemas and Arrow batches for the rows of a read; differences between PySpark versions.
 
 | feature | first PySpark | without the feature |
 |---|---|---|
@@ -113,7 +113,7 @@ if not TYPE_CHECKING:
         class DataSourceStreamArrowWriter(
             _class_of(_SOURCE, "DataSourceStreamWriter"), DataSourceArrowWriter
         ):
-            """Base class of a stream's writer that gets Arrow batches."""
+            """Base class of a stream's writer to which Spark passes Arrow batches."""
 
 
 def has_sources() -> bool:
@@ -137,7 +137,10 @@ def has_admission() -> bool:
 
 
 def arrow_schema(struct: StructType) -> pa.Schema:
-    """Return the Arrow schema in which Spark expects rows of `struct`; timestamps are UTC."""
+    """Return the Arrow schema that Spark expects for rows of `struct`.
+
+    Its timestamps are in UTC.
+    """
     from pyspark.sql.pandas.types import to_arrow_schema
 
     if "timezone" in inspect.signature(to_arrow_schema).parameters:
@@ -153,7 +156,8 @@ logger = logging.getLogger(__name__)
 def task_rows(task: ReadTask, struct: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a task as batches of exactly the schema `struct`."""
     settle()
-    # Spark closes the connection when the query has all its rows (a limit, show()).
+    # Spark closes the connection as soon as the query needs no more rows, for example with a limit
+    # or show().
     with without_traceback():
         wanted = arrow_schema(struct)
         damage = DamageLog()
@@ -176,7 +180,8 @@ def _with_schema(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
 def _retyped(array: pa.Array, kind: pa.DataType) -> pa.Array:
     if not pa.types.is_map(kind):
         return array.cast(kind)
-    # Change only the type: a cast would take longer than all other work on a batch.
+    # Give the same buffers the wanted type, because a cast would take longer than all other work on
+    # a batch.
     entries = pa.struct([kind.key_field, kind.item_field])
     pairs = pa.Array.from_buffers(entries, len(array.keys), [None], 0, 0, [array.keys, array.items])
     validity, offsets = array.buffers()[:2]
@@ -243,7 +248,7 @@ def checked(struct: StructType, options: ReadOptions) -> tuple[str, ...]:
         raise UsageError("schema: it has no columns")
     columns = schema.KAFKA_COLUMNS if options.is_kafka else schema.COLUMNS
     types = {column.name: column.spark for column in columns}
-    # Spark ignores case: `TOPIC` is the column `topic`.
+    # Spark ignores the case of column names: `TOPIC` means the column `topic`.
     ours = {name.lower(): name for name in types}
     names = options.check_names(ours.get(name.lower(), name) for name in given)
     if options.columns is not None and set(names) != set(options.columns):

@@ -1,7 +1,7 @@
 """Compacts exports: merges many small files into few, for Parquet, Delta and Iceberg.
 
 Merges of Parquet exports and Iceberg tables (:mod:`logquarry.spark.merging`) keep the order of
-rows. The package `deltalake` merges files of Delta tables in its own order.
+rows. The package `deltalake` merges the files of Delta tables, and can change the order of rows.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def compact(
     dest_storage_options: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Compaction:
-    """Merge the small files of exports: Parquet files, or a Delta or Iceberg table.
+    """Merge the small files of a Parquet export, or of a Delta or Iceberg table.
 
-    A concurrent export can add to a Delta or Iceberg table, but not to the same Parquet folder.
+    During the compaction, an export can add to the same Delta or Iceberg table. An export into the
+    same Parquet folder is not allowed at that time.
 
     Args:
         target_size: approximate bytes of a merged file; None for 256 MiB; for a Delta table, None
@@ -72,7 +73,8 @@ def compact(
 
     Raises:
         StoreNotFound: if there is no export.
-        UsageError: if no export made the table, an option has no effect, or a package is missing.
+        UsageError: if no export made the table, if an argument does not apply to this kind of
+            table, or if a package is missing.
         StoreUnavailable: if an export or another compaction is running, or changed the files during
             this compaction.
         CorruptFile: if a file differs from its description in the table; the table is unchanged.
@@ -109,7 +111,7 @@ def _on_spark(spark: SparkSession, folder: OutputFolder, progress: Progress | No
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """Counts of the files before the compaction, and of the files that replaced them."""
+    """Number and bytes of the merged files (before), and of the files that replaced them."""
 
     files_before: int
     files_after: int
@@ -118,14 +120,14 @@ class Compaction:
 
     @classmethod
     def of(cls, before: Collection[_File | TableDataFile], after: Sequence[Merged]) -> Compaction:
-        """Return the counts and sizes of the files before and after the compaction."""
+        """Count the replaced files `before` and the new files `after`, and add up their sizes."""
         sizes = sum(file.bytes for file in before), sum(file.bytes for file in after)
         return cls(len(before), len(after), *sizes)
 
 
 # ---------------------------------------------------------------------------------------- Parquet
-# A merge joins files of one folder and one broker, in the order of their messages. During the
-# commit, a reader can see rows twice; the file _SUCCESS is then missing.
+# A merge joins files of one folder and one broker, in the order of the offsets in their names.
+# During the commit, a reader can see rows twice; the file _SUCCESS is then missing.
 
 # Names are part-BROKER.OFFSET, part-BROKER.TOPIC.QUEUE.OFFSET or part-BROKER.at.OFFSET. A merged
 # file's name also contains ".to." and the last offset; up to two numbers make the name unique.
@@ -145,7 +147,11 @@ class _File:
 
     @property
     def order(self) -> tuple[int, int, int, str]:
-        """Sort key of files of one kind; several files of one merge have the same first offset."""
+        """Sort key of files of one kind.
+
+        The offset in the name is not enough: if a merge writes several files, all of them have the
+        same first offset in their names.
+        """
         offsets = int(self.entry["first_offset"]), int(self.entry["last_offset"])
         return self.first, *offsets, self.path
 
@@ -206,7 +212,7 @@ def _compact(folder: OutputFolder, target_size: int, run: RunMerges) -> Compacti
 def _check_unchanged(
     folder: OutputFolder, manifest: Mapping[str, Any], made: Sequence[str], staging: str
 ) -> None:
-    """Raise StoreUnavailable if the folder changed during the merge: a URL has no lock."""
+    """Raise StoreUnavailable if the folder changed during the merge: a URL cannot be locked."""
     there = set(folder.files())
     if _manifest(folder) != manifest or not there.issuperset(made):
         raise StoreUnavailable(
@@ -303,9 +309,9 @@ def _new_manifest(
 
 
 # ----------------------------------------------------------------------------- Delta and Iceberg
-# A concurrent export can append: a compaction replaces only files that were in the table when the
-# compaction began. Older versions of the table need the old files, so these files stay until you
-# run vacuum or expire_snapshots.
+# An export can append at the same time, because a compaction replaces only files that were in the
+# table when the compaction began. Older versions of the table need the old files, so these files
+# stay until you run vacuum or expire_snapshots.
 _WORDS: Final = re.compile(r"part-.*-[0-9]{20}-")
 
 
@@ -378,7 +384,7 @@ def _remove(table: Iceberg, made: Sequence[Merged]) -> None:
 def _iceberg_groups(
     files: Sequence[TableDataFile], target_size: int
 ) -> Iterator[list[TableDataFile]]:
-    """Yield groups of files of one broker and partition; each group becomes one file."""
+    """Yield groups of files to merge; the files of a group have the same broker and partition."""
     kinds: dict[tuple[Any, str, str], list[TableDataFile]] = {}
     for file in files:
         place, _, name = file.path.rpartition("/")

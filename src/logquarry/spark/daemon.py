@@ -1,4 +1,6 @@
-"""PySpark's daemon, which forks the workers, without tracebacks for closed connections.
+"""A variant of PySpark's daemon, which forks the workers.
+
+This variant prints no traceback if the JVM closes a worker's connection.
 
 The setting ``spark.python.daemon.module`` makes Spark run this module. The Python processes that
 plan a read ignore the setting: see :mod:`pyspark_logquarry`.

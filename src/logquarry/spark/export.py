@@ -72,10 +72,11 @@ def export_parquet(
 ) -> ExportSummary:
     """Export the messages of stores to Parquet files with the columns of the data source.
 
-    The rows of a file are in physical order. If the options select topics or queues, the rows of a
-    file are in the order of queues instead. With ``partition_by``, the files are in folders
-    ``topic=.../day=...`` and still contain the partition columns. Ctrl-C before the commit leaves
-    ``dest`` unchanged. If you press Ctrl-C during the commit, the export stops after the commit.
+    The rows of a file are in the order of the log. If the options select topics or queues, the rows
+    are in the order of the queue entries instead, one queue after the other. With ``partition_by``,
+    the files are in folders ``topic=.../day=...`` and still contain the partition columns. Ctrl-C
+    before the commit leaves ``dest`` unchanged. If you press Ctrl-C during the commit, the export
+    stops after the commit.
 
     Args:
         spark: a session whose workers reach the stores and ``dest`` under the same paths; None to
@@ -89,7 +90,8 @@ def export_parquet(
             for the stores' options.
 
     Raises:
-        CorruptFrame: on damage, depending on the options; ``dest`` is unchanged.
+        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+            damage; ``dest`` is unchanged.
         UsageError: if ``dest`` holds other Parquet files, or overlaps with a store.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
@@ -191,7 +193,7 @@ def _tally(_: int, task: ReadTask) -> TaskResult:
 
 
 def _up_to_damage(tasks: Sequence[ReadTask], results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Keep each store's results up to the store's first task that found damage.
+    """For each store, drop the results of all tasks after the first task that found damage.
 
     The tasks of a store are in log order, and each task stopped at the first damage in its part.
     """

@@ -1,4 +1,4 @@
-"""Runs tasks in Spark's Python workers, or in this process, and returns their small results.
+"""Runs tasks in Spark's Python workers, or in this process, and returns their results.
 
 Spark passes only the text of a Python exception from worker to driver. `explain` restores
 logquarry's exceptions from this text; `root_cause` finds the cause of any other failure.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _POLL_SECONDS = 0.1
 _MOST_CANCEL_SECONDS = 30
-"""Seconds that a cancelled job waits for its tasks to stop."""
+"""Maximum seconds that the driver waits for the tasks of a cancelled job to stop."""
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -70,8 +70,8 @@ def run_tasks(
         pause: called on the driver several times a second; raise to cancel the job.
 
     Raises:
-        LogquarryError: if a task raised a LogquarryError. For other errors, Spark's exception is
-            raised.
+        LogquarryError: if a task raised a LogquarryError. If a task fails with any other error,
+            Spark's exception for the failed job is raised.
     """
     if not tasks:
         return []
@@ -162,7 +162,11 @@ def explain(error: BaseException | None) -> LogquarryError | None:
 
 
 def root_cause(error: BaseException) -> str:
-    """Return the text of a worker's exception, else of Java's innermost cause, else two lines."""
+    """Return the cause of a failed Spark job as text.
+
+    This is the text of the worker's exception; without one, the text of Java's innermost cause;
+    without either, the first two lines of the error.
+    """
     lines = [line for line in str(error).splitlines() if line.strip()]
     raised: str | None = None
     in_traceback = False
@@ -188,8 +192,8 @@ def _remade(name: str, text: str) -> LogquarryError:
         word = place[3].partition(":")[0]
         path, offset, reason = place[1], int(place[2]), place[3]
         return kind(path, offset, reason, kind=word if word in _KINDS else "corrupt")
-    # If the class of the exception needs more than a text, use the nearest base class that does
-    # not.
+    # If the constructor of the exception's class needs more arguments than a text, use the nearest
+    # base class whose constructor does not.
     for base in kind.__mro__:
         with suppress(TypeError):
             found = base(text)

@@ -1,7 +1,9 @@
-"""Merges Parquet files of an export into one file, in a worker of a compaction. Needs no PySpark.
+"""Merges Parquet files of an export into one file, in a worker of a compaction.
 
-Rows keep their order. A merge holds about one row group in memory. Spark can run two attempts of a
-merge at once, so each attempt uses its own file names.
+This module does not import PySpark.
+
+The rows keep their order. A merge needs memory for about one row group of Parquet. Spark can run
+two attempts of a merge at once, so each attempt uses its own file names.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ class MergeTask:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all sources."""
+        """Size of all sources in bytes."""
         return sum(source.bytes for source in self.sources)
 
 
@@ -81,7 +83,7 @@ RunMerges = Callable[[Sequence[MergeTask]], Sequence[tuple[Merged, ...]]]
 
 
 def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
-    """Group neighbouring files so that each group has about `target_size` bytes.
+    """Group consecutive files of a list so that each group has about `target_size` bytes.
 
     A group has at least two files. A file larger than half of `target_size` is in no group.
     """
@@ -103,7 +105,7 @@ def groups(files: Sequence[S], target_size: int) -> Iterator[list[S]]:
 def fewer(
     chosen: Sequence[list[S]], made: Sequence[tuple[Merged, ...]]
 ) -> tuple[list[list[S]], list[Merged]]:
-    """Return sources and new files of the merges that reduced the number of files.
+    """Keep only the merges that reduced the number of files; return their sources and new files.
 
     A merge writes several files if the exact properties are too large for the metadata of one file.
     """
@@ -119,7 +121,7 @@ def merge_here(tasks: Sequence[MergeTask]) -> list[tuple[Merged, ...]]:
 
 
 def merge(_: int, task: MergeTask) -> tuple[Merged, ...]:
-    """Merge files into one file; into several files if the metadata of one would be too large."""
+    """Merge files into one file, or into several if the metadata of one file would be too large."""
     attempt = uuid.uuid4().hex[:12]
     stem = f"{task.stem}-{attempt}"
     if task.staging is not None:
@@ -193,7 +195,7 @@ def _read(folder: OutputFolder, path: str) -> Iterator[None]:
     except pa.ArrowException as error:
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error
     except OSError as error:
-        # For invalid pages, Arrow raises OSError without errno.
+        # Arrow raises OSError without errno if the pages inside the file are invalid.
         if error.errno is not None or not folder.is_local:
             raise
         raise CorruptFile(where, 0, f"is not a valid Parquet file: {error}") from error

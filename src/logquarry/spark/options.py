@@ -23,7 +23,7 @@ FORMAT: Final = "rocketmq"
 """Name of the data source."""
 
 ALIASES: Final = {"subscribe": "topics", "subscribepattern": "topicpattern"}
-"""Options with another name in Spark's Kafka source, except ``assign``, whose format differs."""
+"""Kafka's names of options of logquarry. ``assign`` is not here: its format differs."""
 
 _OURS: Final = (
     "path", "topics", "topicPattern", "queueIds", "tags", "keys", "columns",
@@ -44,7 +44,8 @@ _NO_STREAM: Final = ("endingOffsets", "endingQueueOffsets", "endingTimestamp")
 class Given:
     """The user's options by lower-case name; Kafka's names are replaced by logquarry's.
 
-    `known` maps lower-case names to all valid options; the default is the options of a read.
+    `known` maps the lower-case name of each valid option to its usual spelling; by default, the
+    options of a read are valid.
     """
 
     def __init__(self, options: Mapping[str, str], known: Mapping[str, str] = _READS) -> None:
@@ -63,7 +64,7 @@ class Given:
             self._spelling[key] = known.get(name.lower(), name)
 
     def text(self, name: str) -> str | None:
-        """Return the value of an option as the user gave it."""
+        """Return an option's text, unparsed; None if the user did not give the option."""
         return self._values.get(name.lower())
 
     def parsed(self, name: str, parse: Callable[[str], T]) -> T | None:
@@ -121,7 +122,7 @@ def _boolean(text: str) -> bool:
 
 
 def whole_number(text: str, least: int | None = None, most: int | None = None) -> int:
-    """Parse a whole number from `least` to `most`; None for no bound."""
+    """Parse a whole number between `least` and `most`, both inclusive; None means no bound."""
     found = int(text) if re.fullmatch(r"-?\d{1,100}", text, re.ASCII) else None
     if found is None or (least is not None and found < least):
         bound = "" if least is None else f" >= {least}"
@@ -174,12 +175,12 @@ def _json_object(text: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ lists
 def _words(text: str, separator: str = ",") -> list[str]:
-    """Split a list: JSON, or words between matches of the regular expression `separator`."""
+    """Split a list, which is JSON or words that the regular expression `separator` separates."""
     if text.startswith("["):
         try:
             found = json.loads(text)
         except ValueError:
-            # The text is not JSON: a name can begin with a bracket.
+            # The text is not JSON, but a list of words whose first word begins with a bracket.
             found = None
         for word in found if isinstance(found, list) else ():
             if type(word) not in (str, int):
@@ -219,7 +220,10 @@ def _some(found: list[str], text: str) -> list[str]:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the stores' locations. PySpark passes load([a, b]) as JSON, as option `paths`."""
+    """Return the stores' locations.
+
+    PySpark turns the paths of load([a, b]) into the option `paths`, a JSON list.
+    """
     several = given.parsed("paths", lambda text: tuple(_words(text)))
     one = given.text("path")
     found = tuple(path for path in (*(several or ()), one) if path)
@@ -254,7 +258,7 @@ class OffsetLimit:
 
 
 def _offset(value: Any) -> int:
-    """Parse an offset >= 0, "earliest" (as in Kafka also -2) or "latest" (-1)."""
+    """Parse an offset: a number >= 0, "earliest" or -2, "latest" or -1 (the numbers of Kafka)."""
     if isinstance(value, str) and value.lower() in _NAMED_OFFSETS:
         return _NAMED_OFFSETS[value.lower()]
     if isinstance(value, bool) or not isinstance(value, int) or value < _EARLIEST:
@@ -263,7 +267,10 @@ def _offset(value: Any) -> int:
 
 
 def _limit(value: int, *, is_start: bool) -> int | None:
-    """Return an offset's limit: None for no limit, LONG_MAX to start after all messages."""
+    """Return a parsed offset as a limit.
+
+    The limit is None if it excludes no message, and LONG_MAX for a start after all messages.
+    """
     if value == _EARLIEST:
         return None if is_start else 0
     if value == _LATEST:
@@ -272,7 +279,7 @@ def _limit(value: int, *, is_start: bool) -> int | None:
 
 
 def _offsets(given: Given, name: str, *, is_start: bool) -> tuple[OffsetLimit, dict[Queue, int]]:
-    """Parse physical offsets by broker, or Kafka's form: queue offsets by topic and partition."""
+    """Parse physical offsets by broker, or, as in Kafka, queue offsets by topic and partition."""
 
     def parse(text: str) -> tuple[OffsetLimit, dict[Queue, int]]:
         if re.fullmatch(r"-?\d+", text, re.A) or text.lower() in _NAMED_OFFSETS:
@@ -291,7 +298,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
     for broker in (None, *(start.brokers.keys() | stop.brokers.keys())):
         first = start.default if broker is None else start.of(broker)
         beyond = stop.default if broker is None else stop.of(broker)
-        # Accept a start "latest" and an end "earliest": the user wants an empty read.
+        # A read from "latest" or up to "earliest" is valid: it is empty.
         if first is None or first == java.LONG_MAX or not beyond:
             continue
         if first > beyond:
@@ -300,7 +307,7 @@ def _check_order(start: OffsetLimit, stop: OffsetLimit) -> None:
 
 
 def _by_queue(text: str) -> dict[Queue, int]:
-    """Parse queue offsets: JSON topic -> queue -> offset."""
+    """Parse a JSON object of queue offsets: topic -> queue id -> offset."""
     document = _json_object(text)
     found: dict[Queue, int] = {}
     for topic, queues in document.items():
@@ -331,7 +338,7 @@ def _ranges(
 
 
 def _assigned(text: str) -> frozenset[Queue]:
-    """Parse Kafka's ``assign``: JSON topic -> list of partitions."""
+    """Parse Kafka's option ``assign``, a JSON object: topic -> list of partitions."""
     found: set[Queue] = set()
     for topic, queues in _json_object(text).items():
         if not isinstance(queues, list) or not all(type(queue) is int for queue in queues):
@@ -345,7 +352,7 @@ def _assigned(text: str) -> frozenset[Queue]:
 # -------------------------------------------------------------------------------------- ReadOptions
 
 DEFAULT_BATCH_BYTES: Final = 3 << 20
-"""Bytes of log in one Arrow batch; chosen by measurement, see docs/performance.md."""
+"""Default for the bytes of log in one Arrow batch. docs/performance.md has the measurement."""
 
 Schema = Literal["native", "kafka"]
 """The table's columns: logquarry's own (native), or the columns of Spark's Kafka source."""
@@ -357,14 +364,15 @@ class ReadOptions:
 
     Attributes:
         paths: paths, URLs and globs of stores.
-        include_headers: whether a table of Kafka's columns has the column `headers`.
+        include_headers: whether to add the column `headers` to a table of Kafka's columns.
         columns: names of the columns to read, in order; None for all.
         start: physical offset of the first byte to read.
         stop: physical offset after the last byte to read.
         split_size: maximum bytes of log in one partition; None to choose by the number of cores.
         min_partitions: minimum number of partitions, if the stores have enough bytes.
         batch_bytes: approximate bytes of log in one Arrow batch.
-        fail_on_data_loss: whether to fail if retention has deleted messages at the wanted start.
+        fail_on_data_loss: whether to fail, instead of logging a warning, if retention has deleted
+            messages after the wanted start.
         quarantine_path: folder for copies of skipped damage; None to copy nothing.
         max_bytes: maximum bytes of log in one batch of a stream; None for no limit.
         max_rows: maximum number of messages in one batch of a stream; None for no limit.
@@ -481,7 +489,8 @@ def _with_damage(options: ReadOptions, given: Given) -> ReadOptions:
     if word != "quarantine":
         if path is not None:
             raise UsageError("quarantinePath: needs onDamage=quarantine")
-        # By default a read skips a torn tail: the log of an open or crashed store often has one.
+        # By default a read skips a torn tail (incomplete bytes at the log's end), which the log of
+        # an open or crashed store often has.
         return replace(options, on_damage="skip" if word == "skip" else "default")
     if not path:
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The destination folder of an export, and the commits of exports and compactions into the folder::
+"""The destination folder of an export, and how exports and compactions commit files into it::
 
     DEST/_temporary-ID/          files that a running export has written so far
     DEST/_intent.json            during the commit: all files of the new and the earlier export
@@ -6,11 +6,11 @@
     DEST/_manifest.json          the files of the last complete export
     DEST/_SUCCESS                written last
 
-Before the intent exists, the export changes no file of an earlier export. After a crash during the
-commit, ``_SUCCESS`` is missing, and the next export replaces or removes each file of the intent.
-The intent of a compaction lists new files, removed files and the new manifest. After a crash, the
-next export or compaction completes the compaction. The commits sync each step, so a power cut has
-the same effect as a crash.
+Before ``_intent.json`` exists, the export changes no file of an earlier export. After a crash
+during the commit, ``_SUCCESS`` is missing, and the next export replaces or removes each file that
+the intent lists. The intent of a compaction lists new files, removed files and the new manifest.
+After a crash, the next export or compaction completes the compaction. A commit syncs each step
+before the next, so after a power cut the folder is in one of the states that a crash can leave.
 
 An export into a folder with other Parquet files is rejected, because readers would mix the files.
 """
@@ -52,7 +52,7 @@ class OutputFolder:
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is in a file system of this machine, not in an object store."""
+        """Whether the folder is in a file system of this machine; false for an object store."""
         return "://" not in self.location
 
     @cached_property
@@ -72,8 +72,8 @@ class OutputFolder:
     def lock(self) -> int | None:
         """Lock the folder until the returned descriptor is closed; return None for an object store.
 
-        List the folder only after locking: otherwise another export could commit files after the
-        listing, and the new export would not remove those files.
+        The caller must list the folder after it has locked the folder. Otherwise another export
+        could commit files after the listing, and the caller would not remove those files.
         """
         if not self.is_local:
             return None
@@ -91,7 +91,7 @@ class OutputFolder:
                 yield info.path[start:]
 
     def names(self) -> list[tuple[str, bool]]:
-        """Return (name, is a folder) of each entry directly in the folder, sorted by name."""
+        """Return (name, whether it is a folder) for each entry directly in the folder, by name."""
         found = self._listed("")
         return sorted((info.base_name, info.type == pafs.FileType.Directory) for info in found)
 
@@ -160,9 +160,9 @@ class OutputFolder:
             return None
 
     def write_json(self, path: str, document: Any, *, by_way_of: str) -> None:
-        """Write a JSON document atomically: write the file ``by_way_of``, then move the file.
+        """Write a JSON document atomically: write the file ``by_way_of``, then move it to ``path``.
 
-        A power cut during the call leaves the earlier or the new document.
+        A power cut during the call leaves either the earlier document or the complete new document.
         """
         with self.create(by_way_of) as sink:
             sink.write(json.dumps(document, indent=1).encode())
@@ -194,7 +194,7 @@ class ExportCommit:
     def __init__(self, folder: OutputFolder) -> None:
         self._folder = folder
         self.staging = TEMPORARY + uuid.uuid4().hex[:12]
-        """Name of the folder below the destination for the tasks' files."""
+        """Name of the subfolder of the destination in which the tasks write their files."""
         self._earlier: frozenset[str] = frozenset()
         self._lock: int | None = None
 
@@ -279,7 +279,7 @@ class ExportCommit:
         _complete(folder, {"written_by": WRITTEN_BY, **manifest}, draft)
 
     def _ours(self) -> frozenset[str]:
-        """Return the files that the manifest or the intent of an earlier export lists."""
+        """Return the files of an earlier export: those that its manifest or its intent lists."""
         found: set[str] = set()
         for name in (MANIFEST, INTENT):
             try:
@@ -315,7 +315,7 @@ def _each(work: Callable[..., None], *arguments: Iterable[str]) -> None:
 
 
 def _remove_success(folder: OutputFolder) -> None:
-    """Remove _SUCCESS and sync; the caller must have written INTENT."""
+    """Remove _SUCCESS and sync the removal; the caller must have written INTENT before."""
     folder.remove(SUCCESS)
     folder.sync(INTENT)
 
@@ -332,12 +332,13 @@ def _remove_empty(folder: OutputFolder, removed: Iterable[str]) -> None:
     for place in sorted(places, key=len, reverse=True):
         while place and folder.remove_if_empty(place):
             place = os.path.dirname(place)  # noqa: PTH120, PLW2901
-        # If a power cut restored a removed file, no later export would remove the file.
+        # Sync the removals. If a power cut restored a removed file, no later export would remove
+        # the file.
         folder.sync(place)
 
 
 def written_path(folder: OutputFolder, name: str, path: Any) -> str:
-    """Return a path of a manifest or intent; raise UsageError if no export writes such a path.
+    """Check a path of a manifest or intent; raise UsageError if no export writes such a path.
 
     Without the check, a forged manifest could make the commit remove any file.
     """
@@ -435,7 +436,8 @@ def _checked(
         removed = [written_path(folder, INTENT, path) for path in plan["removed"]]
         if not isinstance(staging, str) or not re.fullmatch(f"{TEMPORARY}[0-9a-f]+", staging):
             raise ValueError(f"staging {staging!r}")
-        # The commit drafts the manifest in this folder, even if the commit moves no file.
+        # The commit writes the new manifest into the staging folder first, so check the folder's
+        # path even if the commit moves no file.
         written_path(folder, INTENT, f"{staging}/{_OUR_ENDING}")
         for staged, path in moves:
             written_path(folder, INTENT, path)

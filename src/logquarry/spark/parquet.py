@@ -1,7 +1,9 @@
-"""Writes the messages of one task to Parquet files, in a worker. Needs no PySpark.
+"""Writes the messages of one task to Parquet files, in a worker.
 
-Rows keep the order in which the task reads messages. A task of any size holds about one row group
-in memory. Each attempt of a task writes to its own folder.
+This module does not import PySpark.
+
+Rows keep the order in which the task reads messages. Whatever its size, a task needs memory for
+about one row group. Each attempt of a task writes to its own folder.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from logquarry.spark.summary import TALLY_COLUMNS, Summary
 from logquarry.spark.tasks import ReadTask, read_batches
 
 PARTITION_COLUMNS: Final = ("broker", "topic", "queue_id", "day")
-"""Keys for partitioning an export: columns, and the day of the store timestamp (UTC)."""
+"""By what an export can be partitioned: columns, and the day of the store timestamp in UTC."""
 
 ROW_GROUP_BYTES: Final = 64 << 20
-"""Bytes of Arrow data in one row group; chosen by measurement, see docs/performance.md."""
+"""Bytes of Arrow data in one row group. docs/performance.md has the measurement."""
 COMPRESSION_LEVEL: Final = 1
 """Compression level of zstd: higher levels save a few percent of space and take far more time."""
 
@@ -43,7 +45,7 @@ _LONGEST_STEM: Final = 180
 _DAY_US: Final = 86_400_000_000
 _NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
 _EPOCH: Final = date(1970, 1, 1)
-# The characters that Hive and Spark escape in the name of a partition's folder.
+# The characters that Hive and Spark escape in folder names such as topic=a%3Ab.
 _HIVE_ESCAPED = re.compile(r'[\x00-\x1f"#%\'*/:=?\\\x7f{\[\]^]')
 
 # Columns with repeated values get a dictionary. For other columns, a dictionary costs time and
@@ -63,7 +65,7 @@ _ASCENDING: Final = ("queue_offset", "physical_offset", "store_timestamp", "born
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WrittenFile:
-    """A file that a task wrote, now at the path `staged`, and at `path` after the commit.
+    """A file that a task wrote to the path `staged`; the commit moves the file to `path`.
 
     `values` are the values of the partition columns, if the export is partitioned.
     """
@@ -141,7 +143,7 @@ def write_task(
 
 
 def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> WrittenFile:
-    """Write a file without rows, so that an empty export has a schema too."""
+    """Write a file without rows, so that a reader finds the schema even in an empty export."""
     name = "part-empty.parquet"
     staged = f"{staging}/{name}"
     with folder.create(staged) as sink:
@@ -158,7 +160,9 @@ def write_empty(folder: OutputFolder, staging: str, columns: Sequence[str]) -> W
 
 
 def chunks(batches: Iterator[pa.RecordBatch], *, in_one: bool = False) -> Iterator[pa.Table]:
-    """Join batches to tables of about a row group; `in_one` copies each column into one chunk.
+    """Join batches to tables of about the size of a row group.
+
+    If `in_one` is true, each column is copied into one chunk.
 
     The caller should delete each table before requesting the next: a table takes most of a task's
     memory.
@@ -189,8 +193,9 @@ class FileForm:
 
     Attributes:
         schema: columns of the files, in order; a subset of the rows' columns.
-        exact: whether the metadata records properties that the column ``properties`` cannot
-            represent; the rows then need the column ``properties_string``.
+        exact: whether the file's metadata also stores each message's properties that the column
+            ``properties`` cannot represent, such as duplicate names; the rows then need the column
+            ``properties_string``.
     """
 
     schema: pa.Schema
@@ -202,8 +207,8 @@ class FileForm:
 class PartedFiles:
     """The files of one attempt, with one open file for each partition.
 
-    `name` returns (final path, staged path) for the partition's values and the number of files that
-    the partition already has.
+    `name` is called with the values of a partition and the number of files that the partition
+    already has; it returns (final path, staged path) of the next file.
     """
 
     folder: OutputFolder
@@ -217,8 +222,8 @@ class PartedFiles:
     def add(self, rows: pa.Table) -> None:
         """Write rows, which need ``physical_offset`` and the columns of the :class:`FileForm`."""
         for values, part in _parted(rows, self.form.partition_by):
-            # Move the file to the end of the dict. The task closes the first file if too many are
-            # open.
+            # Move the file to the end of the dict: if too many files are open, the task closes the
+            # file at the start, which was not used for the longest time.
             file = self._open.pop(values, None) or self._begin(values)
             self._open[values] = file
             file.add(part)
@@ -361,7 +366,7 @@ def _day(number: int) -> date | None:
 def _parted(
     rows: pa.Table, partition_by: tuple[str, ...]
 ) -> Iterator[tuple[tuple[Any, ...], pa.Table]]:
-    """Split rows by their partition values; each part keeps the order of its rows."""
+    """Split rows by their partition values; within each part, the rows keep their order."""
     if not partition_by:
         yield (), rows
         return
@@ -371,7 +376,7 @@ def _parted(
         codes = codes * count + own
     order = np.argsort(codes, kind="stable")
     cuts = np.flatnonzero(np.diff(codes[order])) + 1
-    # Join the chunks once: ``take`` from a chunked column would join the chunks for each part.
+    # Join the chunks once, because ``take`` would join the chunks of a column again for each part.
     together = rows.combine_chunks()
     for indices in np.split(order, cuts):
         part = together if len(indices) == len(rows) else together.take(pa.array(indices))
@@ -381,7 +386,7 @@ def _parted(
 
 
 def _codes(rows: pa.Table, name: str) -> tuple[Any, int]:
-    """Number the distinct values from 0; return each row's number and the count of values."""
+    """Number the distinct values from 0; return (number of each row's value, count of values)."""
     if name == "day":
         values = rows.column("store_timestamp").cast("int64").to_numpy() // _DAY_US
         distinct, codes = np.unique(values, return_inverse=True)

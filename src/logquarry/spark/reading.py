@@ -1,4 +1,4 @@
-"""Reads stores as a DataFrame; the result does not depend on the version of Spark."""
+"""Reads stores as a DataFrame, with the same result in all supported versions of Spark."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ Path = str | os.PathLike[str]
 def read(spark: SparkSession, path: Path | Sequence[Path], **options: Any) -> DataFrame:
     """Read stores as a DataFrame, with the options of the data source `rocketmq`.
 
-    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, and Spark Connect
-    works. Spark 3.5 has no data sources in Python. On Spark 3.5, the driver plans the tasks during
-    this call, and mapInArrow runs the tasks. Options that are lists or mappings are passed as JSON.
+    From Spark 4.0 on, the function calls ``spark.read.format("rocketmq")``, which also works with
+    Spark Connect. Spark 3.5 has no data sources in Python. There the driver plans the tasks during
+    this call, and Spark's mapInArrow runs the tasks. Options that are lists or mappings are passed
+    as JSON.
 
     Raises:
         UsageError: if an option is unknown or invalid; Spark 4 wraps the error.
@@ -78,7 +79,7 @@ def _by_map(spark: SparkSession, given: Mapping[str, str]) -> DataFrame:
         logger.warning("%s: %s", FORMAT, remark)
     struct = struct_of(options)
     tasks = [(pickle.dumps(task),) for task in plan_tasks(options, checked(struct, options))]
-    # Each partition has one task. A read without tasks gets one empty partition.
+    # Each partition runs one task. If the read has no task, make one empty partition.
     spread = context.parallelize(tasks, max(1, len(tasks)))
     return spark.createDataFrame(spread, "task binary").mapInArrow(_Read(struct), struct)
 

@@ -1,8 +1,9 @@
 """Rebuilds consume queues and index on Spark, without a shuffle.
 
-A queue offset determines the place of the queue entry, so a task that reads a part of the log
-writes the entries directly into the queues. In the last job, a task writes one index file, from the
-keys of a part of the log. :mod:`logquarry.repair.rebuild.parts` does a task's work.
+The queue offset of a message determines the position of its entry in the queue's files, so a task
+that reads a part of the log writes the entries directly to their positions. In the last job, each
+task writes one index file, from the keys of a part of the log. The code of a task is in
+:mod:`logquarry.repair.rebuild.parts`.
 """
 
 from __future__ import annotations
@@ -52,10 +53,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _NOTES: Final = "rebuilt"
-"""Folder in `.logquarry/` of ``into``: the note of each new store has the path of its source."""
+"""Folder in `.logquarry/` of ``into``. It contains one note for each rebuilt store, with the path
+of the store that was its source.
+"""
 _STAGES: Final = 3
 _AT_ONCE: Final = 8
-"""Maximum number of rebuilds at once: while the driver works on one store, tasks work on others."""
+"""Maximum number of stores that are rebuilt at once: while the driver works on one store, tasks
+work on the others.
+"""
 
 
 def rebuild_on_spark(
@@ -129,9 +134,10 @@ def rebuild_stores(
 
     Raises:
         StoreNotFound: if a path is not a store.
-        StoreUnavailable: as :func:`rebuild`. The first error cancels unfinished rebuilds.
-        UsageError: as :func:`rebuild`; with ``resume`` also if a folder belongs to another store,
-            or was built with other settings.
+        StoreUnavailable: in the cases of :func:`rebuild`. The first error cancels the rebuilds of
+            all other stores that are not complete.
+        UsageError: in the cases of :func:`rebuild`; with ``resume``, also if a folder of ``into``
+            belongs to another store or was built with other settings.
     """
     if resume and into is None:
         raise UsageError("resume: needs a target folder: a rebuild in place leaves no notes")
@@ -199,7 +205,7 @@ class _GivenUp(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Local:
-    """A run of frames whose entries the driver writes instead of the tasks."""
+    """Consecutive frames whose entries the driver writes, because the tasks cannot write them."""
 
     run: Run
     summary: FoundRun

@@ -1,9 +1,11 @@
-"""Verifies and salvages stores on Spark. The module `rebuilding` rebuilds queues and index.
+"""Verifies and salvages stores on Spark.
 
-Verify: a task reads a part of a log, or an index file, and returns its runs of sound frames
-(:mod:`logquarry.repair.audit.runs`). The driver then verifies each store, but skips the sound
-parts. The findings equal those of a verification without Spark. Salvage: one task salvages one
-store.
+The rebuild of queues and index is in the module `rebuilding`.
+
+To verify, each task reads a part of a log, or an index file. For a part of a log, it returns the
+ranges in which all frames are valid (:mod:`logquarry.repair.audit.runs`). The driver then verifies
+each store, but does not read these ranges again. The findings equal those of a verification without
+Spark. To salvage, each task salvages one store.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ _INDEX_WEIGHT: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Path and settings of the store number `number` of a verify job."""
+    """A store that a job verifies: id of the job, the store's number in it, path and settings."""
 
     job: str
     number: int
@@ -50,7 +52,8 @@ class _Place:
     storage_options: Mapping[str, Any] | None
 
     def open(self) -> StoreLayout:
-        # Get a log file's offset from its frames: the file's name may be wrong.
+        # Take the physical offset of each log file from its frames, because the file's name can be
+        # wrong.
         layout = StoreLayout.open(self.location, self.config, self.storage_options)
         return layout.by_content()
 
@@ -131,7 +134,11 @@ def _verify_tasks(place: _Place, layout: StoreLayout, split_size: int) -> list[_
 
 
 def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
-    """Return the sound runs of a part of the log, and whether an index file's chains are sound."""
+    """Verify a part of a log, or an index file.
+
+    Returns (ranges of valid frames, False) for a part of a log, and ([], whether the chains of keys
+    are correct) for an index file.
+    """
     reader = _reader(task.place)
     if task.index is not None:
         return [], IndexAudit(reader.layout).has_right_chains(task.index)
@@ -139,7 +146,7 @@ def _verify(_: int, task: _VerifyTask) -> tuple[list[SoundRun], bool]:
 
 
 _last: tuple[tuple[str, int], SoundReader] | None = None
-"""Reader of this worker's last task. The next task often reads the same store."""
+"""The reader of this worker's last task, kept because the next task often reads the same store."""
 
 
 def _reader(place: _Place) -> SoundReader:
@@ -179,21 +186,23 @@ def salvage_stores(
 ) -> list[Salvaged]:
     """Salvage each store: write its sound messages to a new store; see :func:`salvage`.
 
-    If Spark repeats a task, the new attempt removes the earlier attempt's files and begins again.
+    If Spark repeats a task, the new attempt first removes the files of the earlier attempt.
 
     Args:
         spark: a session whose workers reach the stores and `into` under the same paths.
         into: folder for the new stores; each new store gets a folder named after its broker. If
             None, the call only reports the messages that it would save.
         include_stale: whether to also save stale frames: valid frames after the log's end.
-        resume: whether to skip complete stores of an interrupted call, and begin all others again.
+        resume: whether to continue an interrupted call with the same `into`: skip the stores that
+            it completed, and salvage all others from the start.
         progress: called with (bytes of log done, bytes in total) after each store.
 
     Raises:
         UsageError: if a broker's folder is not empty, before anything is written. With ``resume``,
             the folder may contain files of an earlier salvage of the same store.
-        StoreUnavailable: if a store cannot be read or written. An error of one store ends the job.
-        CorruptStore: as :func:`salvage`.
+        StoreUnavailable: if a store cannot be read or written. An error in one store ends the
+            salvage of all stores.
+        CorruptStore: in the cases of :func:`salvage`.
     """
     folder = None if into is None else local_folder(into)
     locations = find_stores(as_paths(stores), storage_options)
@@ -228,7 +237,8 @@ def _salvage(_: int, task: _SalvageTask) -> Salvaged:
     context = TaskContext.get()
     is_again = context is not None and context.attemptNumber() > 0
     if into is not None and is_again and settle(task.location, into):
-        # The first attempt completed, but its report was lost: make the report again.
+        # An earlier attempt completed the new store, but Spark lost its report: make the report
+        # again.
         found = salvage(task.open(), include_stale=task.include_stale)
         found.into = str(into)
         return found

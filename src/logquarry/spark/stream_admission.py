@@ -4,9 +4,9 @@ Spark writes the offset into its checkpoint::
 
     {"broker-a": 1073741824, "broker-b": 52800}
 
-Each value is a physical offset at which a frame, a blank or damage ends. The key ``/start`` records
-the start options of the query's first start; no broker has that name. A restarted query uses the
-recorded options.
+Each value is a physical offset at which a frame, a blank (filler at a file's end) or damage ends.
+When a query first starts, its options for the start are recorded under the key ``/start``, which is
+never the name of a broker. A restarted query uses the recorded options.
 
 For a limit of bytes, the planner reads only the part of the log near the batch's end. For a limit
 of messages, the planner reads the frame headers of all new messages.
@@ -45,8 +45,9 @@ class StreamOffset:
         since_ms: smallest store timestamp to read, in milliseconds; None for all.
         queues: first queue offset to read, by broker and queue. If a queue is missing, the stream
             reads all of its messages.
-        first: start of the query's first batch; None in later offsets. If the first batch fails,
-            Spark requests the start again, when the log's end may already have advanced.
+        first: physical offset by broker at which the query's first batch starts; None in later
+            offsets. It is recorded because Spark requests the start again if the first batch fails.
+            With a start "latest", the start would then be a later one.
     """
 
     brokers: Mapping[str, int] = field(default_factory=dict)
@@ -111,9 +112,13 @@ def _nested(queues: Mapping[Queue, int]) -> dict[str, dict[str, int]]:
 
 
 NEAR: Final = 16 << 20
-"""Maximum bytes to walk from a known frame; otherwise the planner searches a nearer frame."""
+"""Maximum bytes of log that the planner reads from a known frame to an offset. If the distance is
+larger, the planner searches a nearer frame.
+"""
 MOST_COUNTED: Final = 1 << 30
-"""Maximum bytes of log in which a batch counts messages; limits the read for a rare topic."""
+"""Maximum bytes of each log in which the planner counts messages for one batch. Without this limit,
+it would read the whole log for a topic with few messages.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,8 @@ class Backlog:
 def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     """Return the physical offset by broker at which a batch of at most `limit` bytes of log ends.
 
-    Each broker gets an equal share of the limit. If no frame fits into the limit, the batch takes
-    one frame, so that the stream advances.
+    Each broker gets an equal share of the limit. If the next frame of each log is larger than the
+    limit, the batch still takes one frame, so that the stream advances.
     """
     shares = shared({name: log.end - log.start for name, log in backlogs.items()}, limit)
     ends: dict[str, int] = {}
@@ -137,7 +142,7 @@ def by_bytes(backlogs: Mapping[str, Backlog], limit: int) -> dict[str, int]:
     for name, log in backlogs.items():
         ends[name] = boundary(log, log.start + shares[name])
         spare -= ends[name] - log.start
-    # Give the unused bytes of shares to other brokers, first to the brokers without any bytes.
+    # Give the bytes that remain to the other brokers, first to the brokers whose batch is smallest.
     for name in sorted(backlogs, key=lambda name: (ends[name] - backlogs[name].start, name)):
         log = backlogs[name]
         if ends[name] < log.end and spare > 0:
@@ -170,7 +175,9 @@ def by_rows(
 
 
 def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Divide `limit` evenly; if a name wants less than its share, the other names get the rest.
+    """Divide `limit` evenly among the names of `wants`.
+
+    If a name wants less than its share, the rest of the share is divided among the other names.
 
     The sum of the shares is `limit`, or the sum of `wants` if that sum is less.
     """
@@ -186,8 +193,7 @@ def shared(wants: Mapping[str, int], limit: int) -> dict[str, int]:
 
 
 def boundary(log: Backlog, upto: int) -> int:
-    """Return the last offset up to `upto` at which a frame, blank or damage ends, or
-    ``log.start``."""
+    """Return the last end of a frame, blank or damage that is <= `upto`; else ``log.start``."""
     if upto >= log.end:
         return log.end
     if upto <= log.start:
@@ -202,7 +208,7 @@ def boundary(log: Backlog, upto: int) -> int:
             position = end
             continue
         if isinstance(event, Run):
-            # Only the last frame of a run can end after `upto`.
+            # The run was read up to `upto`, so only its last frame can end after `upto`.
             position = event.window.base + int(event.rows[-1, r.POSITION])
         elif event.offset <= upto:
             position = event.offset
@@ -225,7 +231,7 @@ def _place_near(reader: LogReader, start: int, upto: int) -> int:
 
 
 def _after_one(log: Backlog) -> int:
-    """Return the end of the first frame, blank or damage."""
+    """Return the physical offset at which the first new frame, blank or damage ends."""
     reader = LogReader(log.layout)
     for event in reader.events(log.start, log.end):
         if isinstance(event, Run):
@@ -237,7 +243,11 @@ def _after_one(log: Backlog) -> int:
 
 
 def _counted(log: Backlog, wanted: MessageFilter, limit: int) -> tuple[Int64, int]:
-    """Return the ends of the first `limit` wanted messages, and the end of the searched part."""
+    """Find the first `limit` wanted messages.
+
+    Returns (physical offset at which each message ends, physical offset up to which the log was
+    searched).
+    """
     stop = log.end
     if stop - log.start > MOST_COUNTED:
         stop = boundary(log, log.start + MOST_COUNTED)

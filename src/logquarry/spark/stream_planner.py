@@ -1,11 +1,13 @@
 """Plans the batches of a stream: the offsets of a batch, and the tasks that read the batch.
 
-A restarted query gets its offsets from its checkpoint, so a planner's state only saves time.
+A restarted query reads its offsets from its checkpoint. The state in a planner is therefore only a
+cache.
 
-Spark before 4.2 has no admission control: Spark requests the newest offset, without the batch's
-start or a limit. A batch then takes all new messages; a limit would end a Trigger.AvailableNow
-query after the first batch. A restarted query requests the newest offset before the planner sees
-the checkpoint. `tasks` therefore compares the options' start conditions with the checkpoint.
+Spark before 4.2 has no admission control: Spark requests the newest offset, but passes neither the
+batch's start nor a limit. A batch then takes all new messages, because with a limit a
+Trigger.AvailableNow query would end after the first batch. A restarted query requests the newest
+offset before the planner sees the checkpoint. `tasks` therefore compares the options' start
+conditions with the checkpoint.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by
 from logquarry.spark.tasks import ReadTask, check_brokers, check_start, even_size, for_workers, lost
 
 _LEVELS_SECONDS: Final = 60.0
-"""Seconds for which the inferred delay levels of a store are cached."""
+"""Seconds for which the delay levels that were inferred from a store are cached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class StreamPlanner:
     def initial(self) -> dict[str, Any]:
         """Return the offset at which a new query starts, in its JSON form.
 
-        All calls return the first result, so "latest" means the latest offset at the query's start.
+        Later calls return the result of the first call, so "latest" means the log's end at the time
+        of the first call.
         """
         if self._initial is not None:
             return self._initial
@@ -73,7 +76,7 @@ class StreamPlanner:
             firsts = {
                 queue: first
                 for queue, first in self._first_queue_offsets(layout)
-                # A queue that starts at queue offset 0 needs no condition.
+                # A queue that is read from queue offset 0 on needs no condition.
                 if first
             }
             if firsts:
@@ -84,7 +87,7 @@ class StreamPlanner:
         return self._initial
 
     def latest(self, start: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
-        """Return the end of the batch from ``start``; ``start`` if no message is new."""
+        """Return the end of the batch that begins at ``start``; ``start`` if no message is new."""
         offset = StreamOffset.from_json(start)
         layouts = self._layouts()
         backlogs: dict[str, Backlog] = {}
@@ -143,19 +146,19 @@ class StreamPlanner:
         return [task for found in ranges for task in self._tasks_of(*found, until, size)]
 
     def prepare_available_now(self) -> None:
-        """Make the query end at the current ends of the logs (Trigger.AvailableNow)."""
+        """Make the query end where the logs end now (Trigger.AvailableNow)."""
         self._targets = {
             broker: self._frontier(broker).end_of(layout)
             for broker, layout in self._layouts().items()
         }
 
     def newest(self) -> dict[str, int] | None:
-        """Return the last known ends of the logs; None before the first :meth:`latest`."""
+        """Return the logs' ends as of the last call of :meth:`latest`; None before that call."""
         return dict(sorted(self._latest.items())) or None
 
     # ------------------------------------------------------------------------------ stores, filters
     def _layouts(self) -> dict[str, StoreLayout]:
-        """Open the stores that exist now; new stores can appear under a glob."""
+        """Open the stores that exist now: a glob can match more stores than at the last call."""
         options = self._options
         found = stores_by_name(options.paths, options.storage_options)
         return {
@@ -169,7 +172,7 @@ class StreamPlanner:
 
     @property
     def _moves(self) -> bool:
-        """Whether the offset that the start options mean can change later ("latest", or a time)."""
+        """Whether the options for the start ("latest", or a time) can mean another offset later."""
         start, wanted = self._options.start, self._options.wanted
         starts = [start.default, *start.brokers.values()]
         return java.LONG_MAX in starts or wanted.since_ms is not None
@@ -237,7 +240,8 @@ class StreamPlanner:
         size: int,
     ) -> Iterator[ReadTask]:
         durable = layout.durable_end
-        # Before the durable offset, a reader reports invalid bytes as damage, not as the log's end.
+        # Before the durable offset (up to which the log is known to be on the disk), a reader
+        # reports invalid bytes as damage. After it, invalid bytes can be the log's end.
         bound = stop if durable is not None and stop <= durable else None
         extent = LogExtent(layout.commit_log.start, stop, bound)
         splits = plan_splits(layout, extent, start=start, stop=stop, split_size=size)
@@ -300,7 +304,8 @@ class UnlimitedPlanner(StreamPlanner):
         if self._reached is not None:
             return self.latest(self._reached, Limits())
         layouts = self._layouts()
-        # Leave out a start "latest" (LONG_MAX): the checkpoint has recorded the offset.
+        # Leave out queues with the start "latest" (LONG_MAX): the checkpoint has recorded the queue
+        # offset that it meant.
         numbers = {
             queue: first
             for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items()
@@ -321,7 +326,10 @@ class UnlimitedPlanner(StreamPlanner):
         return super().tasks(start, end)
 
     def _continued(self, start: StreamOffset, end: StreamOffset) -> dict[str, Any]:
-        """Return the first batch's end after a restart, with the checkpoint's start conditions."""
+        """Return the end of the first batch after a restart.
+
+        The end contains the start conditions that the checkpoint recorded.
+        """
         if start.since_ms != end.since_ms:
             raise UsageError(f"startingTimestamp: differs from the checkpoint's: {_SAME_START}")
         given = (self._options.wanted.queue_ranges or {}).keys()

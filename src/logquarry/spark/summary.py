@@ -17,7 +17,7 @@ TALLY_COLUMNS = ("topic", "size", "store_timestamp")
 
 @dataclass(slots=True)
 class TopicSummary:
-    """Counts of one topic, or of all topics; `bytes` counts the frames in the log.
+    """Counts of one topic, or of all topics; `bytes` is the size of the frames in the log.
 
     `first_ms` and `last_ms` are the smallest and largest store timestamp in milliseconds.
     """
@@ -47,7 +47,10 @@ class TopicSummary:
 
 @dataclass(slots=True)
 class Summary:
-    """Counts by topic, and the skipped damage; only :meth:`of` sorts the damage."""
+    """Counts by topic, and the damage that the read skipped.
+
+    The damage is sorted only in a result of :meth:`of`.
+    """
 
     topics: dict[str, TopicSummary] = field(default_factory=dict)
     damage: list[DamagedSpan] = field(default_factory=list)
@@ -98,8 +101,8 @@ class Summary:
     def of(cls, parts: Iterable[Summary]) -> Summary:
         """Merge summaries; sort topics by name, and damage by file and offset.
 
-        Two queues can point to one damaged span, so two tasks can report the span. The result lists
-        the span once.
+        Entries of two queues can point to the same damaged bytes, so two tasks can report the same
+        damage. The result lists it once.
         """
         whole = cls()
         for part in parts:

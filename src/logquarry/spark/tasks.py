@@ -5,8 +5,8 @@ If a read has ``onDamage=quarantine``, :class:`Quarantine` copies the damaged by
     FOLDER/BROKER/00000000000000078237.bin    the damaged bytes, without the zeros at their end
     FOLDER/BROKER/00000000000000078237.json   file, offset, length, kind and reason
 
-A file name depends only on broker and physical offset, so a second read finds existing copies.
-The data source, the exports and the summary use this module. Needs no PySpark.
+A file name depends only on broker and physical offset, so a second read finds the copies of the
+first. The data source, the exports and the summary use this module, which does not import PySpark.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ class Quarantine:
     def of_bodies(self, layout: StoreLayout, report: BadBodies) -> Callable[[int, str], None]:
         """Make a callback for :attr:`Decoding.on_bad_body`, called if decompression fails.
 
-        The copy has no bytes, because the read returns the message with its compressed body.
+        The quarantine then gets only the JSON file, without bytes, because the read returns the
+        message with its compressed body.
         """
 
         def keep(offset: int, reason: str) -> None:
@@ -93,8 +94,8 @@ class Quarantine:
         if self._kept_length(f"{name}.json") >= span.length:
             return
         document = {"broker": self._broker, **damage_as_dict(span)}
-        # Each attempt of a task writes its own temporary file. The last attempt replaces other
-        # copies.
+        # Each attempt of a task writes its own temporary file. If several attempts copy the same
+        # damage, the last copy replaces the others.
         passing = f"{name}.{uuid.uuid4().hex}.tmp"
         self._folder.make(name.rpartition("/")[0])
         document["bytes"] = 0
@@ -102,7 +103,8 @@ class Quarantine:
             for piece in _pieces(layout, span):
                 sink.write(piece)
                 document["bytes"] += len(piece)
-        # A later read trusts the document, so its bytes must survive a power cut too.
+        # A later read does not copy the damage again if the JSON document exists. Sync the bytes
+        # first, so that a power cut cannot keep the document and lose the bytes.
         self._folder.sync(passing)
         self._folder.move(passing, f"{name}.bin")
         self._folder.write_json(f"{name}.json", document, by_way_of=passing)
@@ -153,11 +155,13 @@ _TASKS_A_CORE = 4
 LEAST_STATED_SPLIT = 64 << 10
 """Minimum bytes of a task that the user can request. A smaller task is nearly all overhead."""
 FEW_TASKS = 1_000
-"""Number of tasks that the user can always request, even if each task is then very small."""
+"""Number of tasks that the user can always request, even if each task then reads very little."""
 MOST_TASKS = 100_000
 """Maximum number of tasks of one read; the driver keeps a few kilobytes for each task."""
 MOST_PARTS = 256
-"""Maximum number of parts of one task. A part takes 30 bytes; a read can have a million parts."""
+"""Maximum number of parts of one task. A part takes 30 bytes of memory; a read can have a million
+parts.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +170,10 @@ class ReadTask:
 
     Attributes:
         plan: the read plan, with only the parts of this task.
-        options: the options that are not in `plan`; see :func:`for_workers`.
-        delay_levels_ms: delay of each delay level, for the tags codes of delayed messages.
+        options: the read's options without the values that `plan` contains; see
+            :func:`for_workers`.
+        delay_levels_ms: delay in milliseconds of each delay level; needed because the tags code of
+            a delayed message is its delivery time.
         certain_to: physical offset up to which the log was complete when a stream's batch was
             planned. The task reads no byte after this offset. None if the read is not a stream.
     """
@@ -227,8 +233,9 @@ def plan_tasks(
 
     Args:
         columns: columns to read; None for the columns of the options.
-        min_tasks: wanted number of tasks, but each task has at least LEAST_SPLIT bytes.
-            ``options.min_partitions`` can make smaller tasks, down to LEAST_STATED_SPLIT.
+        min_tasks: number of tasks to plan at least, unless a task would then have less than
+            LEAST_SPLIT bytes. ``options.min_partitions`` can make smaller tasks, down to
+            LEAST_STATED_SPLIT.
     """
     stores: list[_Store] = []
     for location, broker, layout in open_stores(options):
@@ -244,7 +251,7 @@ def plan_tasks(
     size = max(options.split_size or _split_size(whole, min_tasks), _least_split(whole))
     plans = [_plan(store, options, size) for store in stores]
     lengths = [sum(part.length for part in plan.parts) for plan in plans]
-    # Count the bytes in the plans, not in the files: a file can be nearly empty.
+    # Add up the bytes in the plans, not the sizes of the files: a file can be nearly empty.
     even = -(-sum(lengths) // max(options.min_partitions, 1))
     stated = min(options.split_size or size, even)
     least = _least_split(sum(lengths))
@@ -307,7 +314,8 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
             skip_damage=options.on_damage == "skip",
         )
     # With on_damage=stop, the first damage ends the read, so the parts must be in the order of the
-    # log. Only the time range narrows the plan; the tasks apply the other filters.
+    # log. Plan with the time range as the only filter; the tasks apply the other filters while they
+    # read.
     wanted = store.selection.wanted
     by_time = MessageFilter(since_ms=wanted.since_ms, until_ms=wanted.until_ms)
     walk = plan_read(
@@ -322,7 +330,7 @@ def _plan(store: _Store, options: ReadOptions, size: int, *, min_parts: int = 1)
 def _packed(plan: ReadPlan, size: int) -> Iterator[ReadPlan]:
     """Split a plan into plans of about `size` bytes each; small parts share a plan.
 
-    A new plan has either ranges of the log or places in the log, not both.
+    Each new plan contains either ranges of the log or positions of single messages, not both.
     """
     group: list[Part] = []
     filled = 0
@@ -346,7 +354,10 @@ def for_workers(options: ReadOptions) -> ReadOptions:
 
 
 def check_start(layout: StoreLayout, selection: Selection, *, fail: bool) -> None:
-    """Report a loss if retention has deleted the wanted start (Kafka's failOnDataLoss)."""
+    """Report a loss if retention has deleted messages after the wanted start.
+
+    If `fail` is true (Kafka's failOnDataLoss), raise MessageNotFound; else log a warning.
+    """
     start, oldest = selection.start_offset, layout.commit_log.start
     if start is not None and layout.commit_log.files and start < oldest:
         lost(
@@ -380,7 +391,8 @@ def read_batches(task: ReadTask, damage: DamageLog | None = None) -> Iterator[pa
     Bodies get a CRC check only if ``body`` is a wanted column, or if the filter searches bodies.
 
     Raises:
-        CorruptFrame: on damage, depending on ``options.on_damage``.
+        CorruptFrame: if the log is damaged, unless ``options.on_damage`` makes the read skip or
+            stop at damage.
         MessageNotFound: if retention has deleted files since the planning, and
             ``options.fail_on_data_loss`` is true.
         StoreNotFound: if a file cannot be read.
@@ -423,7 +435,8 @@ def _kept(
     events: Iterator[Event], layout: StoreLayout, quarantine: Quarantine, *, live: bool
 ) -> Iterator[Event]:
     for event in events:
-        # The torn tail of a live log is a message that the writer has not finished.
+        # In a log that a broker is writing, a torn tail is a message that the broker has not
+        # finished.
         if isinstance(event, DamagedSpan) and not (live and event.is_tail):
             quarantine.keep(layout, event)
         yield event
@@ -432,7 +445,11 @@ def _kept(
 def _not_deleted(
     task: ReadTask, layout: StoreLayout, part: Part, *, check_crc: bool
 ) -> Iterator[Event]:
-    """Read a part; bytes that retention has deleted since the planning are not damage."""
+    """Read a part.
+
+    Bytes that retention has deleted since the planning are not reported as damage, but with
+    :func:`lost`.
+    """
     oldest = layout.commit_log.start
     gone = isinstance(part, LogSplit) and part.start < oldest
     # A filter that searches bodies needs bodies with a checked CRC.
@@ -462,8 +479,8 @@ def certain_events(
 ) -> Iterator[Event]:
     """Yield the events of a log that was complete up to `stop` when a stream's batch was planned.
 
-    A log end or a torn tail before `stop` is therefore damage of the kind LOST_END. The next batch
-    reads events at and after `stop`.
+    If the log now ends before `stop`, or has a torn tail there, the log has lost bytes: report
+    damage of the kind LOST_END. The next batch reads events at and after `stop`.
     """
     for event in events:
         if isinstance(event, LogEnd | DamagedSpan) and event.offset >= stop:

@@ -1,7 +1,7 @@
 """Prepares Spark's Python workers: garbage collection, closed connections, tracebacks.
 
-The module imports little, because two other processes import it too: PySpark's daemon, and
-PySpark's search for data sources (`pyspark_logquarry`).
+Keep the imports of this module few, because two other processes import it too: PySpark's daemon,
+and PySpark's search for data sources (`pyspark_logquarry`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def in_worker() -> bool:
 
 _tasks = 0
 _LOADING = 3
-"""Number of tasks of a worker that call :func:`gc.freeze`. Later tasks add few objects."""
+"""Only this many first tasks of a worker call :func:`gc.freeze`, because later tasks load few new
+objects that live long.
+"""
 
 
 def settle() -> None:
@@ -52,8 +54,9 @@ def settle() -> None:
 class QuietErrors:
     """An error stream that drops the traceback of a worker whose connection the JVM closed.
 
-    The JVM closes a connection after an idle minute, or when the query needs no more rows. At its
-    exit, the worker then gets a broken pipe, and PySpark's daemon prints a traceback.
+    The JVM closes a connection after an idle minute, or when the query needs no more rows. When
+    such a worker exits, its write to the connection fails with a broken pipe, and PySpark's daemon
+    prints a traceback.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -97,8 +100,9 @@ def without_traceback() -> Iterator[None]:
 def _by_value() -> Callable[[bytes], Any]:
     """Return a nested function, which Spark pickles by value.
 
-    A worker without logquarry can still run the function, whose error names the setting to change.
-    A plain pickle would only report the missing module.
+    A worker that cannot import logquarry can still run the function, which then raises an error
+    that names the setting to change. If Spark pickled the function by name, the error would only
+    name the missing module.
     """
 
     def load(data: bytes) -> Any:

@@ -1,6 +1,8 @@
-"""Counts puts and gets. Each thread counts in a separate object, so a call takes no lock.
+"""Counts puts and gets.
 
-The duration of a put includes its flush wait and its replica wait. Compiled if possible.
+Each thread has its own :class:`CallCounts`, so counting a call takes no lock. The duration of a put
+includes the time that the put waits for the flush and for the replica. The module is compiled if a
+C compiler was found at the installation.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ BUCKETS: Final = (
 )
 """Classes of put durations, as in RocketMQ, and the upper bound of each class in seconds."""
 SIZES: Final = (1 << 10, 4 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20)
-"""Upper bounds of the classes of message sizes in bytes (RocketMQ 5); a last class has no bound."""
+"""Upper bounds, in bytes, of the classes of message sizes (RocketMQ 5).
+
+One more class holds the messages above the last bound.
+"""
 
 _BOUNDS: Final = tuple(bound for _, bound in BUCKETS)
 _FIRST_BOUND = _BOUNDS[0]
@@ -46,7 +51,7 @@ _SMALL = SIZES[0]
 
 
 class TopicCount:
-    """Messages of one topic, and their bytes in the log."""
+    """The number of messages that one topic received, and their total size in the log in bytes."""
 
     def __init__(self) -> None:
         self.messages = 0
@@ -57,14 +62,14 @@ class CallCounts:
     """The counts of one thread.
 
     Attributes:
-        failed: number of refused puts.
+        failed: number of puts that the store refused.
         quick: number of puts in the first class of :data:`BUCKETS`.
         longest: the longest duration of a put, in seconds.
-        lock_longest_ms: the longest time that a put held the lock.
+        lock_longest_ms: the longest time, in milliseconds, that a put held the lock of the log.
         times: number of puts in each class of :data:`BUCKETS` except the first class.
         sizes: number of messages in each class of :data:`SIZES` except the first class.
         get_missed: number of gets that returned no message.
-        get_longest: the longest get, in seconds.
+        get_longest: the longest duration of a get, in seconds.
     """
 
     def __init__(self) -> None:
@@ -139,15 +144,15 @@ class CallCounter:
         self._last_thread = 0
 
     def put(self, topic: str, result: PutResult, seconds: float) -> None:
-        """Count a put whose message is in the log."""
-        # In compiled code, a call through the class is faster, because it does not search for an
-        # override.
+        """Count a put after its message was written to the log."""
+        # In compiled code, calling the method through the class is faster than through ``self``:
+        # the call does not check whether a subclass overrides the method.
         counts = CallCounter.counts(self)
         if cython.compiled:
             fields = cython.cast(tuple, result)
             size, messages, held_ms = fields[5], fields[6], fields[8]
         else:
-            # Unpack the tuple: this takes half as long as reading three fields by name.
+            # Unpacking the whole tuple takes half as long as reading three fields by name.
             _, _, _, _, _, size, messages, _, held_ms, _, _ = result
         found = counts.topic(topic)
         found.messages += messages
@@ -161,12 +166,12 @@ class CallCounter:
             counts.whole(seconds)
 
     def put_failed(self) -> None:
-        """Count a put whose message is not in the log."""
+        """Count a put that wrote no message to the log."""
         counts = self.counts()
         counts.failed += 1
 
     def got(self, messages: int, seconds: float = 0.0) -> None:
-        """Count a get, its messages and its duration in seconds."""
+        """Count a get, the messages that it returned, and its duration in seconds."""
         counts = self.counts()
         counts.get_longest = max(counts.get_longest, seconds)
         if messages:
@@ -178,8 +183,8 @@ class CallCounter:
     def counts(self) -> CallCounts:
         """Return the counts of the calling thread."""
         if cython.compiled:
-            # Compare thread numbers first, because reading a thread-local value takes five times as
-            # long.
+            # First check whether the thread is the same as at the last call, because reading a
+            # thread-local value takes five times as long.
             thread = PyThread_get_thread_ident()
             if self._last is not None and self._last_thread == thread:
                 return self._last
@@ -199,8 +204,8 @@ class CallCounter:
         return counts
 
     def _fold_ended(self) -> None:
-        """Add up the counts of ended threads, to release their memory."""
-        # Forget the last thread: a new thread may get the number of an ended thread.
+        """Add the counts of ended threads to one sum, so that their own objects can be freed."""
+        # Forget the thread of the last call: the system may give its number to a new thread.
         self._last = None
         alive = []
         for reference, counts in self._threads:
@@ -212,7 +217,7 @@ class CallCounter:
         self._threads = alive
 
     def total(self) -> CallCounts:
-        """Return the counts of all threads."""
+        """Return the sum of the counts of all threads."""
         total = CallCounts()
         with self._change:
             total.add(self._ended)

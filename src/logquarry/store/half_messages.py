@@ -1,14 +1,16 @@
 """Lists the transactions of a store (``info --transactions``): committed, rolled back, open.
 
-In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. For each half message that has
-ended, there is an op message in RMQ_SYS_TRANS_OP_HALF_TOPIC. Its tag is ``d``, and its body is the
-half message's queue offset. A commit also leaves a COMMIT frame with the half message's physical
-offset. The broker's checker puts a copy of an open half message at the queue's end, and then
-advances the offset of its own consumer group. So if a half message before this offset has no op
-message, the checker replaced it by a copy.
+In a store of 4.x, a half message waits in RMQ_SYS_TRANS_HALF_TOPIC. When a half message is
+committed or rolled back, the broker adds an op message to RMQ_SYS_TRANS_OP_HALF_TOPIC. The op
+message has the tag ``d``, and its body is the queue offset of the half message. A commit also
+leaves a COMMIT frame with the half message's physical offset. While a half message is open, the
+broker's checker may put a copy of it at the end of the queue; the checker then advances its own
+consumer offset past the original. So if a half message is before this consumer offset and has no op
+message, the checker has replaced it by a copy.
 
-In a store of 3.x, a PREPARED message waits outside all queues. A COMMIT or ROLLBACK contains the
-physical offset of the PREPARED message (docs/dialect-3.1.md).
+In a store of 3.x, a half message is a PREPARED frame in the log, and no queue has an entry for it.
+The COMMIT or ROLLBACK frame contains the physical offset of the PREPARED frame
+(docs/dialect-3.1.md).
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 
 @dataclass(frozen=True, slots=True)
 class HalfMessage:
-    """An open half message, or a PREPARED message of 3.x with its number in the state table."""
+    """An open half message.
+
+    For a PREPARED message of 3.x, ``queue_offset`` is its state table number.
+    """
 
     queue_id: int
     queue_offset: int
@@ -46,11 +51,14 @@ class Transactions:
     """The outcomes of the half messages of a store.
 
     Attributes:
-        committed: number of half messages with a committed message in the log.
-        rolled_back: number of half messages that ended without a committed message.
-        put_back: number of half messages that the checker replaced by a copy, or gave up.
+        committed: number of half messages that were committed, and whose committed message is in
+            the log.
+        rolled_back: number of half messages with an op message, but without a committed message in
+            the log.
+        put_back: number of half messages that the checker replaced by a copy, or stopped checking.
         open: the half messages that have not ended.
-        unreadable: number of entries of the half topic whose message is damaged or deleted.
+        unreadable: number of queue entries of the half topic whose message in the log is damaged or
+            deleted.
     """
 
     committed: int = 0

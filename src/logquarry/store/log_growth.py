@@ -1,6 +1,7 @@
 """After an append, wakes the dispatcher, the flush service and replication, and settles the put.
 
-A put is settled when its flush wait and its replica wait are over. Compiled if possible.
+A put is settled when it no longer waits for the flush or for the replica, so that its status is
+final. The module is compiled if a C compiler was found at the installation.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from logquarry.write.settling import FlushWait
 
 
 class Wakeable(Protocol):
-    """A flag that is set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
+    """A flag to set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
 
     def is_unset(self) -> bool:
-        """Whether the flag must be set. Each put calls this method, which must be fast."""
+        """Whether the flag must be set. Each put calls this method, so it must be fast."""
 
     def set(self) -> None:
         """Set the flag: the log has grown."""
@@ -29,8 +30,9 @@ class Wakeable(Protocol):
 class LogGrowth:
     """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
 
-    ``flushing`` syncs the messages of puts that do not wait for a sync. If no put of the store
-    waits, ``settle_now`` settles the puts.
+    ``flushing`` is the flush service: it syncs the messages of puts that do not wait for a sync. If
+    the store's settings let no put wait for a flush or a replica, the put path uses ``settle_now``
+    in place of :meth:`settle`.
     """
 
     def __init__(self, dispatching: Service, flushing: Service, wait: FlushWait) -> None:
@@ -43,12 +45,12 @@ class LogGrowth:
         self._set(())
 
     def follow(self, flag: Wakeable) -> None:
-        """Set a flag whenever the log grows, from now on."""
+        """From now on, set a flag whenever the log grows."""
         with self._change:
             self._set((*self._followers, flag))
 
     def unfollow(self, flag: Wakeable) -> None:
-        """Stop setting a flag."""
+        """No longer set a flag when the log grows."""
         with self._change:
             self._set(tuple(other for other in self._followers if other is not flag))
 
@@ -60,17 +62,17 @@ class LogGrowth:
         self.settle_now.use(after_append if flush is None else (*after_append, flush))
 
     def wake(self) -> None:
-        """Wake the dispatcher and the followers: the log has grown."""
+        """Wake the dispatcher and all followers, after an append to the log."""
         self._wake_followers.wake()
 
     def wake_all(self) -> None:
-        """Like :meth:`wake`, but also wake the flush service: no put waits for the new bytes."""
+        """Wake the flush service too: no put waits for the new bytes, so no put starts a flush."""
         self.wake()
         self._wait.appended()
 
     # ----------------------------------------------------------------------------------- settle
     def settle(self, result: PutResult, wait: bool) -> PutResult:
-        """Settle a put whose message is in the log; see :meth:`FlushWait.settle`."""
+        """Settle a put after its message was written to the log; see :meth:`FlushWait.settle`."""
         asked = self._wait.asked(result, wait)
         self.wake()
         return self._wait.settle(result, wait, asked)

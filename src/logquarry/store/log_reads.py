@@ -34,7 +34,7 @@ class LogReads(ABC):
 
     @abstractmethod
     def _look_again(self) -> None:
-        """List the log's files again if they may have grown."""
+        """List the log's files again if another process may have added files."""
 
     @property
     def root(self) -> str:
@@ -60,13 +60,14 @@ class LogReads(ABC):
     def message_at(self, physical_offset: int) -> StoredMessage:
         """Return the message that starts at a physical offset, after a check of its CRC.
 
-        An inner batch of RocketMQ 5 is one message here; :meth:`StoredMessage.unwrap` gives its
-        messages.
+        An inner batch of RocketMQ 5 (several messages in one frame) is returned as one message;
+        :meth:`StoredMessage.unwrap` returns the messages in it.
 
         Raises:
-            MessageNotFound: if the offset is outside the log, or inside a message or a blank. Bytes
-                after the log's end are never a message, even if they look like a message.
-            CorruptFrame: if the log is damaged at that offset.
+            MessageNotFound: if the offset is outside the log, or inside a message or a blank. This
+                also holds for an offset after the log's end, even if the bytes there look like a
+                message.
+            CorruptFrame: if the bytes at that offset are damaged.
         """
         self._require_open()
         physical_offset = arguments.integer(physical_offset, "physical_offset")
@@ -75,12 +76,12 @@ class LogReads(ABC):
         return self._stored(self._log.message_at(physical_offset))
 
     def message_by_id(self, message_id: str) -> StoredMessage:
-        """Return the message with a broker's message id (``MessageDecoder.decodeMessageId``).
+        """Return the message with an id that a broker gave it (``MessageDecoder.decodeMessageId``).
 
         Raises:
             UsageError: if the text is not a message id.
             MessageNotFound: if the store has no message with that id.
-            CorruptFrame: if the log is damaged at the message.
+            CorruptFrame: if the message with that id is damaged.
         """
         _, physical_offset = ids.decode(arguments.text(message_id, "message_id"))
         message = self.message_at(physical_offset)
@@ -92,9 +93,11 @@ class LogReads(ABC):
         return message
 
     def message_size_at(self, physical_offset: int) -> int:
-        """Return the bytes of the message at a physical offset, without a check of its body.
+        """Return the size in bytes of the message at a physical offset.
 
-        Errors: as :meth:`message_at`.
+        The CRC of its body is not checked.
+
+        The errors are those of :meth:`message_at`.
         """
         self._require_open()
         physical_offset = arguments.offset(physical_offset, "physical_offset")
@@ -107,14 +110,15 @@ class LogReads(ABC):
         return self._log.message_at(physical_offset).size
 
     def get_data(self, physical_offset: int, size: int) -> bytes:
-        """Return bytes of the log as they are on the disk, sound or not (``getBulkCommitLogData``).
+        """Return bytes of the log as they are on the disk, even if damaged
+        (``getBulkCommitLogData``).
 
-        The result has ``size`` bytes, possibly of several log files. Near the log's end, the result
-        is shorter; at the end, it is empty.
+        The result has ``size`` bytes, and can span several log files. If fewer bytes follow in the
+        log, the result is shorter; at the log's end, it is empty.
 
         Raises:
             MessageNotFound: if the offset is before the log's start or after its end.
-            CorruptFrame: if a file is missing or too short.
+            CorruptFrame: if a log file in the range is missing or too short.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
@@ -139,16 +143,17 @@ class LogReads(ABC):
         return b"".join(parts)
 
     def roll_next_file(self, physical_offset: int) -> int:
-        """Return the start of the log file after a physical offset (``rollNextFile``).
+        """Return the start of the log file that follows a physical offset's file
+        (``rollNextFile``).
 
-        The following file need not exist.
+        The log need not have this next file yet.
         """
         self._require_open()
         at = arguments.offset(physical_offset, "physical_offset")
         files = self._log.files
         size = files.file_size
         if not files.files:
-            # If the log has no file, use the file size that a writer would use.
+            # If the log has no file yet, use the file size with which a writer would create one.
             size = self.layout.config.mapped_file_size_commit_log or DEFAULT_COMMIT_LOG_FILE
         return at - at % size + size
 
@@ -177,7 +182,8 @@ NOT_FOR_USERS: Final = frozenset(
         "start",
     )
 )
-"""Methods that only other parts of this package call; ``dir()`` of a store omits these methods."""
+"""Public methods and attributes for other parts of logquarry only; ``dir()`` of a store omits them.
+"""
 
 
 def get_arguments(
@@ -185,8 +191,8 @@ def get_arguments(
 ) -> tuple[str, int, int, int, str | None]:
     """Check and return the arguments of a ``get``.
 
-    As in RocketMQ, a negative offset is no error (the result is OFFSET_TOO_SMALL), and a count
-    below 1 means one message.
+    As in RocketMQ, a negative offset raises no error, but gives the status OFFSET_TOO_SMALL, and a
+    count below 1 means one message.
     """
     return (
         *arguments.queue(topic, queue_id),
@@ -199,7 +205,7 @@ def get_arguments(
 def renamed_topic(
     topic: str | Iterable[str], topics: str | Iterable[str] | None
 ) -> str | Iterable[str]:
-    """Return the topics of a ``scan``; warn that ``topic`` is a deprecated argument name."""
+    """Return ``topic`` as the topics of a ``scan``; warn that this argument is deprecated."""
     if topics is not None:
         raise UsageError("give topics; topic is its previous name")
     warnings.warn("scan(topic=...) is now scan(topics=...)", DeprecationWarning, stacklevel=3)

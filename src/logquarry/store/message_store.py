@@ -1,4 +1,4 @@
-"""The store that users open: ``MessageStore.open`` gives a reader or a writer.
+"""The store that users open: ``MessageStore.open`` returns a reader or a writer.
 
 ::
 
@@ -26,13 +26,14 @@ Mode = Literal["r", "rw"]
 class MessageStore(StoreReads):
     """One store directory (``DefaultMessageStore``), open for reading or for writing.
 
-    Open a store with :meth:`open`, and use the store as a context manager. Readers and writers have
-    the methods of this class; :class:`StoreWriter` also has the methods that write.
+    Open a store with :meth:`open`, and use the store as a context manager. Readers and writers both
+    have the methods of this class. Only a :class:`StoreWriter` has methods that write.
 
     Attributes:
         layout: the store's files.
         config: the store's settings.
-        broker: name of the store; each message of the store has this name as ``broker``.
+        broker: name of the store; the attribute ``broker`` of each message that is read has this
+            value.
     """
 
     @overload
@@ -85,19 +86,23 @@ class MessageStore(StoreReads):
 
         Args:
             path: the folder that holds ``commitlog/``.
-            mode: ``"r"`` only reads. ``"rw"`` also writes: it locks the store, and creates a store
-                if the folder is empty or missing.
-            config: settings that the files do not contain, or that you want to change.
-            clock: returns store times in milliseconds, for writing.
-            broker: the ``broker`` of each message (default: the folder's name).
-            storage_options: options of the file system, for a URL.
-            accept_loss: for ``"rw"``, the number of message bytes that a recovery may lose. Without
-                this argument, a recovery may lose only a small share of the messages on the disk.
+            mode: with ``"r"``, the store can only be read. With ``"rw"``, it can also be written:
+                the call locks the store, and creates a store if the folder is empty or missing.
+            config: settings that cannot be inferred from the files, or that you want to change.
+            clock: function that returns the current time in milliseconds; a writer stores it as the
+                messages' store time.
+            broker: the value of the attribute ``broker`` of each message (default: the folder's
+                name).
+            storage_options: options of the file system, if ``path`` is a URL.
+            accept_loss: if opening with ``"rw"`` needs a recovery, the number of message bytes that
+                it may lose. Without this argument, a recovery may lose only a small share of the
+                messages on the disk.
 
         Raises:
-            StoreNotFound: if there is no store, or if the folder to write holds other files.
-            UnsupportedStore: if the log is not in ``commitlog/``, or if writing would harm a
-                feature of the store that logquarry does not support.
+            StoreNotFound: if there is no store at ``path``, or, with ``"rw"``, if the folder
+                contains other files.
+            UnsupportedStore: if the log is not in ``commitlog/``, or if the store uses a feature
+                that logquarry does not support and that writing would harm.
             StoreUnavailable: if another process has the store open for writing, or if the store
                 needs a recovery that this method cannot do.
             LossRefused: if the recovery would lose more than ``accept_loss`` allows.
@@ -128,7 +133,10 @@ class StoreWriter(BaseWriter, MessageStore):
 
 
 class _NeedsWriter:
-    """In a reader, replaces a writer's method: the error explains how to open for writing."""
+    """Stands in a reader for a method that only writers have.
+
+    Its error says how to open for writing.
+    """
 
     def __get__(self, store: StoreReader | None, kind: type[StoreReader]) -> _NeedsWriter:
         if store is None:
@@ -136,7 +144,7 @@ class _NeedsWriter:
         raise ReadOnlyStore.of(store.root)
 
 
-# Do not use __getattr__ instead: it would slow down the lookup of a reader's attributes.
+# A __getattr__ of the reader would also do, but would slow down the lookup of all its attributes.
 _ONLY_OF_WRITERS = frozenset(
     name for name in set(dir(StoreWriter)) - set(dir(StoreReader)) if not name.startswith("_")
 )

@@ -39,7 +39,10 @@ from logquarry.units import Progress
 
 @dataclass(slots=True)
 class QueueOverview:
-    """One queue. ``messages`` and ``bytes`` count messages still in the log; None if unknown."""
+    """A queue, and its messages that are still in the log.
+
+    ``messages`` is their number and ``bytes`` their total size; None if unknown.
+    """
 
     topic: str
     queue_id: int
@@ -51,7 +54,7 @@ class QueueOverview:
 
 @dataclass(slots=True)
 class TopicOverview:
-    """One topic: its queues and their sums."""
+    """A topic with its queues; its numbers are the sums over the queues."""
 
     topic: str
     queues: list[QueueOverview] = field(default_factory=list)
@@ -69,7 +72,7 @@ class TopicOverview:
 
 @dataclass(frozen=True, slots=True)
 class IndexOverview:
-    """One index file; ``shape`` is None if its number of slots is unknown."""
+    """An index file; ``shape`` is None if the file's number of slots is unknown."""
 
     path: str
     size: int
@@ -84,11 +87,11 @@ class Overview:
     Attributes:
         topics: the topics with their queues, by name.
         index: the index files, oldest first.
-        hint: why some numbers are missing, and how to get the numbers.
-        other_bytes: bytes of the log outside the messages of ``topics``: blanks, damage, and
-            messages that are in no queue. None if unknown.
-        damage: the damage in the log, if the whole log was read.
-        signs: signs of damage that were found without reading the whole log, in words.
+        hint: why some numbers are unknown, and how to get them.
+        other_bytes: number of bytes of the log that are not messages of ``topics``: blanks, damage,
+            and messages that are in no queue. None if unknown.
+        damage: the damaged parts of the log; empty unless the whole log was read.
+        signs: descriptions of signs of damage that were found without reading the whole log.
     """
 
     state: State
@@ -109,8 +112,9 @@ def overview(
 ) -> Overview:
     """Read the contents of a store.
 
-    With ``exact``, and in a store without queues, count messages and bytes in the log instead of in
-    the queues. ``progress`` is then called with bytes done and bytes in total.
+    With ``exact``, or if the store has no queues, read the log to count messages and bytes.
+    Otherwise add up the entries of the queues. While the log is read, ``progress`` is called with
+    the number of bytes read and the total number.
     """
     exact = exact or not store.has_queue_files
     queues = [queue for name in store.queues() if (queue := store.queue(*name)) is not None]
@@ -165,7 +169,7 @@ def _sum_queues(
 
 
 def _head_bytes(files: FileSequence, messages: int) -> int:
-    """Return the bytes of DLedger's entry heads, which precede the frames of messages."""
+    """Return the size of the DLedger entry heads before ``messages`` frames; 0 for other logs."""
     return messages * frame.ENTRY_HEAD.size if files.has_heads else 0
 
 
@@ -177,7 +181,7 @@ def _retained(queue: Queue, min_offset: int, max_offset: int) -> UnitCount:
 
 
 def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
-    """If a queue's first or last entry points to a message of another queue, return the message."""
+    """If a queue's first or last entry points to another queue's message, return that message."""
     for offset in {queue.min_offset, queue.max_offset - 1}:
         for _, unit in queue.entries(offset, offset + 1):
             found = log.sound_frame_at(unit.physical_offset, check_crc=False)
@@ -189,10 +193,10 @@ def _stranger(log: CommitLog, queue: Queue) -> frame.Frame | None:
 
 
 def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -> str | None:
-    """Return why the queues do not show the bytes of all messages; None if they do.
+    """Return the reason why the sizes in the queues do not add up to the log; None if they do.
 
-    The queues show all bytes if the log consists only of queued messages, and of blanks at file
-    ends. A blank is smaller than the largest message plus eight bytes.
+    They add up if the log consists only of messages that are in queues, and of blanks at the ends
+    of log files. A blank has fewer bytes than the largest message plus eight.
     """
     length = found.max_offset - found.min_offset
     if total > length:
@@ -201,7 +205,8 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
     blanks = files * (largest + frame.BLANK.size)
     end = max(end, found.min_offset)
     complete = end - found.min_offset - total <= blanks
-    # The dispatcher of a live broker is some milliseconds behind the log.
+    # In a live store, the queues may lack the newest messages: the dispatcher is some milliseconds
+    # late.
     if found.state != "live" and end < found.max_offset:
         next_one = log.sound_frame_at(end, check_crc=False)
         is_queued = next_one is not None and sys_flag.advances_queue(next_one.sys_flag)
@@ -214,7 +219,7 @@ def _hint(found: Overview, log: CommitLog, total: int, largest: int, end: int) -
 # -------------------------------------------------------------------------------- from the log
 @dataclass(slots=True)
 class LogCount:
-    """Messages and bytes in the log, by (topic, queue id)."""
+    """Number and bytes of the log's messages by (topic, queue id), and the log's damage."""
 
     messages: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
     bytes: dict[QueueKey, int] = field(default_factory=lambda: defaultdict(int))
@@ -222,8 +227,8 @@ class LogCount:
 
 
 def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
-    """Count messages and bytes of each queue in the log. Skip damage."""
-    # Import late: the module imports pyarrow, which only this function needs.
+    """Read the log; count each queue's messages and bytes. Damage is skipped and listed."""
+    # Import late: the module imports pyarrow, and only this function needs it.
     from logquarry.log import columns
 
     counted = LogCount()
@@ -251,7 +256,8 @@ def count_log(store: StoreReads, progress: Progress | None = None) -> LogCount:
     if store.bound is not None and not store.is_live:
         queued = log_bound(store.layout)
         if queued is not None and store.bound < queued:
-            # The reader stopped before the end of the queues, so read the damage after its stop.
+            # The reader stopped before messages to which the queues point. Read the damage that
+            # made it stop.
             rest = LogReader(store.layout, bound=queued).events(store.bound, store.bound + 1)
             counted.damage += [event for event in rest if isinstance(event, DamagedSpan)]
     return counted
@@ -269,7 +275,7 @@ def _count(
         key = row.topic, row.queue_id
         row.messages = counted.messages.pop(key, 0)
         row.bytes = counted.bytes.pop(key, 0)
-    # The log can have messages of queues that have no files.
+    # Messages in the log can belong to queues that have no files.
     for (topic, queue_id), count in sorted(counted.messages.items()):
         size = counted.bytes[topic, queue_id]
         rows.append(QueueOverview(topic, queue_id, 0, 0, count, size))
@@ -277,7 +283,7 @@ def _count(
 
 # ------------------------------------------------------------------------------------ the rest
 def _times(store: StoreReads, queues: list[Queue]) -> tuple[int | None, int | None]:
-    """Return the store times of the log's first and last message; None if unreadable."""
+    """Return the store times of the log's first and last message, each None if it is unreadable."""
     log = CommitLog(store.layout)
     entries = [entry for queue in queues if (entry := queue.last_entry) is not None]
     ends = [entry.physical_offset for entry in entries if entry.physical_offset < store.max_offset]
@@ -315,15 +321,15 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 
 _MOST: Final = 3
-"""Maximum number of wrong files in one sign."""
+"""Maximum number of wrong files that the description of a sign lists."""
 
 
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     """Describe the signs of damage in a store that no process has open.
 
-    The function reads file names, the last queue entries, the checkpoint and
-    ``.logquarry/damage.json``. If log files are missing, or the queues point beyond the log's end,
-    the function reads all queue entries.
+    The function reads only file names, the last entry of each queue, the checkpoint and
+    ``.logquarry/damage.json``. But if log files are missing, or if the queues point beyond the
+    log's end, it reads all queue entries to count the lost messages.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

@@ -1,8 +1,8 @@
-"""Reads an open store's messages: :class:`BaseReader` for readers, :class:`LiveStore` for writers.
+"""Reads an open store: :class:`BaseReader` has a reader's methods, :class:`LiveStore` a writer's.
 
-A reader creates, locks and changes nothing, so a reader can run beside a live broker. If a store
-has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, the reader
-makes the entries from the log, in memory.
+A reader neither creates nor locks nor changes a file, so it can run beside a live broker. If a
+store has no queue files, the reader uses the queues in RocksDB. If RocksDB lacks entries, the
+reader computes the missing entries from the log and keeps them in memory.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ReadOnlyStore(StoreUnavailable, AttributeError):
 
     @classmethod
     def of(cls, root: str) -> ReadOnlyStore:
-        """Make the error for the store at a path."""
+        """Make the error for a store, given its path or URL."""
         return cls(f'{root}: it is open for reading: open it with mode="rw"')
 
 
@@ -84,7 +84,7 @@ class BaseReader(StoreReads):
         return cls(layout, broker=name if broker is None else broker)
 
     def close(self) -> None:
-        """Close the files. Messages that were read stay valid."""
+        """Close the files. Messages that were read before remain usable."""
         self._close_consumers()
         self._is_open = False
         self._release_bytes()
@@ -92,11 +92,11 @@ class BaseReader(StoreReads):
         self._files.close()
 
     def refresh(self) -> None:
-        """List the folders again: a live broker appends messages and deletes expired files.
+        """List the folders again, because a live broker adds log files and deletes expired files.
 
-        If you request an offset after the known files, the reader calls this method. If the reader
-        has made the queues from the log, call this method yourself: a refresh then reads the whole
-        log again.
+        If you request an offset after the known files, the reader calls this method itself. If it
+        has computed the queues from the log, it does not: then call this method yourself, and the
+        reader will read the whole log again.
 
         Raises:
             StoreNotFound: if the store's folder is gone, for example if its disk was unmounted.
@@ -114,7 +114,10 @@ class BaseReader(StoreReads):
             queue.refresh()
 
     def stats(self) -> StoreStats:
-        """Return the store's contents in ``state``. A reader does not count its calls."""
+        """Return the contents of the store, in the attribute ``state``.
+
+        The counts of calls are 0, because a reader does not count its calls.
+        """
         self._require_open()
         # Import late, because the import takes 0.1 s.
         from logquarry.store.stats import StatsRecorder
@@ -152,7 +155,10 @@ class BaseReader(StoreReads):
     # ------------------------------------------------------------------------------------ queues
     @property
     def has_queue_files(self) -> bool:
-        """Whether a consume queue has a message; if not, the reader makes queues from the log."""
+        """Whether any queue file has an entry.
+
+        If none has, the reader computes the queues from the log.
+        """
         return self._found.has_queue_files
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -172,7 +178,8 @@ class BaseReader(StoreReads):
         found = self._file_queue(topic, queue_id)
         if self._found.has_other_queues:
             other = self._found.log_queues[0].get((topic, queue_id))
-            # If a broker moved its queues to RocksDB, the queue files lack the newest entries.
+            # If a broker has moved its queues to RocksDB, the queue files lack the entries written
+            # since then.
             if other is not None and (found is None or found.max_offset < other.max_offset):
                 return other
         return found
@@ -227,7 +234,7 @@ class BaseReader(StoreReads):
         return self._getter.get(queue, offset, max_count, wanted)
 
     def _may_have_grown(self, queue: Queue | None, offset: int) -> bool:
-        """Whether a writer may have added an offset since the reader listed the files."""
+        """Whether ``offset`` may have been added since the reader listed the files."""
         if queue is None:
             return True
         if offset < queue.max_offset or not isinstance(queue, FileQueue):
@@ -239,7 +246,7 @@ class BaseReader(StoreReads):
         return offset < queue.max_offset
 
     def _require_folder(self) -> None:
-        """Raise StoreNotFound if the folder is gone, because its queues would seem empty."""
+        """Raise StoreNotFound if the folder is gone. Otherwise its queues would seem empty."""
         StoreLayout(self.layout.filesystem, self.layout.config)
 
     def _make_consumers(self) -> Consumers:
@@ -250,7 +257,7 @@ class BaseReader(StoreReads):
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 
-        # The offsets stay in memory, because another process may write the store.
+        # Keep the offsets in memory: another process may write the store and its offset file.
         disk, root = Disk(), Path(self.root)
         offsets = ConsumerOffsets(disk, root)
         known = offsets_in_rocksdb(self.layout)
@@ -273,7 +280,7 @@ class BaseReader(StoreReads):
 
 
 class _Found:
-    """The reader's cached results. A refresh replaces this object."""
+    """The reader's cached results. At a refresh, a new object replaces this one."""
 
     def __init__(self, store: BaseReader) -> None:
         self._store = store
@@ -284,12 +291,12 @@ class _Found:
 
     @cached_property
     def has_other_queues(self) -> bool:
-        """Whether some queues may have no files: they are in RocksDB, or only in the log."""
+        """Whether queues may exist that have no files, but are in RocksDB or only in the log."""
         return not self.has_queue_files or self.other_queues.has_rocksdb
 
     @cached_property
     def other_queues(self) -> OtherQueues:
-        """The queues that are not files of 20-byte entries."""
+        """The queues that are not stored as files of 20-byte entries."""
         return other_queues(self._store.layout)
 
     @cached_property
@@ -299,7 +306,10 @@ class _Found:
 
     @cached_property
     def log_queues(self) -> tuple[Mapping[QueueKey, Queue], int]:
-        """The queues in RocksDB and the log's end; without RocksDB, reads the whole log."""
+        """The queues from RocksDB, and the log's end.
+
+        If the store has no RocksDB, the whole log is read.
+        """
         store = self._store
         made, found = derived_queues(with_entry_rules(store.layout), store._log_reader())
         end = store._log.min_offset if found is None else found
@@ -311,17 +321,18 @@ _monotonic = time.monotonic
 
 
 class LiveStore(StoreReads, SinglePut):
-    """The reads and puts of a writer and of its services. Any thread may call the methods.
+    """The methods of a writer that read the store and put messages.
 
-    A read by physical offset finds a message as soon as the message is put. A read from a queue
-    finds a message as soon as the message is dispatched.
+    Its services also use them. Any thread may call the methods. A read by physical offset finds a
+    message as soon as ``put`` has written it to the log. A read by queue offset finds a message as
+    soon as the dispatcher has added its queue entry.
     """
 
     def __init__(self, engine: StoreEngine, layout: StoreLayout, *, broker: str) -> None:
         self._engine = engine
         self._health = engine.health
         self._recorder = engine.recorder
-        # LiveLog may call _new_layout, which needs these two attributes.
+        # LiveLog may call _new_layout, which needs these two attributes, so set them first.
         self.layout, self.config = layout, layout.config
         self._live_log = LiveLog(engine.log, self._new_layout)
         super().__init__(layout, self._live_log, broker=broker)
@@ -342,12 +353,12 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def bound(self) -> int | None:
-        """The log's end, if bytes of an earlier log may follow the log's end; otherwise None."""
+        """The log's end, if frames of an earlier log may follow it in the files; otherwise None."""
         return self._engine.log.max_offset if self._engine.files.keeps_tails else None
 
     @property
     def has_queue_files(self) -> bool:
-        """True: the dispatcher makes queues of all messages in the log."""
+        """True: the dispatcher adds an entry for each message in the log."""
         return True
 
     def queues(self) -> tuple[tuple[str, int], ...]:
@@ -363,12 +374,12 @@ class LiveStore(StoreReads, SinglePut):
             return self._engine.queues.get(topic, queue_id)
         except StoreUnavailable:
             self._require_open()
-            # After a failed sync, or on a full disk, the queue cannot be opened for writing. The
-            # queue's files can still be read.
+            # After a failed sync, or if the disk is full, a queue cannot be opened for writing. Its
+            # files can still be read, so open them only for reading.
             return self._unopened_queue(topic, queue_id)
 
     def _queues_for_state(self) -> list[Queue]:
-        """Return all queues without opening them for writing, because there may be thousands."""
+        """Return all queues. Usually none is opened for writing: there may be thousands."""
         engine, layout = self._engine, self._new_layout()
         found: list[Queue | None] = []
         for key in self.queues():
@@ -388,8 +399,8 @@ class LiveStore(StoreReads, SinglePut):
     get = SinglePut.get
 
     def _new_layout(self) -> StoreLayout:
-        # Each call makes a layout, because a layout caches its listing, and threads must not share
-        # a layout.
+        # Make a new layout for each call, because a layout caches the listing of its folders, and
+        # two threads must not share this cache.
         layout = StoreLayout(self.layout.filesystem, self.config)
         layout.writer_end = self.bound
         return layout
@@ -398,8 +409,8 @@ class LiveStore(StoreReads, SinglePut):
         layout, stop = self._new_layout(), self._engine.log.max_offset
         last = layout.commit_log.at(stop - 1) if stop > layout.commit_log.start else None
         if last is not None and last.base + last.size < stop:
-            # Another program has truncated the file, so the file's end is not a torn tail of this
-            # writer.
+            # The last file is too short, so another program has truncated it: do not treat its end
+            # as a tail that this writer left.
             layout.writer_end = stop
         return layout, stop
 
@@ -433,5 +444,5 @@ class LiveStore(StoreReads, SinglePut):
         return result
 
     def _append_many(self, messages: Sequence[Message]) -> PutManyResult:
-        """Append messages in bulk, without a wait for flush or replica."""
+        """Append messages in bulk. Do not wait for the flush or for replicas."""
         return self._put_many(lambda: self._many.put_many(messages, wait=False))

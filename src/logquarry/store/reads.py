@@ -1,6 +1,6 @@
-"""The read API of readers and writers: get, query, scan, offsets, state.
+"""The read methods of readers and writers: get, query, scan, offsets, state.
 
-``BaseReader`` and ``LiveStore`` in :mod:`logquarry.store.reader` implement this API.
+``BaseReader`` and ``LiveStore`` in :mod:`logquarry.store.reader` implement the abstract methods.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ if TYPE_CHECKING:
 
 
 Time = int | str | date
-"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text. Default zone: UTC."""
+"""A time: milliseconds since 1970, a date or datetime, or ISO 8601 text.
+
+A time without a zone is UTC.
+"""
 
 
 class QueueOffsets(NamedTuple):
-    """The range of a queue: its first queue offset, and the offset after its last queue offset."""
+    """The range of a queue: its first queue offset, and the queue offset of the next message."""
 
     min: int
     max: int
@@ -73,7 +76,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def stats(self) -> StoreStats:
-        """Return the store's contents, and this object's counts: see :class:`StoreStats`."""
+        """Return the store's contents, and counts of calls of this object (:class:`StoreStats`)."""
 
     def __enter__(self) -> Self:
         return self
@@ -96,7 +99,7 @@ class StoreReads(LogReads):
             return "closed"
         mode = self._mode
         try:
-            # Without queue files, a reader would read the whole log to find the log's end.
+            # If there are no queue files, max_offset would read the whole log.
             end = self.max_offset if self.has_queue_files else "unknown"
             return f"mode {mode!r}, physical offsets {self.min_offset} to {end}"
         except (LogquarryError, OSError) as error:
@@ -122,7 +125,7 @@ class StoreReads(LogReads):
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store is in use, or was not shut down cleanly."""
+        """Whether a writer has the store open, or did not shut it down cleanly (file ``abort``)."""
         return self.layout.has_abort
 
     @property
@@ -135,7 +138,7 @@ class StoreReads(LogReads):
         """The checkpoint; None if there is no checkpoint.
 
         Raises:
-            CorruptFile: if the file is too short for a checkpoint.
+            CorruptFile: if the checkpoint file is too short.
         """
         try:
             return self.layout.read_checkpoint()
@@ -145,9 +148,10 @@ class StoreReads(LogReads):
 
     @property
     def features(self) -> StoreFeatures:
-        """The features of the store: kinds of queues, RocksDB, timers, the writer's version.
+        """The features of the store: kinds of queues, RocksDB, timers, the version of its writer.
 
-        Each access reads the files. docs/rocketmq-5.md lists the calls that each feature forbids.
+        Each access reads the files. docs/rocketmq-5.md lists, for each feature, the calls that
+        logquarry then refuses.
         """
         self._require_open()
         return find_features(self.layout)
@@ -172,7 +176,7 @@ class StoreReads(LogReads):
         """Return one queue; None if the store has no such queue."""
 
     def _readable_queue(self, topic: str, queue_id: int) -> Queue | None:
-        """Raise UnsupportedStore if the queue cannot be read by queue offset."""
+        """Like :meth:`queue`; UnsupportedStore if the queue cannot be read by queue offset."""
         return self.queue(topic, queue_id)
 
     def queue_offsets(self, topic: str, queue_id: int) -> QueueOffsets:
@@ -198,9 +202,10 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result, and a result never spans two queue files. If the queue has a message at
+                result. A result ends at the end of a queue file. If the queue has a message at
                 ``offset``, the result has at least one message.
-            tag: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
+            tag: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
+                messages.
 
         Raises:
             CorruptFrame: if the first message is damaged. If a later message is damaged, the result
@@ -208,10 +213,11 @@ class StoreReads(LogReads):
         """
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: Time) -> int:
-        """Return the queue offset of the message stored nearest to a time.
+        """Return the queue offset of the message whose store time is nearest to a time.
 
-        If the time is after the last message, return the last message's offset; in an empty queue,
-        0. Follows ``getOffsetInQueueByTime``. :meth:`scan` explains the forms of a time.
+        If the time is after the last message, return the last message's offset. If the queue is
+        empty, return 0. The method follows RocketMQ's ``getOffsetInQueueByTime``. :meth:`scan`
+        describes the types of a time.
         """
         queue = self._readable_queue(*arguments.queue(topic, queue_id))
         timestamp_ms = arguments.time_ms(timestamp_ms, "timestamp_ms")
@@ -227,7 +233,7 @@ class StoreReads(LogReads):
 
     @cached_property
     def _bulk_getter(self) -> MessageGetter:
-        """Gets messages for consumers, without the limits of a ``get``."""
+        """The getter for consumers: its limits are larger than those of a ``get``."""
         # Import late, because the import takes 0.1 s.
         from logquarry.store.consumer.source import AT_ONCE
 
@@ -252,25 +258,27 @@ class StoreReads(LogReads):
         max_count: int = 32,
         exact: bool = False,
     ) -> list[StoredMessage]:
-        """Return messages by key, in the order of the log, like RocketMQ's ``queryMessage``.
+        """Return messages with a key, in the order of the log, like RocketMQ's ``queryMessage``.
 
-        If more than ``max_count`` messages match, the result has the newest messages, and at most
-        ``max_msgs_num_batch`` frames. If the store has no usable index, the query reads the whole
-        log.
+        If more than ``max_count`` messages match, the newest ones are returned. The result comes
+        from at most ``max_msgs_num_batch`` frames. If the store has no usable index, the query
+        reads the whole log.
 
         Args:
             topic: the topic.
-            key: one of the message's keys: a word of KEYS, or UNIQ_KEY.
-            since: earliest store time, as for :meth:`scan`; the index keeps whole seconds.
+            key: one of the message's keys: a word of its property KEYS, or its UNIQ_KEY.
+            since: earliest store time, as for :meth:`scan`. The index stores times in whole
+                seconds.
             until: latest store time, inclusive.
             max_count: maximum number of messages.
-            exact: whether to leave out messages whose keys only have the same hash, and repetitions
-                of a message. RocketMQ also returns these messages.
+            exact: whether to leave out two kinds of messages that RocketMQ returns: messages with
+                another key that has the same hash, and repetitions of a message.
 
-        If an inner batch of RocketMQ 5 matches, the result has those messages in the batch that
-        have the key. If the key is the batch's own UNIQ_KEY (the message id that the producer got),
-        the result has all messages of the batch. RocketMQ indexes a word of KEYS only if the batch
-        itself has this word; :meth:`scan` finds all keys.
+        If an inner batch of RocketMQ 5 (several messages in one frame) matches, the result contains
+        only the messages of the batch that have the key. If the key is the UNIQ_KEY of the batch
+        itself (the message id that the producer received), the result contains all messages of the
+        batch. RocketMQ indexes only the words in the KEYS of the batch, not those of the messages
+        in it. To find these messages, use :meth:`scan`.
         """
         self._require_open()
         topic, key = arguments.topic(topic), arguments.text(key, "key")
@@ -288,15 +296,15 @@ class StoreReads(LogReads):
             most = min(max_count, self.config.max_msgs_num_batch)
             events = self._log_reader().events()
             found = search_log(events, topic, key, most, begin, end)
-        # There can be more than max_count messages, because an inner batch can have several
-        # matching messages.
+        # There can be more than max_count messages, because several messages of one batch can
+        # match.
         stored = (self._stored(frame) for frame in found)
         messages = [one for message in stored for one in of_key(message, key)]
         return messages[-max_count:] if max_count > 0 else []
 
     @abstractmethod
     def _index_now(self) -> Index:
-        """Return the index as it is now."""
+        """Return the index with its present files."""
 
     # -------------------------------------------------------------------------------------- bulk
     def scan(
@@ -312,23 +320,29 @@ class StoreReads(LogReads):
         damage: DamageLog | None = None,
         topic: str | Iterable[str] | None = None,
     ) -> Iterator[StoredMessage]:
-        """Yield messages in the order of the log; each message is decoded when you read it.
+        """Yield messages in the order of the log.
+
+        Each message is decoded only when the iteration reaches it.
 
         Args:
-            topics: a topic, or several topics (default: all messages, also those in no queue).
+            topics: a topic, or several topics (default: all messages, even those that are in no
+                queue).
             queue_id: a queue's number.
-            tags: a subscription of tags: ``paid || sent``.
-            keys: words of KEYS, or UNIQ_KEYs; a message must have one of these keys.
+            tags: the tags to match, such as ``paid || sent``.
+            keys: words of the property KEYS, or UNIQ_KEYs. Messages with at least one of these keys
+                match.
             since: earliest store time: milliseconds since 1970, a datetime, or ISO 8601 text as
                 for ``--since``. A time without a zone is UTC.
-            until: store time at which to stop; exclusive.
-            on_damage: ``default`` raises an error for damage other than a torn tail.
-                :data:`logquarry.log.batches.OnDamage` explains ``stop``, ``skip`` and ``fail``.
-            damage: a :class:`~logquarry.log.batches.DamageLog` that collects the damage.
+            until: store time before which the messages must be stored.
+            on_damage: with ``default``, damage raises an error, unless it is a torn tail (an
+                incomplete last message). :data:`logquarry.log.batches.OnDamage` explains ``stop``,
+                ``skip`` and ``fail``.
+            damage: a :class:`~logquarry.log.batches.DamageLog`, to which each damage that is found
+                is added.
             topic: the previous name of ``topics``; deprecated.
 
         Raises:
-            CorruptFrame: for damage, depending on ``on_damage``.
+            CorruptFrame: if the log is damaged and ``on_damage`` requires an error.
             UsageError: if an argument is invalid, or the filter can match no message.
         """
         self._require_open()
@@ -358,16 +372,17 @@ class StoreReads(LogReads):
     ) -> pa.RecordBatchReader:
         """Return the messages of a :meth:`scan` as a stream of Arrow record batches.
 
-        The arguments without a description are those of :meth:`scan`.
+        :meth:`scan` describes the other arguments.
 
         Args:
-            columns: the columns, in their order (default: all of
-                :data:`logquarry.log.schema.KAFKA_COLUMNS`). Other columns are not decoded. The
-                CRC of bodies is checked only if ``body`` is among the columns.
+            columns: names of the columns in the wanted order (default: all of
+                :data:`logquarry.log.schema.KAFKA_COLUMNS`). Other columns are not decoded. The CRC
+                of bodies is checked only if ``body`` is among the columns.
             decompress: whether to decompress bodies.
 
         Raises:
-            CorruptFrame: while batches are read, by ``on_damage``.
+            CorruptFrame: raised by the returned reader, if the log is damaged and ``on_damage``
+                requires an error.
         """
         self._require_open()
         # Import late, because the module imports pyarrow.
@@ -389,7 +404,7 @@ class StoreReads(LogReads):
 
     @abstractmethod
     def _bulk_layout(self) -> tuple[StoreLayout, int | None]:
-        """Return the files to read, and the physical offset at which to stop (or None)."""
+        """Return the layout to read, and the physical offset at which to stop, or None."""
 
     # --------------------------------------------------------------------------------- consumers
     def consumer(
@@ -405,32 +420,35 @@ class StoreReads(LogReads):
         timeout: float | None = None,
         max_reconsume_times: int = 16,
     ) -> Consumer:
-        """Return a consumer of a group: an iterator over messages that are new to the group.
+        """Return a consumer: an iterator over the messages that its group has not handled.
 
-        Each message is delivered at least once, to one consumer of the group. A message counts as
-        handled when you request the next message. The store writes the offsets of handled messages
-        to ``config/consumerOffset.json`` at these times:
+        Each message is delivered at least once, and to only one consumer of the group at a time. A
+        message counts as handled when you request the next message. The store writes the offsets of
+        handled messages to ``config/consumerOffset.json`` at these times:
 
         - every ``flush_consumer_offset_interval``
         - when the consumer or the store is closed
         - at :meth:`~logquarry.store.consumer.consumer.Consumer.commit`
 
-        A store that is open for reading reads this file, but holds new offsets only in memory.
-        Consumers of one group in this process share the queues. The group also consumes its retry
-        topic.
+        If the store is open for reading, the consumer starts at the offsets in this file, but keeps
+        new offsets only in memory. The queues are divided among the group's consumers in this
+        process. The consumers also receive the messages of the group's retry topic.
 
         Args:
             group: the group's name: letters, digits, ``%``, ``|``, ``-`` and ``_``.
-            topics: the topics, which need not exist yet.
-            tags: a subscription: ``paid``, ``paid || sent``; None or ``*`` for all.
-            sql: instead of ``tags``, an SQL92 filter over the properties: ``a > 3 AND b = 'x'``.
-            start: where a group without offsets in a topic begins: ``earliest``, ``latest``,
-                ``timestamp``, or a store time: milliseconds or a datetime.
+            topics: the topics. A topic that does not exist yet is allowed.
+            tags: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
+                messages.
+            sql: an SQL92 filter over the properties, such as ``a > 3 AND b = 'x'``; not with
+                ``tags``.
+            start: where the group starts in a topic in which it has no offsets: ``earliest``,
+                ``latest``, ``timestamp``, or a store time (milliseconds or a datetime).
             timestamp: for ``start="timestamp"``, the store time, as for :meth:`scan`.
-            auto_commit: whether the consumer commits the offsets of handled messages itself.
-            timeout: the iteration ends after this many seconds without a message; None if it must
-                never end.
-            max_reconsume_times: how often a message that is sent back is delivered again.
+            auto_commit: whether the consumer commits the offsets of handled messages without a call
+                of ``commit``.
+            timeout: if no message arrives for this many seconds, the iteration ends; None for an
+                iteration without end.
+            max_reconsume_times: how often a message can be sent back for another delivery.
 
         Raises:
             UsageError: if a name or a start is invalid.
@@ -459,18 +477,21 @@ class StoreReads(LogReads):
 
     @property
     def _consumers(self) -> Consumers:
-        # Make only one object: two objects would assign the same queue to two consumers.
+        # All calls must share one object: two objects would assign the same queue to two consumers.
         with self._consumers_lock:
             if self._has_closed_consumers:
-                # Closing the store may take minutes. A consumer that is made during this time would
-                # never end.
+                # Closing the store may take minutes. A consumer made during this time would not be
+                # closed, so its iteration would never end.
                 raise StoreUnavailable("the store was closed")
             if self._made_consumers is None:
                 self._made_consumers = self._make_consumers()
             return self._made_consumers
 
     def _close_consumers(self) -> None:
-        """Close all consumers, and refuse new consumers. After an interrupt, call this again."""
+        """Close all consumers, and refuse new consumers.
+
+        If an interrupt stops this call, call it again.
+        """
         with self._consumers_lock:
             self._has_closed_consumers = True
             consumers = self._made_consumers

@@ -1,7 +1,8 @@
 """The services of a store that is open for writing: delayed delivery, transactions, ``config/``.
 
-A service is created at its first use, and ends before the store is closed. A service puts messages
-only after a call or a setting has started it, because a store may be open only for an import.
+A service is created when it is used for the first time, and stopped before the store is closed. No
+service puts messages before a call or a setting has started it, because the store may be open only
+to import messages.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Services:
 
     @property
     def config_tables(self) -> ConfigTables:
-        """The tables that a slave copies from its master's ``config/``; else UsageError."""
+        """The tables that a slave copies from its master's ``config/``; UsageError elsewhere."""
         if not self._is_slave:
             raise UsageError(
                 f"{self._engine.root}: its broker_role is not SLAVE: only slaves copy config/"
@@ -96,15 +97,16 @@ class Services:
     # ---------------------------------------------------------------------------------- delay
     @property
     def delivery(self) -> DelayedDelivery:
-        """Delivers delayed messages; StoreUnavailable in a slave, whose master delivers them."""
+        """The delivery of delayed messages; StoreUnavailable in a slave: its master delivers."""
         if self._is_slave:
-            # A slave gets the progress of delivery from its master, and must not overwrite that
-            # progress.
+            # A slave copies the progress of the delivery from its master, so it must not write its
+            # own.
             raise StoreUnavailable(
                 f"{self._engine.root}: it is a slave: its master delivers delayed messages"
             )
         if self._make_delivery not in self._parts:
-            # Wait without the lock: the dispatcher may call a listener that uses a service.
+            # Do not hold the lock during this wait: the dispatcher may call a listener that needs
+            # the lock to use a service.
             self._wait_dispatched()
         return self._once(self._make_delivery)
 
@@ -113,8 +115,8 @@ class Services:
         progress = DelayProgress(engine.disk, engine.root, engine.sync_log)
         levels = engine.config.delay_levels_ms
         delivery = DelayedDelivery(self._log, self._deliver, levels, progress)
-        # Save the progress that was found in the log, so that the next opening need not search the
-        # log.
+        # The delivery may have searched the log to find its progress. Save the progress now, so
+        # that the next opening need not search again.
         delivery.save()
         return delivery
 
@@ -127,7 +129,7 @@ class Services:
 
     @property
     def timers(self) -> TimerDelivery:
-        """Delivers timer messages; raises StoreUnavailable like :attr:`delivery`."""
+        """The delivery of timer messages. Raises StoreUnavailable like :attr:`delivery`."""
         _ = self.delivery
         return self._once(self._make_timers)
 
@@ -145,12 +147,12 @@ class Services:
 
     @property
     def delays(self) -> Mapping[str, Delays]:
-        """The delays of delivered messages by topic; empty before delivery began."""
+        """The delays of delivered messages by topic; empty until the delivery is used."""
         delivery: DelayedDelivery | None = self._parts.get(self._make_delivery)
         return {} if delivery is None else delivery.delays
 
     def start_delivery(self) -> None:
-        """Deliver delayed messages from now on; a second call does nothing."""
+        """Deliver delayed messages and timer messages from now on. A second call does nothing."""
         deliveries = self.delivery, self.timers
         with self._lock:
             self._require_open()
@@ -166,7 +168,7 @@ class Services:
                 self._start(self._delivering)
 
     def deliver_due(self) -> int:
-        """Deliver the due messages now, and save the progress; return the number of messages."""
+        """Deliver the messages that are due now, and save the progress; return their number."""
         deliveries = self.delivery, self.timers
         self._wait_dispatched()
         now = self._engine.clock()
@@ -178,13 +180,13 @@ class Services:
     # --------------------------------------------------------------------------- transactions
     @property
     def transactions(self) -> TransactionService:
-        """Transactions that this process begins."""
+        """The transactions that this process has begun."""
         clock, host = self._engine.clock, self._engine.config.store_host
         return self._once(TransactionService, self._store._append, clock=clock, store_host=host)
 
     @property
     def checks(self) -> TransactionChecks:
-        """Finds transactions that are still open."""
+        """The object that checks the transactions that are still open."""
         store, config = self._store, self._engine.config
         return self._once(
             TransactionChecks,
@@ -202,7 +204,7 @@ class Services:
         )
 
     def transaction(self, message: Message, group: str) -> Transaction:
-        """Return a transaction, which begins when its ``with`` block begins."""
+        """Return a transaction, which begins when the caller enters its ``with`` block."""
         self._require_halves()
         require_message(message, "transaction")
         arguments.text(group, "group", takes="the name of a producer group")
@@ -211,7 +213,7 @@ class Services:
             return Transaction(self.transactions, message, group)
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Check the open transactions once, now."""
+        """Check each open transaction once, in this call."""
         arguments.function(listener, "listener")
         checks = self.checks
         self._wait_dispatched()
@@ -233,7 +235,7 @@ class Services:
             self._start(self._checking)
 
     def put_half(self, message: Message, group: str) -> PutFuture:
-        """Put the half message of a transaction that a producer ends later."""
+        """Put the half message of a transaction that the producer commits or rolls back later."""
         self._require_halves()
         require_message(message, "message")
         return self._store._append(half_message(message, arguments.text(group, "group")))[1]
@@ -251,7 +253,7 @@ class Services:
         group: str,
         queue_offset: int | None,
     ) -> PutFuture | None:
-        """End the half message at a physical offset; None if it has ended already."""
+        """Commit or roll back the half message at an offset; None if it has already ended."""
         self._require_halves()
         at = arguments.offset(physical_offset, "physical_offset")
         state = TransactionState(arguments.choice(state, "state", ("commit", "rollback")))
@@ -276,7 +278,7 @@ class Services:
 
     @property
     def topic_table(self) -> TopicTable:
-        """``config/topics.json``."""
+        """The table of topics in ``config/topics.json``."""
         topics = self._engine.files.topics
         if topics is None:
             raise UsageError(f"{self._engine.root}: a slave gets its topics from its master")
@@ -284,14 +286,14 @@ class Services:
 
     @property
     def subscription_groups(self) -> ConfigFile[dict[str, Any]]:
-        """``config/subscriptionGroup.json``."""
+        """The table of consumer groups in ``config/subscriptionGroup.json``."""
         engine = self._engine
         return config_file(engine.disk, engine.root, SUBSCRIPTION_GROUPS)
 
     # ------------------------------------------------------------- transactions of dialect 3.1
     @property
     def prepared_transactions(self) -> PreparedTransactions:
-        """The transactions of dialect 3.1."""
+        """The transactions of dialect 3.1; UsageError in another dialect."""
         if self._prepared is None:
             raise UsageError('a state table is kept only with StoreConfig(dialect="3.1")')
         return self._prepared
@@ -333,8 +335,8 @@ class Services:
             return part
 
     def _wait_dispatched(self) -> None:
-        # If the log ends inside a frame of another store, a wait would never end; adopt() then
-        # raises an error.
+        # If bytes that were copied from another store end inside a frame, the wait below would
+        # never end. In this case, adopt() raises an error.
         self._engine.feed.adopt()
         self._engine.wait_dispatched(None, None)
 
@@ -348,7 +350,7 @@ class Services:
         return any(service.is_current for service in self._threads)
 
     def close(self) -> None:
-        """End all services, and save their progress; a second call does nothing."""
+        """Stop all services, and save the deliveries' progress. A second call does nothing."""
         with self._lock:
             self._is_closed = True
             threads = self._threads[::-1]
@@ -360,8 +362,7 @@ class Services:
         if (timers := self._parts.get(self._make_timers)) is not None:
             saves.append(partial(timers.close, self._engine.clock()))
         for save in saves:
-            # If one delivery cannot save its progress, still save the progress of the other
-            # delivery.
+            # If saving the progress of one delivery fails, still save that of the other delivery.
             try:
                 save()
             except StoreUnavailable as error:

@@ -2,7 +2,7 @@ cimport cython
 
 from logquarry.read.get_kernel cimport KernelGet
 from logquarry.store.call_counts cimport CallCounter
-from logquarry.write.frame_append cimport ticks_ns
+from logquarry.write.frame_append cimport exact_ns
 
 cdef class SingleGet:
     cdef public dict _live_queues

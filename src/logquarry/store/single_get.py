@@ -1,4 +1,7 @@
-"""Gets messages from a store that is open for writing. Compiled if possible."""
+"""Gets messages from a store that is open for writing.
+
+The module is compiled if a C compiler was found at the installation.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ _LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.I
 
 
 class SingleGet:
-    """The method of :class:`~logquarry.store.reader.LiveStore` that gets messages of a queue."""
+    """The part of :class:`~logquarry.store.reader.LiveStore` that gets messages of a queue."""
 
     _live_queues: Mapping[QueueKey, Queue]
     _health: Health
@@ -44,7 +47,7 @@ class SingleGet:
         tag: str | None = None,
     ) -> GetResult:
         """See :meth:`~logquarry.store.reads.StoreReads.get`."""
-        began = ticks_ns() if cython.compiled else _monotonic()
+        began = exact_ns() if cython.compiled else _monotonic()
         # Only the subclass has the attributes that are read through `store`.
         store: Any = self
         if not (type(queue_id) is int and type(offset) is int and type(max_count) is int):
@@ -69,7 +72,7 @@ class SingleGet:
             store._require_open()
             get_arguments(topic, queue_id, offset, max_count, tag)
             result = store._getter.reference(queue, offset, max_count, wanted)
-        took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
+        took = (exact_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         count = len(cython.cast(tuple, result)[1] if cython.compiled else result.messages)
         CallCounter.got(self._counter, count, took)
         return result

@@ -1,4 +1,7 @@
-"""Puts one message or one batch into a store that is open for writing. Compiled if possible."""
+"""Puts one message or one batch into a store that is open for writing.
+
+The module is compiled if a C compiler was found at the installation.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _Message = Message
 
 
 class _Count:
-    """Counts a put when its result is settled."""
+    """Counts a put when its final result is known."""
 
     def __init__(self, counter: CallCounter, topic: str) -> None:
         self._counter = counter
@@ -53,7 +56,7 @@ class _Count:
 def _batch_arguments(
     messages: Sequence[Message] | None, wire: bytes | None, field: str
 ) -> tuple[Sequence[Message] | None, bytes | None]:
-    # Do not check the messages of a list here: the code that encodes the list checks its messages.
+    # A list is not checked here: the code that encodes its messages checks each of them.
     if messages is not None and type(messages) is not list:
         messages = require_messages(messages, field)
     if wire is not None and type(wire) is not bytes:
@@ -62,7 +65,10 @@ def _batch_arguments(
 
 
 class SinglePut(SingleGet):
-    """The methods that put a message or a batch. A class can have only one compiled base."""
+    """The methods that put a message or a batch.
+
+    This class extends SingleGet because a compiled class allows only one compiled base class.
+    """
 
     _path: PutBatchPath
     _feed: LogFeed
@@ -71,24 +77,27 @@ class SinglePut(SingleGet):
     def _start_puts(
         self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
-        """Store the objects that each put needs, so that a put does not look them up."""
+        """Store the objects that each put uses in attributes, to avoid looking them up."""
         self._path = path
         self._counter = counter
         self._feed = feed
         self._growth = growth
 
     def put(self, message: Message) -> PutResult:
-        """Put one message; wait for flush and replica if the settings and its WAIT request it.
+        """Put one message.
+
+        Wait for the flush and for a replica if the settings and the message's WAIT require this.
 
         Returns:
-            The message's offsets, and whether the message is on the disk and at the replica.
+            The offsets of the message, and the status, which shows whether the message is synced
+            and replicated.
 
         Raises:
-            StoreUnavailable: if the store accepts no messages now. The error's ``status`` is the
-                status that RocketMQ returns. If a sync failed, the message may or may not be on the
-                disk.
-            MessageRejected: if the store does not accept this message.
-            UsageError: if a number does not fit its field, or ``message`` is not a Message.
+            StoreUnavailable: if the store accepts no messages now. The attribute ``status`` of the
+                error is the status that RocketMQ would return. After a failed sync, it is unknown
+                whether the message is on the disk.
+            MessageRejected: if the message violates a rule of the store, for example on its size.
+            UsageError: if a number is too large for its field, or if ``message`` is not a Message.
         """
         began = ticks_ns() if cython.compiled else _monotonic()
         try:
@@ -101,23 +110,24 @@ class SinglePut(SingleGet):
             self._counter.put_failed()
             raise
         except (AttributeError, TypeError, ValueError):
-            # Check the type only after a failure, so that successful puts do not pay for the check.
+            # Check the type only after a failure, to save the time of this check in all other puts.
             require_message(message)
             raise
         took = (ticks_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
         if took > _SLOW:
             log_slow(took, len(message.body), result)
-        # In compiled code, a call through the class is faster, because it does not search for an
-        # override.
+        # In compiled code, calling the method through the class is faster than through the object:
+        # the call does not check whether a subclass overrides the method.
         CallCounter.put(self._counter, topic, result, took)
         return result
 
     def put_async(self, message: Message) -> PutFuture:
-        """Put one message; return a future that is done after the waits for flush and replica.
+        """Put one message; return a future that is done when the waits for the flush and for a
+        replica are over.
 
-        When this method returns, the message is in the log, or the future has an exception. The log
-        has messages in the order of the calls. Callbacks of the future run in the thread that
-        syncs, so callbacks must be quick.
+        When this method returns, the message is already in the log, or the future has an exception.
+        In the log, the messages have the order of the calls. The thread that syncs the log calls
+        the callbacks of the future, so they must return quickly.
         """
         try:
             if type(message) is not _Message:
@@ -127,7 +137,7 @@ class SinglePut(SingleGet):
             return failed_future(error)
 
     def _append(self, message: Message) -> tuple[PutResult, PutFuture]:
-        """Append a message; return the append's result, and the future of its waits."""
+        """Append a message; return its result, and a future that is done after the waits."""
         count = _Count(self._counter, message.topic)
         try:
             if self._path.bar is not None:
@@ -146,17 +156,18 @@ class SinglePut(SingleGet):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue, all of them or none (``putMessages``).
+        """Put several messages of one topic and queue: either all of them, or none
+        (``putMessages``).
 
         Args:
             messages: the messages. Pass either ``messages``, or ``wire`` and ``message``.
-            wire: a client's wire form of the messages (``MessageDecoder.encodeMessages``).
-            message: the shared fields of the messages in ``wire``. The properties of ``message``
-                are added to those of each message.
+            wire: the messages as a client sends them (``MessageDecoder.encodeMessages``).
+            message: the fields that all messages in ``wire`` share. Its properties are added to the
+                properties of each message.
 
         Raises:
-            StoreUnavailable, MessageRejected: as for :meth:`put`.
-            UsageError: if the messages belong to several queues.
+            StoreUnavailable, MessageRejected: in the same cases as :meth:`put`.
+            UsageError: if the messages do not all belong to the same queue.
         """
         messages, wire = _batch_arguments(messages, wire, "put_batch")
         began = ticks_ns() if cython.compiled else _monotonic()
@@ -183,7 +194,7 @@ class SinglePut(SingleGet):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutFuture:
-        """Put a batch as :meth:`put_batch` does; return a future as :meth:`put_async` does."""
+        """Put a batch like :meth:`put_batch`, but return a future like :meth:`put_async`."""
         try:
             messages, wire = _batch_arguments(messages, wire, "put_batch_async")
             shared = message if message is not None else messages[0] if messages else None

@@ -1,4 +1,4 @@
-"""Reads the current state of a store: offsets, bytes per topic, lag, disk use, open transactions.
+"""Reads the present state of a store: offsets, bytes per topic, lag, disk use, open transactions.
 
 Any process can read this state, even while another process writes the store. RocketMQ has similar
 numbers in its runtime info (``DefaultMessageStore.getRuntimeInfo``).
@@ -29,7 +29,9 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, HalfCounter
 from logquarry.text import document
 
 State = Literal["closed", "live", "crashed"]
-"""``closed``: shut down cleanly; ``live``: a process has the store open; ``crashed``: neither."""
+"""``closed``: shut down cleanly; ``live``: open for writing in a process; ``crashed``: neither of
+these.
+"""
 
 
 class StateSource(Protocol):
@@ -49,7 +51,7 @@ class StateSource(Protocol):
 
     @property
     def has_abort(self) -> bool:
-        """Whether the store is in use, or was not shut down cleanly."""
+        """Whether the store is open for writing, or was not shut down cleanly (file ``abort``)."""
 
     @property
     def min_offset(self) -> int:
@@ -72,7 +74,7 @@ def condition(store: StateSource) -> State:
 
 
 class TopicStats(NamedTuple):
-    """Messages of a topic, and their bytes in the log."""
+    """The number of messages of a topic, and their total size in the log in bytes."""
 
     messages: int
     bytes: int
@@ -89,8 +91,8 @@ class GroupLag(NamedTuple):
 class DelayLevel(NamedTuple):
     """The progress of the delivery of one delay level (``scheduleMessageOffset_N``).
 
-    ``level`` begins with 1. ``delivered`` is the queue offset of the next message to deliver;
-    ``max_offset`` is the queue offset after the last delayed message.
+    ``level`` begins with 1. ``delivered`` is the queue offset of the next message to deliver, and
+    ``max_offset`` is the end of the level's queue.
     """
 
     level: int
@@ -100,29 +102,33 @@ class DelayLevel(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreState:
-    """The current state of a store. None means that a value is unknown.
+    """The state of a store at the time of reading. None means that a value is unknown.
 
     Attributes:
         state: see :data:`State`.
         min_offset: physical offset where the log begins (``commitLogMinOffset``).
         max_offset: physical offset where the log ends (``commitLogMaxOffset``).
         first_timestamp: store time of the log's first message, in milliseconds.
-        reserve_time_ms: age of the log's first message, in milliseconds.
-        file_bytes: total size of the files in ``commitlog``, ``consumequeue``, ``index``, and in
-            further folders of queues.
-        commit_log_disk_ratio: used share of the log's disk, from 0 to 1
-            (``commitLogDiskRatio``). If the log is on several disks, the disk with the most free
-            space counts.
-        consume_queue_disk_ratio: used share of the queues' disk (``consumeQueueDiskRatio``).
-        dispatch_behind: bytes of the log that are in no queue yet. If another process writes the
-            store, all bytes after the last queued message count, including a blank.
-        flush_behind: bytes of the log that are not known to be on the disk; None without a durable
-            offset.
-        retained: for each topic, the messages of its queues that are still in the log. With
-            multi-dispatch, a message counts in each topic that has an entry of the message.
-        consumer_lag: the lag of each group and topic in ``config/consumerOffset.json``.
-        delay_levels: the progress of each delay level that has a queue.
-        half_messages: by topic, the number of messages whose transaction is open.
+        reserve_time_ms: time since the log's first message was stored, in milliseconds.
+        file_bytes: for each of the folders ``commitlog``, ``consumequeue``, ``index`` and further
+            folders of queues, the total size of its files.
+        commit_log_disk_ratio: the used part of the disk that holds the log, from 0 to 1
+            (``commitLogDiskRatio``). If several disks hold the log, it is the value of the least
+            full disk.
+        consume_queue_disk_ratio: the used part of the disk that holds the queues
+            (``consumeQueueDiskRatio``).
+        dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet.
+            If another process writes the store, this counts all bytes after the last message in a
+            queue, even a blank.
+        flush_behind: number of bytes at the log's end that are not known to be synced; None if the
+            store has no record of the durable offset.
+        retained: for each topic, the number of messages in its queues that are still in the log,
+            and their bytes. With multi-dispatch, a message has entries in several queues, and
+            counts in the topic of each.
+        consumer_lag: for each group and topic in ``config/consumerOffset.json``, the number of
+            messages that the group has not committed.
+        delay_levels: for each delay level with a queue, the progress of its delivery.
+        half_messages: for each topic, the number of messages in transactions that are still open.
     """
 
     state: State = "closed"
@@ -150,7 +156,7 @@ class StoreState:
 
 
 class StateReader:
-    """Reads the state of one store, with a cache for the next reading. Any thread may read."""
+    """Reads the state of one store. A cache makes the next reading faster. Any thread may read."""
 
     def __init__(self, store: StateSource) -> None:
         self._store = store
@@ -166,7 +172,8 @@ class StateReader:
     ) -> StoreState:
         """Return the store's current state.
 
-        If this process writes the store, ``behind`` has ``dispatch_behind`` and ``flush_behind``.
+        If this process writes the store, the caller passes (``dispatch_behind``, ``flush_behind``)
+        as ``behind``.
         """
         store = self._store
         layout = StoreLayout(store.layout.filesystem, store.config)
@@ -206,7 +213,7 @@ def _retained(
 
 
 def _first_timestamp(layout: StoreLayout, start: int) -> int | None:
-    """Return the time of the log's first message; None if damage or a blank is first."""
+    """Return the store time of the log's first message; None if damage or a blank is first."""
     first = CommitLog(layout).sound_frame_at(start, check_crc=False)
     return None if first is None else first.store_timestamp
 
@@ -223,7 +230,7 @@ def _behind(
 
 
 def file_bytes(layout: StoreLayout) -> dict[str, int]:
-    """Return the bytes of the files of log, queues and index, by folder."""
+    """Return the total size of the files in each folder of log, queues and index."""
     queues = (file for queue in layout.queue_files() for file in queue.files)
     found = {
         COMMIT_LOG: sum(file.size for file in layout.commit_log.files),
@@ -277,7 +284,8 @@ def _delay_levels(layout: StoreLayout, queues: list[Queue]) -> tuple[DelayLevel,
     return tuple(
         DelayLevel(
             queue.queue_id + 1,
-            # Do not count expired messages, because they are never delivered.
+            # Expired messages are never delivered, so count from the first message that the queue
+            # still has.
             max(table.get(queue.queue_id + 1, 0), queue.min_offset),
             queue.max_offset,
         )

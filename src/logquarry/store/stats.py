@@ -1,4 +1,4 @@
-"""Counts the calls of an open store, with their times and rates (``StoreStatsService``)."""
+"""Counts the calls of an open store, their durations and rates (``StoreStatsService``)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from logquarry.write.put_many import PutManyResult
 Clock = Callable[[], float]
 
 WINDOWS: Final = (10, 60, 600)
-"""Seconds over which rates are computed."""
+"""The lengths of time, in seconds, over which rates are computed."""
 _MS: Final = 1_000
 
 
 class Rates(NamedTuple):
-    """Rates per second over the last 10, 60 and 600 seconds, or since the store was opened."""
+    """Averages per second over the last 10, 60 and 600 seconds, or since the store was opened."""
 
     last_10_s: float
     last_60_s: float
@@ -33,33 +33,36 @@ class Rates(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class StoreStats:
-    """The counts, times and rates of a store object.
+    """The counts, durations and rates of the calls of one store object.
 
     Attributes:
         seconds: seconds since the store was opened.
-        put_messages: number of messages that were put; each message of a batch counts.
-        put_bytes: bytes of put messages in the log.
-        put_failed: number of puts that were refused (``putMessageFailedTimes``).
-        put_times: number of puts in each class of durations; a duration includes the waits for
-            flush and replica (``putMessageDistributeTime``).
+        put_messages: number of messages that were put. A batch counts as the number of its
+            messages.
+        put_bytes: total size in the log of the messages that were put.
+        put_failed: number of puts that the store refused (``putMessageFailedTimes``).
+        put_times: number of puts in each class of durations (``putMessageDistributeTime``). The
+            duration of a put includes the time that it waits for the flush and for a replica.
         put_longest_ms: the longest duration of a put (``putMessageEntireTimeMax``).
-        lock_longest_ms: the longest time that a put held the log's lock.
-        put_rates: rates of put messages.
-        topics: number of put messages by topic, and their bytes.
+        lock_longest_ms: the longest time that a put held the lock of the log.
+        put_rates: messages put per second.
+        topics: for each topic, the number and the bytes of the messages that were put.
         get_found: number of gets that returned messages.
         get_missed: number of gets that returned no message.
         get_messages: number of messages returned by gets.
-        get_rates: rates of messages returned by gets (``getTransferedTps``).
-        get_found_rates: rates of gets that returned messages (``getFoundTps``).
-        get_missed_rates: rates of gets that returned no message (``getMissTps``).
-        get_longest_ms: the longest get (``getMessageEntireTimeMax``).
-        dispatch_behind: bytes of the log that are in no queue yet (``dispatchBehindBytes``).
-        flush_behind: bytes of the log that are not known to be on the disk.
-        sizes: number of put messages in each class of :data:`SIZES` (sizes of frames), and in a
-            last class of larger frames. The frames of a batch are counted with their average size.
-        delays: for each topic, the delays of its delivered messages, counted from their born time
+        get_rates: messages returned by gets, per second (``getTransferedTps``).
+        get_found_rates: gets that returned messages, per second (``getFoundTps``).
+        get_missed_rates: gets that returned no message, per second (``getMissTps``).
+        get_longest_ms: the longest duration of a get (``getMessageEntireTimeMax``).
+        dispatch_behind: number of bytes at the log's end that are not dispatched to the queues yet
+            (``dispatchBehindBytes``).
+        flush_behind: number of bytes at the log's end that are not known to be synced.
+        sizes: number of messages whose frame has a size in each class of :data:`SIZES`; the last
+            number is for larger frames. All frames of a batch are counted with the average size of
+            the batch.
+        delays: for each topic, the delays of its delivered messages, measured from their born time
             (:class:`Delays`).
-        state: the store's current state; empty after the store was closed.
+        state: the state of the store at the same time; empty if the store is closed.
     """
 
     seconds: float
@@ -86,7 +89,7 @@ class StoreStats:
 
     @property
     def put_average_size(self) -> float:
-        """Average bytes of a frame (``putMessageAverageSize``)."""
+        """The average size of a message's frame in bytes (``putMessageAverageSize``)."""
         return self.put_bytes / self.put_messages if self.put_messages else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -116,7 +119,10 @@ class StatsRecorder(CallCounter):
         self._samples: deque[_Sample] = deque([_Sample(self._began, 0, 0, 0, 0)])
 
     def put_many(self, result: PutManyResult, seconds: float) -> None:
-        """Count messages of one bulk put. The time in the log's lock is unknown."""
+        """Count the messages of one bulk put.
+
+        The time for which it held the log's lock is not measured.
+        """
         counts = self.counts()
         for topic, (messages, size) in result.topics.items():
             counts.add_topic(topic, messages, size)
@@ -127,14 +133,20 @@ class StatsRecorder(CallCounter):
         counts.whole(seconds)
 
     def loaded(self, topic: str, messages: int, size: int) -> None:
-        """Count messages of a load. The time and the size of each message are unknown."""
+        """Count the messages of one topic in a load.
+
+        The duration of the load and the sizes of single messages are not counted.
+        """
         self.counts().add_topic(topic, messages, size)
 
     def sample(self) -> None:
-        """Record the present counts, to compute rates. A thread calls this about once a second."""
+        """Record the counts at this time, for the computation of rates.
+
+        A thread calls this method about once a second.
+        """
         entry = self._entry(self.total())
         self._samples.append(entry)
-        # Keep one sample that is older than the longest window.
+        # Keep one sample that is older than the longest of the `WINDOWS`, to compute its rate.
         while len(self._samples) > 2 and self._samples[1][0] <= entry[0] - WINDOWS[-1]:
             self._samples.popleft()
 
@@ -151,7 +163,7 @@ class StatsRecorder(CallCounter):
         delays: Mapping[str, Delays] | None = None,
         state: StoreState | None = None,
     ) -> StoreStats:
-        """Return the present counts."""
+        """Return the counts and rates up to now."""
         total = self.total()
         now = self._entry(total)
         samples = list(self._samples)
@@ -190,7 +202,7 @@ def _rates(samples: list[_Sample], now: _Sample, which: int) -> Rates:
 
 
 def _rate(samples: list[_Sample], now: _Sample, which: int, window: int) -> float:
-    """Compute the rate since the newest sample that is at least as old as the window."""
+    """Compute the rate since the newest sample that is at least ``window`` seconds old."""
     since = samples[0]
     for sample in samples:
         if sample[0] > now[0] - window:

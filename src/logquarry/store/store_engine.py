@@ -8,9 +8,9 @@
                                    |
                                  readers
 
-Opening takes the lock, reads the files, creates ``abort``, and only then changes other files.
-Closing runs these steps in the opposite order, and deletes ``abort`` only if the next opening has
-nothing to recover.
+When a store is opened, the engine takes the lock, reads the files, and creates the file ``abort``.
+Only then does it change other files. Closing runs these steps in reverse order. It deletes
+``abort`` only if the next opening needs no recovery.
 """
 
 from __future__ import annotations
@@ -66,15 +66,16 @@ from logquarry.write.waits import ReplicaWait
 logger = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS: Final = 600.0
-"""Maximum wait for a service's end: a slow disk may have to sync gigabytes."""
+"""Maximum time to wait until a service stops: it may have to sync gigabytes to a slow disk."""
 
 
 class StoreEngine:
-    """The parts that write one store (``DefaultMessageStore.load``, ``start`` and ``shutdown``).
+    """Holds the parts that write one store (``DefaultMessageStore.load``, ``start``, ``shutdown``).
 
-    A recovery may lose at most ``accept_loss`` bytes of messages; None allows a small share. The
-    constructor raises the errors of :meth:`~logquarry.store.message_store.MessageStore.open`, and
-    CorruptStore if a file violates the format.
+    If opening needs a recovery, it may lose at most ``accept_loss`` bytes of messages; None allows
+    only a small share. The constructor raises the errors of
+    :meth:`~logquarry.store.message_store.MessageStore.open`. It also raises CorruptStore if a file
+    violates the format.
     """
 
     def __init__(
@@ -99,7 +100,8 @@ class StoreEngine:
         except BrokenLink:
             raise
         except StoreNotFound:
-            # The folder has no store yet. If the folder has other files, check_folder raises.
+            # The folder has no store yet, so it has no unsupported features. If it contains other
+            # files, check_folder below raises an error.
             unsupported = None
             self._has_property_crc = is_on(config, "enabledAppendPropCRC")
         else:
@@ -117,12 +119,12 @@ class StoreEngine:
         open_check.check_folder(root)
         check_places(root)
         if not is_lockable(root):
-            # Check before taking the lock, which creates a file: a refused opening must change
-            # nothing.
+            # Taking the lock creates a file. A refused opening must change nothing, so make all
+            # checks before.
             open_check.check_before_lock(root, config, accept_loss)
         disk.make_folders(root)
         with ExitStack() as undo:
-            # The callbacks of this stack run last, after closing or after a failed opening.
+            # The callbacks of `_end` run last: after closing, or after a failed opening.
             self._end = undo.enter_context(ExitStack())
             self._end.callback(StoreLock(disk, root).release)
             self._abort = AbortFile(disk, root)
@@ -185,12 +187,14 @@ class StoreEngine:
         try:
             found = open_check.find_store(root, config)
         except open_check.NeedsRecovery as error:
-            # Log only the text: the error itself would keep open all files that were read.
+            # Log only the text of the error: the error object would keep all files open that were
+            # read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While the store is open, each of its files has a second name (hard link). After a
-            # crash, a file may have only the second name. Restore the first name now: otherwise a
-            # file that the recovery quarantines would return later.
+            # While a store is open, each file of its log and index has a second name (a hard link),
+            # from which a deleted file can be restored. After a crash, a file may have only the
+            # second name. Restore the first name before the recovery: if the recovery moves the
+            # file to quarantine later, the second name must not bring it back.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = open_check.plan_to_open(root, config)
@@ -211,10 +215,10 @@ class StoreEngine:
             raise
 
     def _take_back(self) -> None:
-        """Undo a failed opening. No message was put, and the store can be opened again."""
+        """Undo a failed opening: no message was put, so the store can be opened again."""
         with contextlib.suppress(StoreError):
-            # The failed opening may have dispatched messages. Sync the queue entries of these
-            # messages: without `abort`, the next opening trusts the entries.
+            # The failed opening may have dispatched messages to the queues. The next opening trusts
+            # queue entries if there is no `abort`, so sync the entries before `abort` is removed.
             for part in self.files.derived():
                 part.flush(0)
             self.files.close()
@@ -259,19 +263,20 @@ class StoreEngine:
             self.files.checkpoint.offsets = found.recovered.plan.offsets
 
     def _next_offsets(self, found: open_check.StoreFound) -> dict[QueueKey, int]:
-        """Return the queue offsets with which the log's writer starts."""
-        # Start the schedule topic's queues at 0, as in a new store. The offsets of existing queues
-        # replace these zeros.
+        """Return the next queue offset of each queue, from which the log's writer continues."""
+        # As in a new store, the schedule topic's queues start at 0. If such a queue has files, its
+        # own next offset replaces the 0.
         levels = range(len(self.config.delay_levels_ms))
         offsets = {(props.SCHEDULE_TOPIC, level): 0 for level in levels}
         offsets |= self.queues.next_offsets()
         if found.recovered is not None and not found.recovered.plan.rules.is_5:
-            # QUIRK: like RocketMQ 4.9, start queues of multi-dispatch at 0 again after a recovery.
+            # QUIRK: like RocketMQ 4.9, let the queues of multi-dispatch start at 0 again after a
+            # recovery.
             offsets = {key: offsets[key] for key in offsets if not is_lmq(key[0], self.config)}
         return offsets
 
     def _make_services(self) -> None:
-        """Create the services, in the order in which they end, and the object that settles puts."""
+        """Create the services, in the order of their stop, and the object that settles puts."""
         config, health, files = self.config, self.health, self.files
         if config.broker_role == "SLAVE":
             self.flags.set(Refusal.SLAVE)
@@ -299,8 +304,8 @@ class StoreEngine:
         )
         self._puts_wait = flushing.group is not None or is_replicated
         self.growth = LogGrowth(self._dispatching, flushing.after_put, wait)
-        # Services end in this order: a commit must precede a dispatch, and a dispatch must precede
-        # a flush.
+        # The services are stopped in this order, because each one produces work for the next: a
+        # commit for the dispatch, and a dispatch for the flush.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]
         self._services += [self._dispatching, flushing.log, flushing.queues]
         housekeeping = Housekeeping(self._abort, files.index, self.recorder.sample, health)
@@ -312,7 +317,8 @@ class StoreEngine:
             self._services.append(self._pages_ahead)
 
     def _committed(self) -> None:
-        # The put woke the dispatcher before the message was committed. Wake the dispatcher again.
+        # The dispatcher was woken by the put, before the message was committed to the file, so it
+        # may have missed the message. Wake the dispatcher again.
         self._flushing.log.wakeup()
         self.growth.wake()
 
@@ -329,7 +335,7 @@ class StoreEngine:
         )
 
     def _append_rules(self) -> AppendRules | None:
-        """Return the rules for dialect 3.1 or for property CRCs; None for the rules of 4.9."""
+        """Return the append rules of dialect 3.1 or for property CRCs; None for those of 4.9."""
         table = self.files.transactions
         if table is None:
             return PropertyCrcRules() if self._has_property_crc else None
@@ -376,13 +382,14 @@ class StoreEngine:
     # -------------------------------------------------------------------------------------- end
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a thread of the store: a listener, or a callback of a put."""
+        """Whether the calling thread is the store's, so that it runs a listener or a callback."""
         return any(service.is_current for service in self._services)
 
     def close(self) -> None:
-        """Close the store, cleanly if possible; a second call does nothing.
+        """Close the store, cleanly if possible. A second call does nothing.
 
-        A listener or a callback of a put gets UsageError: its thread would wait for itself.
+        If a listener or a callback of a put calls this method, it raises UsageError: the thread of
+        the listener would have to wait for its own end.
         """
         if self.health.is_forked:
             return
@@ -392,16 +399,17 @@ class StoreEngine:
             if Refusal.CLOSED in self.flags.refusals:
                 return
             self.flags.set(Refusal.CLOSED)
-            # Do not wait for a put that has already passed the check of the flags: the log refuses
-            # it, and its caller may be a listener or a callback, in a thread that must end now.
+            # A put may have passed the check of the flags just before. Do not wait for it: the log
+            # refuses its message. Its caller may be a listener or a callback, whose thread must end
+            # now.
             self.writer.end()
             with self._end:
                 if not self._close_in_order():
                     logger.error("%s: the next opening has to recover the store", self.root)
 
     def _close_in_order(self) -> bool:
-        """Sync all files, and delete ``abort``; return whether all of this succeeded."""
-        # Replication ends with the store, so no replica wait can succeed any more.
+        """Sync all files, and delete ``abort``. Return whether all of this succeeded."""
+        # From now on, no replica can acknowledge a message, so end all replica waits.
         self.replicas.end()
         self.retention.end()
         ended = [service.stop(_PATIENCE_SECONDS) for service in self._services]
@@ -417,7 +425,8 @@ class StoreEngine:
             log_end = self.log.wrote_offset
             self.files.close()
             if self.files.keeps_tails:
-                # Bytes and queue entries of an earlier log may follow the log's end.
+                # Bytes and queue entries of an earlier log may follow the log's end in the files,
+                # so save the end.
                 note_end(self.disk, self.root, log_end)
             if not (all(ended) and is_whole and failure is None):
                 return False

@@ -1,6 +1,6 @@
-"""The methods of a store that is open for writing; ``store_engine`` and ``services`` do the work.
+"""The methods of a store that is open for writing; they call ``store_engine`` and ``services``.
 
-A put runs through ``SinglePut.put``, ``PutPath.put`` and ``LogGrowth``.
+The code of a put is in ``SinglePut.put``, ``PutPath.put`` and ``LogGrowth``.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PRODUCER_GROUP: Final = "logquarry"
-"""The producer group of a transaction whose message has no group."""
+"""The producer group of a transaction if neither the caller nor the message names one."""
 
 
-# Readers also import this module, so functions import the modules that only writers need.
+# Readers also import this module, so modules that only writers need are imported in functions.
 
 _monotonic = time.monotonic
 
@@ -59,7 +59,8 @@ _monotonic = time.monotonic
 class BaseWriter(LiveStore):
     """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
 
-    Any thread may call the methods. In a forked child, every call raises StoreUnavailable.
+    Any thread may call the methods. In a child process after a fork, every call raises
+    StoreUnavailable.
     """
 
     _mode = "rw"
@@ -86,11 +87,12 @@ class BaseWriter(LiveStore):
     ) -> Self:
         """Open the store at a path for writing; see :meth:`MessageStore.open`.
 
-        ``disk`` is the disk of the store (default: the machine's).
+        ``disk`` performs all writes (default: on this machine's file system).
         """
         from logquarry.store.store_engine import StoreEngine
 
-        # Use an absolute path: the program may change its working folder while the store is open.
+        # Use an absolute path, because the program may change its working folder while the store is
+        # open.
         root = local_folder(path, "only a local store can be written")
         engine = StoreEngine(
             root,
@@ -106,7 +108,8 @@ class BaseWriter(LiveStore):
             engine.close()
             raise
         close_at_exit(store)
-        # A slave delivers no messages, because it gets delivered messages from its master.
+        # A slave does not deliver: its master delivers, and the slave receives the delivered
+        # messages.
         if engine.config.deliver_delayed and engine.config.broker_role != "SLAVE":
             try:
                 store.start_delivery()
@@ -117,47 +120,48 @@ class BaseWriter(LiveStore):
 
     # ------------------------------------------------------------------------------------ write
     def put_many(self, messages: Iterable[Message] | ArrowStream | pa.RecordBatch) -> PutManyResult:
-        """Put messages of any topics and queues, in order, in bulk.
+        """Put many messages at once, in their order. Their topics and queues may differ.
 
-        The log gets the bytes that single puts would write, but the messages of a chunk of about 1
-        MiB share one store time. Other threads can put between chunks. All messages are checked
-        before the first message is appended. Arrow columns are named like the fields of
-        :class:`~logquarry.message.Message`; columns that the store sets (offsets, CRC) are ignored.
+        The log then contains the same bytes as after single puts, except that the messages of a
+        chunk of about 1 MiB share one store time. Between two chunks, other threads can put
+        messages. All messages are checked before the first message is appended. If ``messages`` is
+        Arrow data, its columns have the names of the fields of :class:`~logquarry.message.Message`.
+        Columns of values that the store sets (offsets, CRC) are ignored.
 
         Args:
             messages: Message objects, or any object that exports Arrow data
                 (``__arrow_c_stream__``). For example, pass a table or reader of pyarrow, a
-                DataFrame of Polars or pandas (2.2 or later), or a relation of DuckDB. All messages
-                stay in memory during the call.
+                DataFrame of Polars or pandas (2.2 or later), or a relation of DuckDB. The call
+                holds all messages in memory.
 
         Returns:
-            The offsets of each message, as arrays.
+            The offsets of all messages, as arrays.
 
         Raises:
-            StoreUnavailable: as for :meth:`put`. The error's ``appended`` is the result for the
-                messages that are in the log; None if the log has no message of the call.
-            MessageRejected: if a message is not accepted; ``index`` is its number. Nothing is
-                appended, unless multi-dispatch makes the message too large; ``appended`` then has
-                the result for the earlier messages.
-            UsageError: if a message is invalid. Nothing is appended.
+            StoreUnavailable: in the same cases as :meth:`put`. The attribute ``appended`` of the
+                error is the result for those messages that were appended before the error, or None.
+            MessageRejected: if a message violates a rule of the store; the attribute ``index`` is
+                its number. In most cases nothing is appended. But if multi-dispatch makes a message
+                too large, the messages before it are appended, and ``appended`` is their result.
+            UsageError: if a message is invalid. In this case nothing is appended.
         """
         return self._put_many(lambda: self._many.put_many(messages))
 
     def put_stored(self, batch: pa.RecordBatch, *, keep_times: bool = False) -> PutManyResult:
-        """Put messages of another store unchanged; see :meth:`ManyWriter.put_stored`.
+        """Put unchanged messages from another store; see :meth:`ManyWriter.put_stored`.
 
-        With ``keep_times``, the messages keep their store times. A time before the store time of
-        the log's last message is raised to that time.
+        With ``keep_times``, the messages keep their store times. Store times must not decrease in a
+        log: a time before the store time of the log's last message is replaced by that time.
         """
         least = self._last_time() if keep_times else None
         return self._put_many(lambda: self._many.put_stored(batch, least))
 
     def check_stored(self, batch: pa.RecordBatch) -> None:
-        """Raise the errors of :meth:`put_stored`, and put nothing."""
+        """Check a batch as :meth:`put_stored` does, with the same errors, but put nothing."""
         self._many.check_stored(batch)
 
     def load_staged(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append staged segments once; see :meth:`logquarry.store.load.loading.Loads.load`."""
+        """Append a load's staged segments: see :meth:`logquarry.store.load.loading.Loads.load`."""
         if self._engine.config.is_3_1:
             raise UsageError("staged segments are loaded in dialect 4.9 only")
         self.free_room_at_close()
@@ -165,25 +169,25 @@ class BaseWriter(LiveStore):
         return self._engine.loads.load(load, segments, loads)
 
     def free_room_at_close(self) -> None:
-        """When the store is closed, free the disk space of the unused parts of the last files."""
+        """At the close, free the disk space that the last files reserve but do not use."""
         self._engine.files.frees_room = True
 
     def _last_time(self) -> int:
-        """Return the store time that the log's last message had at the first call, or 0."""
+        """Return the store time of the log's last message at the first call, or 0."""
         if self._found_time is None:
             self._engine.feed.adopt()
             self._found_time = last_store_timestamp(self._new_layout(), self._engine.log.max_offset)
         return self._found_time
 
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log at an offset (``appendToCommitLog``).
+        """Append bytes that were copied from another store's log (``appendToCommitLog``).
 
-        The method also works in a slave. The bytes may end inside a frame; then append the rest of
-        that frame before any put.
+        The method also works in a slave. The bytes may end inside a frame. In this case, append the
+        rest of the frame before any put.
 
         Returns:
-            Whether the bytes were appended. The log must end at ``offset``, or it must be empty and
-            ``offset`` must be the start of a file.
+            Whether the bytes were appended. They are appended only if the log ends at ``offset``,
+            or if it is empty and ``offset`` is the start of a file.
 
         Raises:
             StoreUnavailable: if the store was closed, or the write failed.
@@ -192,14 +196,14 @@ class BaseWriter(LiveStore):
         return self._engine.feed.append_and_wake(offset, arguments.data(data, "data"))
 
     def log_feed(self) -> LogFeed:
-        """Return the log as bytes, for :mod:`logquarry.replication`."""
+        """Return an object to read and append the log's bytes (:mod:`logquarry.replication`)."""
         self._require_open()
         return self._engine.feed
 
     def flush(self) -> int:
-        """Sync log, queues, index and checkpoint, in this order.
+        """Sync the log, the queues, the index and the checkpoint, in this order.
 
-        Return the physical offset up to which the log is on the disk.
+        Return the physical offset up to which the log is synced.
 
         Raises:
             StoreUnavailable: if this or an earlier sync failed.
@@ -208,19 +212,21 @@ class BaseWriter(LiveStore):
         return self._engine.flush()
 
     def wait_dispatched(self, offset: int | None = None, timeout: float | None = None) -> bool:
-        """Wait until the messages before an offset are in queues and index.
+        """Wait until the messages before an offset are dispatched (in queues and index).
 
         Args:
-            offset: physical offset, such as ``result.end_offset`` (default: the log's end now).
-            timeout: in seconds (default: no limit).
+            offset: physical offset, such as the ``end_offset`` of a put's result (default: the
+                log's end now).
+            timeout: maximum wait in seconds (default: no limit).
 
         Returns:
-            Whether the messages are in queues and index; False after the timeout, or if the store
-            was closed.
+            Whether the messages are dispatched; False after the timeout, or if the store was
+            closed.
 
         Raises:
             StoreError: the error that prevents the dispatch of the log.
-            UsageError: if a listener calls this method in the dispatcher's thread.
+            UsageError: if a listener calls this method: it runs in the dispatcher's thread, which
+                would wait for itself.
         """
         self._require_open()
         offset = arguments.optional(arguments.offset, offset, "offset")
@@ -265,11 +271,11 @@ class BaseWriter(LiveStore):
         return self._services
 
     def add_arrival_listener(self, listener: Callable[[MessageArrival], None]) -> None:
-        """Call a function when messages can be consumed (``MessageArrivingListener``).
+        """Call a function whenever new messages can be consumed (``MessageArrivingListener``).
 
-        The dispatcher's thread calls the function for each queue that has grown. The function must
-        be quick, and must not wait for the dispatcher. The dispatcher logs the function's
-        exceptions.
+        The dispatcher's thread calls the function once for each queue to which it has added
+        messages. The function must return quickly, and must not wait for the dispatcher. If it
+        raises an exception, the dispatcher logs the exception and continues.
         """
         self._require_open()
         self._engine.listeners.add(arguments.function(listener, "listener"))
@@ -279,11 +285,11 @@ class BaseWriter(LiveStore):
         self._engine.listeners.remove(arguments.function(listener, "listener"))
 
     def retain(self, rules: RetentionRules, *, apply: bool = False) -> RetentionPlan:
-        """Plan which expired files to delete; with ``apply``, delete the files. See
-        docs/retention.md.
+        """Plan which expired files to delete.
 
-        Only files that are on the disk and in the queues are deleted. Other processes may read the
-        store meanwhile. For a store that no process has open, use :func:`logquarry.retain`.
+        With ``apply``, also delete them. See docs/retention.md. A log file is deleted only if it is
+        synced and dispatched. Other processes may read the store during the call. For a store that
+        no process has open, use :func:`logquarry.retain`.
 
         Raises:
             StoreUnavailable: if the store is closed, or if the store accepts no writes and
@@ -301,28 +307,28 @@ class BaseWriter(LiveStore):
     def start_delivery(self) -> None:
         """Deliver delayed messages from now on, as a broker does, until the store is closed.
 
-        Without this call, or ``StoreConfig(deliver_delayed=True)``, delayed messages stay in the
-        schedule topic. A second call does nothing.
+        Without this call, and without ``StoreConfig(deliver_delayed=True)``, delayed messages stay
+        in the schedule topic. A second call does nothing.
 
         Raises:
-            StoreUnavailable: if the progress of delivery cannot be saved.
+            StoreUnavailable: if the progress of the delivery cannot be saved.
         """
         self._open_services.start_delivery()
 
     def deliver_due(self) -> int:
         """Deliver the delayed messages that are due by the store's clock; return their number.
 
-        The delivered messages are in the log. The dispatcher adds the messages to queues later
-        (:meth:`BaseWriter.wait_dispatched`).
+        When the method returns, the delivered messages are in the log. The dispatcher adds them to
+        their queues later (:meth:`BaseWriter.wait_dispatched`).
 
         Raises:
-            StoreUnavailable: if a message could not be put. The next call continues with that
+            StoreUnavailable: if a message could not be put. The next call continues with this
                 message.
         """
         return self._open_services.deliver_due()
 
     def transaction(self, message: Message, group: str = DEFAULT_PRODUCER_GROUP) -> Transaction:
-        """Return a transaction; its message can be consumed only after a commit.
+        """Return a transaction. Its message can be consumed only after a commit.
 
         ::
 
@@ -330,17 +336,18 @@ class BaseWriter(LiveStore):
                 ...                             # no consumer gets the message yet
                 t.commit()
 
-        The start of the ``with`` block puts a half message. If the transaction was not committed,
-        the end of the block rolls the transaction back, with or without an exception. If a crash
-        leaves a transaction open, a later check ends the transaction
-        (:meth:`start_transaction_checks`).
+        At the start of the ``with`` block, the transaction puts a half message, which consumers do
+        not receive. If the block ends without a commit, the transaction is rolled back, even if
+        there was no exception. If the process crashes in the block, a later check of the half
+        message ends the transaction (:meth:`start_transaction_checks`).
 
         Args:
-            message: the message. A delay is not allowed.
-            group: the producer group for a broker's check, if the message has no PGROUP.
+            message: the message to put at a commit. It must not have a delay.
+            group: the name of the producer group that a broker asks about the transaction, if the
+                message does not name one in PGROUP.
 
         Raises:
-            UsageError: at the start of the block, if the message cannot be part of a transaction.
+            UsageError: when the block begins, if the message cannot be part of a transaction.
             StoreUnavailable: if the half message cannot be put.
             MessageRejected: if the store rejects the half message.
         """
@@ -349,9 +356,9 @@ class BaseWriter(LiveStore):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer ends the transaction with :meth:`end_transaction`. Until the producer ends the
-        transaction, a check asks about the half message, as after a crash. Arguments and errors are
-        those of :meth:`transaction`.
+        The producer later commits or rolls back with :meth:`end_transaction`. Until then, each
+        check asks its listener about this half message. The arguments and errors are those of
+        :meth:`transaction`.
         """
         return self._open_services.put_half(message, group)
 
@@ -366,19 +373,21 @@ class BaseWriter(LiveStore):
         """Commit or roll back the half message at a physical offset (``EndTransaction``).
 
         Args:
-            physical_offset: where the half message starts.
+            physical_offset: physical offset of the half message.
             state: ``commit`` or ``rollback``.
-            group: the producer group of the half message.
-            queue_offset: the half message's queue offset, to check that it is the right message.
+            group: the producer group that the half message names.
+            queue_offset: the queue offset that the half message should have, as a further check
+                that it is the right one.
 
         Returns:
-            The future of the put: of the message for a commit, of the op message for a rollback.
-            None if the transaction has ended already.
+            The future of the put: a commit puts the message, and a rollback puts the op message.
+            None if the transaction has already ended.
 
         Raises:
-            UsageError: if there is no half message of that group and queue offset.
-            StoreUnavailable: if the put failed; the half message is still open.
-            MessageRejected: if the store rejects the message; the half message is still open.
+            UsageError: if there is no half message at ``physical_offset``, or if it has another
+                group or queue offset.
+            StoreUnavailable: if the put failed. Then the half message is still open.
+            MessageRejected: if the store rejects the message. Then the half message is still open.
         """
         services = self._open_services
         queue_offset = arguments.optional(arguments.offset, queue_offset, "queue_offset")
@@ -386,16 +395,16 @@ class BaseWriter(LiveStore):
 
     @property
     def topic_table(self) -> TopicTable:
-        """``config/topics.json``.
+        """``config/topics.json``, the table of topics.
 
         Raises:
-            UsageError: if the store is a slave, whose master writes that file.
+            UsageError: if the store is a slave's, because a slave copies this file from its master.
         """
         return self._open_services.topic_table
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
-        """``config/consumerOffset.json``, shared by all consumers of this process."""
+        """``config/consumerOffset.json``: one object that all consumers of this process share."""
         return self._open_services.consumer_offsets
 
     @property
@@ -404,23 +413,25 @@ class BaseWriter(LiveStore):
         return self._open_services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Find the open transactions, and let a function decide about each transaction.
+        """Find the open transactions, and ask a function about the outcome of each.
 
         Args:
-            listener: gets an :class:`~logquarry.store.transaction.checks.OpenTransaction`, and
-                returns ``"commit"``, ``"rollback"`` or ``"unknown"``.
+            listener: function that is called with an
+                :class:`~logquarry.store.transaction.checks.OpenTransaction`, and returns
+                ``"commit"``, ``"rollback"`` or ``"unknown"``.
 
         Raises:
-            StoreUnavailable: if a message could not be put. The next check continues with that
+            StoreUnavailable: if a message could not be put. The next check continues with this
                 message.
         """
         return self._open_services.check_transactions(listener)
 
     def start_transaction_checks(self, listener: Listener) -> None:
-        """Check every ``transaction_check_interval`` from now on, until the store is closed.
+        """Check open transactions every ``transaction_check_interval`` ms until the store is
+        closed.
 
         Raises:
-            UsageError: if checks were started before.
+            UsageError: if the checks have already been started.
         """
         self._open_services.start_transaction_checks(listener)
 
@@ -430,27 +441,30 @@ class BaseWriter(LiveStore):
         return self._open_services.prepared_transactions
 
     def config_tables(self) -> ConfigTables:
-        """Return the tables that a slave copies from its master's ``config/``; else UsageError."""
+        """Return the tables that a slave copies from its master; UsageError in other stores."""
         return self._open_services.config_tables
 
     # ------------------------------------------------------------------------------ life and state
     def close(self) -> None:
-        """Close the store; a second call does nothing.
+        """Close the store. A second call does nothing.
 
-        From this call on, the store accepts no messages. The store dispatches and syncs the
-        messages in its log, and then deletes ``abort``. If the dispatch or a sync fails, ``abort``
-        stays, and the store logs the cause.
+        After the call begins, the store accepts no more messages. The messages that are in the log
+        are dispatched and synced; after that, ``abort`` is deleted. If the dispatch or a sync
+        fails, ``abort`` is kept, and the cause is logged.
 
         Raises:
-            UsageError: if a listener of the store or a callback of a put calls this method.
+            UsageError: if a listener of the store or a callback of a put calls this method; its
+                thread would have to wait for its own end.
         """
         if not self._health.is_forked:
-            # Check the thread before closing anything: a thread of the store would wait for itself.
+            # Check the calling thread before anything is closed: closing waits for the threads of
+            # the store, and so must not run in one of them.
             if self._services.is_current or self._engine.is_current:
                 raise UsageError("a listener or callback cannot close the store that calls it")
             self._close_consumers()
             self._services.close()
-        # A view keeps its file mapped. Release all views, so that the engine can unmap all files.
+        # A file stays mapped into memory as long as a view of it exists. So release all views
+        # before the engine unmaps the files.
         self._release_views()
         self._engine.close()
         was_closed(self)
@@ -463,7 +477,7 @@ class BaseWriter(LiveStore):
         self.layout.refresh()
 
     def stats(self) -> StoreStats:
-        """Return this object's counts since the store was opened, and the store's state.
+        """Return the counts of calls since the store was opened, and the store's state.
 
         After the store was closed, ``state`` is empty.
         """

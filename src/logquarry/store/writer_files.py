@@ -1,5 +1,5 @@
-"""The files of a store that is open for writing: opens and closes the files, and gives replication
-the log as bytes (:class:`LogFeed`).
+"""Opens and closes the files of a store that is open for writing. :class:`LogFeed` gives
+replication the log as bytes.
 """
 
 from __future__ import annotations
@@ -39,15 +39,21 @@ _WATCH_INTERVAL_MS: Final = 1_000
 
 
 class StoreFiles:
-    """The open files of one store. If opening a file fails, the earlier files are closed.
+    """The open files of one store.
+
+    If opening one of them fails, those that are already open are closed.
 
     Attributes:
-        config: the settings, in which all file sizes are set.
-        keeps_tails: whether bytes of an earlier log follow the log's end.
-        pool: buffers for puts before the commit; None if puts write directly to the files.
-        transactions: state table and redo log of dialect 3.1; None in another dialect.
-        topics: the topics in ``config/``; None for a slave, which gets its master's topics.
-        frees_room: whether :meth:`close` frees the disk space of unwritten parts of the last files.
+        config: the settings of the store, completed with the sizes of its files.
+        keeps_tails: whether bytes of an earlier log may follow the log's end in its files.
+        pool: memory into which puts write before the commit copies it to the files; None if puts
+            write directly to the files.
+        transactions: the state table and redo log, which only dialect 3.1 has; None in another
+            dialect.
+        topics: the table of topics in ``config/``; None in a slave, which copies the table from its
+            master.
+        frees_room: whether :meth:`close` frees the disk space that the last files reserve but do
+            not use.
     """
 
     def __init__(
@@ -147,9 +153,9 @@ class StoreFiles:
         )
 
     def derived(self) -> Iterator[Flushable]:
-        """Yield the files that are made from the log: topics, queues, transactions, index."""
+        """Yield the parts whose content comes from the log: topics, queues, transactions, index."""
         if self.topics is not None:
-            # Topics come first: a broker serves a queue only if the topic is listed.
+            # Sync the topics first: a broker serves a queue only if its topic is in the table.
             yield self.topics
         if self._recovered is not None:
             yield self._recovered.written
@@ -160,7 +166,7 @@ class StoreFiles:
             yield self.index
 
     def close(self) -> None:
-        """Close all files; a second call does nothing."""
+        """Close all files. A second call does nothing."""
         frees_room, self.frees_room = self.frees_room, False
         keys, queues = self.queues.keys() if frees_room else (), self.root / names.CONSUME_QUEUE
         folders = {queues.joinpath(topic, str(number)): 0 for topic, number in keys}
@@ -173,10 +179,10 @@ class StoreFiles:
 
 
 class Housekeeping(Service):
-    """Once a second, restores ``abort`` and index files that another program has deleted.
+    """Once a second, creates ``abort`` and index files again if another program has deleted them.
 
-    If a Java broker opens the same store, it cannot take the lock. But before the broker tries the
-    lock, its recovery deletes index files; and when the broker ends, it deletes ``abort``.
+    A Java broker that opens the same store fails to take the lock. But before it tries, its
+    recovery deletes index files, and when it then ends, it deletes ``abort``.
     """
 
     def __init__(
@@ -192,7 +198,7 @@ class Housekeeping(Service):
         self._sample = sample
 
     def run_once(self) -> None:
-        """Sample the counts, and restore missing files."""
+        """Record the counts of calls, and create missing files again."""
         self._sample()
         if not self._abort.exists:
             logger.warning(
@@ -201,7 +207,7 @@ class Housekeeping(Service):
             try:
                 self._abort.make()
             except StoreUnavailable as error:
-                # Restoring can fail on a full disk. The next run tries again.
+                # Creating it fails if the disk is full. The next run then tries again.
                 self.health.require_writable()
                 logger.warning("it cannot be restored: %s", error)
         if self._index is not None:
@@ -213,11 +219,11 @@ _ADOPT_SECONDS = 1.0
 
 @dataclass(eq=False, repr=False)
 class LogFeed:
-    """The log of an open store, for replication. Any thread may call the methods.
+    """The log of an open store as bytes, for replication. Any thread may call the methods.
 
-    Bytes of another store's log may end inside a frame. :meth:`vouch` sets the offset before which
-    all frames are whole. The store dispatches only the frames before that offset, and keeps only
-    these frames when it is opened again.
+    Bytes that were copied from another store's log may end inside a frame. So the caller states by
+    :meth:`vouch` up to which offset it has checked that all frames are whole. The store dispatches
+    only frames before this offset. It also keeps only these frames when it is opened again.
     """
 
     files: StoreFiles
@@ -235,7 +241,7 @@ class LogFeed:
     # -------------------------------------------------------------------------------------- read
     @property
     def file_size(self) -> int:
-        """Bytes of each file of the log."""
+        """Size of each file of the log in bytes."""
         return self._log.file_size
 
     @property
@@ -245,48 +251,49 @@ class LogFeed:
 
     @property
     def max_offset(self) -> int:
-        """Physical offset up to which bytes can be read and sent to other slaves.
+        """Physical offset up to which other processes may read the log's bytes, and slaves may copy
+        them.
 
-        In a slave, the offset excludes bytes that the slave has not checked yet. The next opening
-        of the store may cut off unchecked bytes. A slave that already has these bytes would then be
-        ahead of this store, its master.
+        In a slave, it excludes the bytes that the slave has not checked yet, that is, those after
+        the last :meth:`vouch`. The next opening of the store may cut off such bytes. Another slave
+        that had already copied them from this store would then have more bytes than its master.
         """
         end, vouched = self._log.max_offset, self.dispatcher.limit
         return end if vouched is None else min(end, vouched)
 
     @property
     def wrote_offset(self) -> int:
-        """Physical offset at which the written bytes end."""
+        """Physical offset at which the bytes end that were written to the log."""
         return self._log.wrote_offset
 
     @property
     def dispatched_offset(self) -> int:
-        """Physical offset at which the dispatched frames end."""
+        """Physical offset up to which frames have been dispatched."""
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return at most ``most`` bytes from an offset to the end of the log or of its file.
+        """Return the bytes from an offset on: at most ``most``, and at most to the end of the file.
 
-        Return None if there are no such bytes. The bytes stay valid while the caller holds the
-        view.
+        Return None if the log has no byte at the offset. The caller must hold the view as long as
+        it uses the bytes.
         """
         return self._log.select(offset, most=most)
 
     def sync(self) -> int:
-        """Sync the log; return the physical offset up to which the log is on the disk."""
+        """Sync the log; return the physical offset up to which it is synced."""
         return self._log.flush(0)
 
     def follow(self, flag: Wakeable) -> None:
-        """Set a flag from now on whenever the log grows."""
+        """From now on, set a flag whenever the log grows."""
         self.growth.follow(flag)
 
     def unfollow(self, flag: Wakeable) -> None:
-        """Stop setting a flag."""
+        """No longer set a flag when the log grows."""
         self.growth.unfollow(flag)
 
     # ------------------------------------------------------------------------------------ append
     def append_data(self, offset: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append bytes of another store's log, without waking any follower of the log."""
+        """Append bytes that were copied from another store's log. Do not wake any follower."""
         self.require_open()
         self.files.disk.health.require_writable()
         return self.writer.append_data(offset, data)
@@ -299,45 +306,48 @@ class LogFeed:
         return taken
 
     def vouch(self, offset: int) -> None:
-        """State that the bytes before an offset are whole frames, and wake the dispatcher.
+        """State that all frames before an offset are whole, and wake the dispatcher.
 
-        From then on, the store dispatches only frames before that offset, and keeps only these
-        frames when it is opened again.
+        After this call, the store dispatches only frames before this offset, and keeps only these
+        when it is opened again.
         """
         self.dispatcher.limit = offset
         self.growth.wake()
 
     def keep(self, durably: bool) -> None:
-        """Save the offset up to which vouched bytes are synced; a later opening keeps these bytes.
+        """Save how far the vouched bytes are synced: the next opening of the store keeps the bytes
+        before this offset.
 
-        With ``durably``, also sync the saved offset, so that the offset survives a power cut.
-        ``durably`` is not needed if all frames are sound, because a recovery keeps sound frames.
+        With ``durably``, sync the saved offset too, so that it survives a power cut. This is not
+        necessary if all frames are undamaged, because a recovery keeps undamaged frames anyway.
         """
-        # The log may have been synced before vouch() raised the limit of the durable offset.
+        # vouch() may have raised the limit of the durable offset after the last sync, so apply the
+        # synced offset again.
         self.note_flushed(self._log.flushed_offset)
         if durably:
             self.files.durable.sync()
 
     def note_flushed(self, offset: int) -> None:
-        """After a sync of the log up to an offset, raise the durable offset."""
-        # Bytes of another store's log may end inside a frame. Dispatched bytes and vouched bytes
-        # end between two frames.
+        """After the log was synced up to an offset, raise the durable offset."""
+        # Bytes of another store's log may end inside a frame. The durable offset must lie between
+        # two frames: use the end of the vouched bytes, or else of the dispatched frames.
         if self.writer.has_foreign:
             vouched = self.dispatcher.limit
             offset = min(offset, self.dispatcher.offset if vouched is None else vouched)
         self.files.durable.move(offset)
 
     def adopt(self) -> None:
-        """Read the next queue offsets from the bytes that :meth:`append_data` appended.
+        """Continue the queue offsets after the bytes that :meth:`append_data` appended, so that
+        puts may follow.
 
-        If the bytes end inside a frame, raise StoreUnavailable, because no put may follow them.
+        Raise StoreUnavailable if the bytes end inside a frame: no put may follow them.
         """
         with self._adopting:
             if not self.writer.has_foreign:
                 return
             end = self._log.wrote_offset
-            # A listener runs in the dispatcher's thread, so a listener cannot wait for the
-            # dispatcher.
+            # A listener that puts a message runs in the dispatcher's thread, so it cannot wait for
+            # the dispatcher.
             waits = not self.dispatching.is_current
             if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
@@ -348,15 +358,15 @@ class LogFeed:
             self.writer.adopt(end, self.files.queues.next_offsets)
 
     def cut_unvouched(self) -> None:
-        """Cut off the bytes of another store's log after the last offset given to :meth:`vouch`.
+        """Remove the copied bytes of another store's log that are after the last vouched offset.
 
-        The bytes usually end inside a message, and the zeros after them may seem to complete the
-        message.
+        These bytes usually end inside a message. The zeros after them in the file could be mistaken
+        for the rest of the message.
         """
         vouched = self.dispatcher.limit
         if vouched is None or vouched >= self._log.wrote_offset or not self.writer.has_foreign:
             return
-        # If the log starts above 0, the vouched offset may be below the log's start.
+        # If the log starts above 0, the vouched offset may be lower than the log's start.
         vouched = max(vouched, self._log.min_offset)
         file = self._log.last
         if file is not None and file.base <= vouched:

@@ -1,1 +1,1 @@
-"""Tools for tests of programs that use stores: faulty disk, model store, clocks, builders."""
+"""Tools for testing programs that use stores: a faulty disk, a model store, clocks, builders."""

@@ -1,6 +1,6 @@
 """Builds stores in RocketMQ's layout for tests and benchmarks, without a writer.
 
-The builder does not sync its files; do not use the builder for real data.
+The builder does not sync its files, so do not use it for real data.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class StoreBuilder:
         return item
 
     def extend(self, frames: bytes, last_time: int) -> None:
-        """Write encoded frames. The caller adds the queue entries."""
+        """Write encoded frames to the log.
+
+        The caller adds their queue entries.
+        """
         if frames:
             self._write(frames)
             self.offset += len(frames)
@@ -98,7 +101,7 @@ class StoreBuilder:
         self._roll()
 
     def queue_units(self, topic: str, queue_id: int) -> bytearray:
-        """Return the bytes of a queue's entries; the caller may append entries."""
+        """Return the bytes of a queue's entries as a bytearray, to which the caller may append."""
         return self._queues[topic, queue_id]
 
     def queue_start(self, topic: str, queue_id: int, offset: int) -> None:
@@ -110,7 +113,7 @@ class StoreBuilder:
         self._queues[topic, queue_id] = bytearray(queue_entry.encode(queue_entry.FILLER) * fillers)
 
     def forget_queue(self, topic: str, queue_id: int) -> None:
-        """Restart a queue at queue offset 0, as after a deletion of its topic."""
+        """Restart a queue at queue offset 0, as if its topic had been deleted and created again."""
         self._queues[topic, queue_id] = bytearray()
         self._queue_bases.pop((topic, queue_id), None)
 
@@ -196,9 +199,10 @@ def fill(
 ) -> int:
     """Build a store for benchmarks, and return the number of messages.
 
-    :meth:`StoreBuilder.put` would write the same bytes, but much more slowly. The same seed gives
-    the same store. Compression makes the bodies about a quarter smaller. Every message has TAGS,
-    UNIQ_KEY, WAIT and KEYS.
+    The function writes the bytes that calls of :meth:`StoreBuilder.put` would write, but is much
+    faster. Calls with the same arguments and seed write equal stores. The bodies are made so that
+    compression would make them about a quarter smaller. Every message has TAGS, UNIQ_KEY, WAIT and
+    KEYS.
 
     Args:
         root: the folder to write; must not hold a store yet.
@@ -206,7 +210,7 @@ def fill(
         count: number of messages; None for no limit.
         body: smallest and largest size of a body, in bytes.
         keys: number of words in the KEYS of each message.
-        progress: called with (done, total), in bytes or in messages.
+        progress: called with (done, total): bytes of log, or messages if only ``count`` is given.
     """
     rng = random.Random(seed)
     pool = rng.randbytes(1 << 22).translate(_ALPHABET * 4)

@@ -8,11 +8,14 @@ from logquarry.units import now_ms
 
 
 class FakeClock:
-    """A clock for ``StoreWriter.start(clock=...)`` that stands still between calls. Thread-safe.
+    """A clock for ``StoreWriter.start(clock=...)``.
+
+    Its time changes only in a call and in :meth:`advance`. Thread-safe.
 
     Args:
         now: the first time, in milliseconds since 1970.
-        step: milliseconds by which each call advances the clock; if above 0, all times differ.
+        step: milliseconds by which each call advances the clock. If it is above 0, no two calls
+            return the same time.
     """
 
     def __init__(self, now: int = 1_700_000_000_000, *, step: int = 0) -> None:
@@ -36,7 +39,8 @@ class FakeClock:
 class ShiftedClock:
     """The system's time plus a shift that a test sets. Thread-safe.
 
-    At a shift of 0, times that a client computes (TIMER_DELIVER_MS) fit the clock.
+    While the shift is 0, the clock agrees with clients, which compute times (TIMER_DELIVER_MS) from
+    the system's time.
     """
 
     def __init__(self) -> None:

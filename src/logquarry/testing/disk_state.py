@@ -2,8 +2,8 @@
 
 A crash keeps an arbitrary part of the data that is not durable:
 
-- a page of 4 KiB has its old content, its new content or an intermediate content, or is torn at a
-  multiple of 512 bytes;
+- a page of 4 KiB has its old content, its new content or a content in between, or it is torn: old
+  and new bytes meet at a multiple of 512 bytes;
 - a file has its old size, its new size or a size in between; bytes without data are zeros;
 - the creation, rename or removal of a name is either done or not done. After a rename, the file has
   its old name, its new name, or both.
@@ -23,8 +23,9 @@ from typing import Final, NamedTuple
 from logquarry.log.readable import BLOCK, Probe
 
 SHORT: Final = -1
-"""A value of :attr:`Fault.error`: a write or a read transfers half of its bytes; an allocation gets
-half of the space, and fails because the disk is full; other calls succeed.
+"""A value of :attr:`Fault.error` that makes a call do half of its work: a write or a read transfers
+half of its bytes, and an allocation allocates half of the space and then fails because the disk is
+full. Other calls succeed.
 """
 
 SYNCS: Final = frozenset({"fdatasync", "fsync", "sync_folder"})
@@ -44,7 +45,7 @@ HALVES: Final = frozenset({"write", "read", "allocate"})
 
 
 class Stopped(OSError):
-    """The simulated process is dead, so the disk call had no effect."""
+    """Raised by a disk call after the simulated death of the process; the call had no effect."""
 
     def __init__(self) -> None:
         super().__init__(errno.EIO, "the process was stopped before this call")
@@ -56,7 +57,7 @@ class Fault:
 
     Attributes:
         kind: the call's name; None for any call.
-        nth: number of the failing call, from 1, counted since the fault was added.
+        nth: which call fails, counted from 1 since the fault was added.
         error: the errno, or :data:`SHORT`.
     """
 
@@ -66,7 +67,7 @@ class Fault:
     for_ever: bool = False
 
     def hits(self, kind: str) -> bool:
-        """Count a call, and return whether this fault applies to the call."""
+        """Count a call of this fault's kind, and return whether the fault makes this call fail."""
         if self.kind not in (None, kind):
             return False
         self.nth -= 1
@@ -113,7 +114,7 @@ class Faults:
             self.is_stopped = True
             raise Stopped
         is_half = False
-        # Let each fault count the call, even if an earlier fault raises.
+        # Ask all faults before one of them raises, so that each fault counts the call.
         for fault in [fault for fault in self._faults if fault.hits(kind)]:
             if fault.error != SHORT:
                 raise OSError(fault.error, os.strerror(fault.error))
@@ -128,13 +129,13 @@ ROOT_ID: Final = 0
 """The number of the root folder."""
 
 _SHARES: Final = (0.0, 0.1, 0.5, 0.9, 1.0)
-"""A crash image keeps one of these shares of the data that is not durable."""
+"""Shares (0 to 1) of the data that is not durable; each crash image keeps one of these shares."""
 
 
 class Content(NamedTuple):
     """A file's bytes on the disk (``durable``) and in the page cache (``live``).
 
-    ``versions`` holds, by page number, the other contents that a page had since the last sync.
+    ``versions`` contains, by page number, other contents that the page had since the last sync.
     """
 
     durable: bytes
@@ -152,7 +153,10 @@ class Effect(NamedTuple):
 
 @dataclass(slots=True)
 class Change:
-    """A change of names that is not durable yet. In a rename, the new name's effect comes first."""
+    """A change of names that is not durable yet.
+
+    For a rename, the effect that makes the new name comes first.
+    """
 
     effects: list[Effect]
     is_rename: bool = False
@@ -178,7 +182,8 @@ class CrashImage:
         for name in self.folders:
             os.mkdir(f"{root}/{name}")  # noqa: PTH102
         for name, data in self.files.items():
-            # Tests write thousands of images, and pathlib doubles the time.
+            # Use `os`, because tests write thousands of images, which takes twice as long with
+            # pathlib.
             descriptor = os.open(f"{root}/{name}", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
             try:
                 os.write(descriptor, data)
@@ -191,12 +196,13 @@ class CrashImage:
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
-    """A disk at one moment. Immutable.
+    """The state of a disk at one moment. Immutable.
 
     Attributes:
         contents: bytes of each file, by its number.
-        durable: durable names of each folder, with the numbers of their files or folders.
-        live: current names of each folder, with the numbers of their files or folders.
+        durable: by number of a folder, its durable names with the numbers of their files or
+            folders.
+        live: by number of a folder, its current names with the numbers of their files or folders.
         pending: changes from ``durable`` to ``live``, in order.
     """
 
@@ -219,11 +225,11 @@ class DiskState:
         return _image(names, {key: _crashed(c, share, rng) for key, c in self.contents.items()})
 
     def killed(self) -> CrashImage:
-        """Make the image of a dead process without a power cut: no write is lost."""
+        """Make the image of the disk after the death of the process alone, which loses no write."""
         return _image(self.live, {key: c.live for key, c in self.contents.items()})
 
     def synced(self) -> CrashImage:
-        """Make the image with only the durable data."""
+        """Make the image of the disk if a power cut loses all data that is not durable."""
         return _image(
             self.durable, {key: content.durable for key, content in self.contents.items()}
         )

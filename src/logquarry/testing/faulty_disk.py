@@ -1,8 +1,9 @@
 """A disk for tests with injected faults and simulated power cuts.
 
-The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records the
-durable data: a sync of a file makes its pages durable, and a sync of a folder makes its names
-durable. One run of a store gives thousands of crash images
+The files are real, ideally on a tmpfs, but a sync never reaches the hardware. The disk records
+which data a real disk would keep after a power cut: a sync of a file makes its pages durable, and a
+sync of a folder makes its names durable. From one run of a store, a test can make thousands of
+crash images, the possible contents of the disk after a power cut
 (:class:`~logquarry.testing.disk_state.DiskState`).
 """
 
@@ -40,19 +41,21 @@ _PORT: Final = "logquarry.disk.disk"
 class _File:
     def __init__(self, number: int, path: Path, durable: bytes) -> None:
         self.number = number
-        # Open the file again: a duplicate of the store's descriptor would share the store's lock.
+        # Open the file again instead of duplicating the store's descriptor: a duplicate would share
+        # the lock that the store holds with it.
         self._reader = os.open(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self._reader)
         status = os.fstat(self._reader)
         self.identity = status.st_dev, status.st_ino
         self.durable = self.live = durable
         self.versions: dict[int, tuple[bytes, ...]] = {}
-        # The pages that a failed sync marked clean, with their bytes at that time.
+        # Pages that a failed sync marked clean, with their bytes at that time. As in Linux, a later
+        # sync does not write such a page.
         self.stuck: dict[int, bytes] = {}
         self._content: Content | None = None
 
     def look(self) -> bytes:
-        # Keep versions of the pages that changed since the last call.
+        # Keep the content of each page that changed since the last call as one of its versions.
         data = os.pread(self._reader, os.fstat(self._reader).st_size, 0)
         before = self.live
         if data == before:
@@ -66,7 +69,8 @@ class _File:
         return data
 
     def sync(self) -> None:
-        # The pages that a failed sync has lost keep their durable bytes.
+        # Pages that were marked clean by a failed sync are not written: on the disk, they keep
+        # their old bytes.
         live = self.look()
         durable = live
         for number, lost in list(self.stuck.items()):
@@ -80,12 +84,13 @@ class _File:
         self.durable, self.versions, self._content = durable, {}, None
 
     def dirty(self, position: int, count: int) -> None:
-        # A write makes its pages dirty, even if the bytes did not change.
+        # Linux marks a written page dirty even if its bytes did not change, so the next sync writes
+        # it.
         for number in range(position // PAGE, -(-(position + count) // PAGE)):
             self.stuck.pop(number, None)
 
     def fail_sync(self) -> None:
-        # After a failed sync, Linux marks the pages clean.
+        # After a failed sync, Linux marks the pages clean although the disk does not have them.
         live = self.look()
         for number in _differing(self.durable, live):
             self.stuck[number] = live[number * PAGE :][:PAGE]
@@ -119,14 +124,13 @@ class FaultyDisk(Disk):
     """A local disk with injected faults, for the files in one folder. Thread-safe.
 
     The initial content of the folder is durable. Only this disk should create, rename or delete
-    files in the folder. The disk detects a change by another program only at the next open of the
-    changed name.
+    files in the folder. If another program changes a name, the disk detects it only when the name
+    is opened the next time.
 
     Attributes:
         observe: called with the name of each disk call before the call; may call :meth:`state`.
         faults: the faults, and the number of calls.
-        sites: places in the code that called a sync, with the number of calls.
-        ignored: places in the code whose syncs have no effect.
+        sites: places in the code that called a sync, with the number of their calls.
     """
 
     def __init__(self, root: Path) -> None:
@@ -167,15 +171,18 @@ class FaultyDisk(Disk):
     def stop_at(self, number: int) -> None:
         """Simulate that the process dies before a call, counted from the disk's first call.
 
-        From this call on, each call has no effect and raises :class:`Stopped`. The disk ignores
-        later writes through memory maps.
+        From this call on, each call has no effect and raises :class:`Stopped`. Writes through
+        memory maps after this call are not part of the disk's state.
         """
         self.faults.stops_at = number
 
     def restart(self) -> None:
-        """Simulate a new process that finds the old page cache, and remove all faults.
+        """Simulate the start of a new process after the old one died, and remove all faults.
 
-        Before this call, close the store of the old process, and ignore errors of the close.
+        There was no power cut, so the page cache is as the old process left it.
+
+        Before this call, close the store that represents the old process, and ignore errors of this
+        close.
         """
         with self._lock:
             self.faults.clear()
@@ -185,7 +192,7 @@ class FaultyDisk(Disk):
             abandon_in_children(self.health)
 
     def state(self) -> DiskState:
-        """Return the whole disk now, or after :meth:`stop_at`, at the time of the stop."""
+        """Return the state of the whole disk now, or if the process has died, at its death."""
         with self._lock:
             return self._at_stop or DiskState(
                 {number: file.content for number, file in self._reachable().items()},
@@ -233,7 +240,8 @@ class FaultyDisk(Disk):
             raise
         except OSError as error:
             if error.errno == errno.ENOSPC and size > before:
-                # On a full disk, ext4 keeps the part of an allocation that fits.
+                # If the disk becomes full during an allocation, ext4 keeps the part that it could
+                # allocate.
                 os.ftruncate(descriptor, before + (size - before) // 2)
             raise
 
@@ -326,7 +334,7 @@ class FaultyDisk(Disk):
 
     # ------------------------------------------------------------------------------- names
     def _take_in(self, folder: Path, number: int) -> None:
-        # A crash cannot lose the initial files.
+        # The files that exist now are durable: a crash cannot lose them.
         by_identity: dict[tuple[int, int], int] = {}
         below = [(folder, number)]
         while below:
@@ -368,8 +376,9 @@ class FaultyDisk(Disk):
 
     def _sync_names(self, folder: int) -> None:
         for change in self._pending:
-            # A sync of the old folder also makes the new name of a rename durable. If the sync made
-            # only the removal of the old name durable, a crash could remove both names.
+            # A sync of the old folder also makes the new name of a rename durable. If the sync of
+            # the old folder made only the removal of the old name durable, the file would have
+            # neither name after a crash.
             goes = change.is_rename and change.effects[-1].folder == folder
             done = [e for e in change.effects if e.folder == folder or goes]
             disk_state.apply(self._durable, done)
@@ -377,7 +386,7 @@ class FaultyDisk(Disk):
         self._pending = [change for change in self._pending if change.effects]
 
     def _opened(self, path: Path, descriptor: int) -> _File:
-        # The open call may have created the file.
+        # The open call may have created the file, so record its name.
         status = os.fstat(descriptor)
         with contextlib.suppress(KeyError):
             file = self._files[self._number(path)]
@@ -389,7 +398,7 @@ class FaultyDisk(Disk):
         return file
 
     def _reachable(self) -> dict[int, _File]:
-        # A file is reachable if it has a name now, or can have a name after a crash.
+        # A file is reachable if it has a name now, or if it can have a name again after a crash.
         used = {
             n for names in (*self._names.values(), *self._durable.values()) for n in names.values()
         }
@@ -407,7 +416,7 @@ class FaultyDisk(Disk):
         return site in self.ignored
 
     def _part(self, of: _File | Path) -> str:
-        # Return the kind of a path: the path in the store, without topics, numbers and file names.
+        # Return the path within the store, with topics, numbers and file names removed.
         if isinstance(of, _File):
             parts = self._path_of(of.number)
         else:
@@ -431,7 +440,7 @@ _PARTS: Final = frozenset(
 
 
 def _call_chain() -> str:
-    # The functions of this package on the stack of a call of sync, the innermost first.
+    # Return the functions of this package that led to a call of sync, the innermost first.
     found: list[str] = []
     others = 0
     frame: FrameType | None = sys._getframe(1)

@@ -1,4 +1,7 @@
-"""A model of a store for tests: finds lost, doubled, misplaced and revived messages.
+"""A model of a store, with which tests find lost, doubled, misplaced and revived messages.
+
+A test tells the model what it puts and what the store acknowledges, and later compares the store
+with the model.
 
 ::
 
@@ -32,7 +35,7 @@ _MOST_SHOWN = 24
 
 
 class Wrong(Enum):
-    """The kinds of violations that a check reports."""
+    """The ways in which a store can differ from the model."""
 
     LOST = "lost acked write"
     DUPLICATE = "duplicate"
@@ -58,8 +61,9 @@ class Violation(NamedTuple):
 class SeenMessage(NamedTuple):
     """A message as a store returned it.
 
-    ``is_torn``: whether topic or properties contain zero bytes. A crash can lose the page with
-    topic or properties, but the frame stays sound, because the CRC covers only the body.
+    ``is_torn``: whether topic or properties contain zero bytes. If a crash loses the page that
+    contains topic or properties, the page is zeros afterwards. The frame still passes the check,
+    because the CRC covers only the body.
     """
 
     topic: str
@@ -99,7 +103,7 @@ class Seen:
     """The messages of a store, as read from the store.
 
     Attributes:
-        queues: the messages of each queue as a consumer gets them; None if the queues were not
+        queues: for each queue, the messages that a consumer reads; None if the queues were not
             read.
         keyed: the bodies found by each (topic, key); None if the keys were not queried.
     """
@@ -118,11 +122,14 @@ class Seen:
         keys: bool = False,
         on_damage: OnDamage = "fail",
     ) -> Self:
-        """Read a whole store. A store that is open for writing must be completely dispatched.
+        """Read a whole store.
+
+        If the store is open for writing, its queues and index must already contain all messages of
+        the log.
 
         Args:
-            queues: whether to read the queues. After a crash the queues may be behind the log or
-                ahead of the log.
+            queues: whether to read the queues. Pass False after a crash, when the queues may lack
+                messages or point to messages that the log has lost.
             keys: whether to query each message by its keys.
             on_damage: pass ``stop`` if the log can end in a torn message.
         """
@@ -148,7 +155,10 @@ class Seen:
         return cls(tuple(log), found, keyed, tuple(unreadable))
 
     def before_torn(self, known: Collection[bytes] = ()) -> Self:
-        """Cut the log before the first torn message, except messages with ``known`` bodies."""
+        """Return the messages before the first torn message.
+
+        Torn messages whose bodies are in ``known`` do not count.
+        """
         torn = (n for n, m in enumerate(self.log) if m.is_torn and m.body not in known)
         return replace(self, log=self.log[: next(torn, len(self.log))])
 
@@ -197,12 +207,12 @@ class Put:
 
 
 class Mark(NamedTuple):
-    """The state of the model at one moment, for a check of a disk state of the same moment.
+    """The state of the model at one moment, to check a state of the disk from the same moment.
 
     Attributes:
         durable: bodies that must survive a power cut.
         acked: bodies that must survive the death of the process.
-        absent: bodies that an earlier recovery dropped.
+        absent: bodies that an earlier recovery dropped, so that they must not appear again.
     """
 
     attempted: int
@@ -262,7 +272,7 @@ class ModelStore:
     def acked_at(
         self, put: Put, physical: int, queued: int, time: int, *, is_durable: bool
     ) -> None:
-        """Record an acknowledgement with this physical offset, queue offset and store time."""
+        """Record that the store acknowledged a message with these offsets and this store time."""
         put.physical_offset, put.queue_offset, put.store_timestamp = physical, queued, time
         put.is_acked = True
         put.is_durable = is_durable
@@ -276,10 +286,10 @@ class ModelStore:
         self._mark = None
 
     def survived(self, seen: Seen) -> None:
-        """Continue from the content of a recovered store.
+        """Take the content of a recovered store as the expected content.
 
-        From now on the store's messages are durable, because a reader has seen them. All other
-        messages must never appear again.
+        From now on, the store's messages must never be lost, because a reader has seen them. All
+        other messages must never appear again.
         """
         by_body = {message.body: message for message in seen.log}
         self.torn.update(message.body for message in seen.log if message.is_torn)
@@ -298,7 +308,7 @@ class ModelStore:
                 )
 
     def mark(self) -> Mark:
-        """Return an immutable copy of the model's state, cheap enough for each disk call."""
+        """Return an immutable copy of the model's state; it is cheap to copy at each disk call."""
         if self._mark is None:
             present = [put for put in self.puts if put.body not in self.absent]
             self._mark = Mark(
@@ -340,7 +350,8 @@ class ModelStore:
     def check(self, seen: Seen, *, must: Collection[bytes] | None = None) -> list[Violation]:
         """Return the differences between a store and the model.
 
-        ``must`` holds the bodies that the store must have; None means all acknowledged bodies.
+        ``must`` contains the bodies of the messages that the store must have; None means all that
+        were acknowledged.
         """
         if must is None:
             must = self.mark().acked
@@ -452,7 +463,7 @@ def _check_keys(seen: Seen) -> list[Violation]:
 
 
 def explain(wrong: Sequence[object], most: int = 5) -> str:
-    """Format the first violations, one per line, and the number of further violations."""
+    """Format the first violations, one per line, and count the others."""
     lines = [str(found) for found in wrong[:most]]
     if len(wrong) > most:
         lines.append(f"and {len(wrong) - most} more")

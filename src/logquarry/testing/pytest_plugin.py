@@ -1,6 +1,7 @@
-"""Fixtures for pytest, found through the entry point of the package.
+"""Fixtures for pytest, which finds them through an entry point of the package.
 
-Pytest imports this module at each start, so the fixtures import their modules at the first use.
+Pytest imports this module at each start, so each fixture imports logquarry's modules only when a
+test uses it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def logquarry_clock() -> ShiftedClock:
-    """The clock of ``logquarry_broker``: ``advance(milliseconds)`` makes delayed messages due."""
+    """The clock of ``logquarry_broker``.
+
+    Call ``advance(milliseconds)`` to make the broker deliver delayed messages earlier.
+    """
     from logquarry.testing.clock import ShiftedClock
 
     return ShiftedClock()

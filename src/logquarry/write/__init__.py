@@ -1,1 +1,3 @@
-"""The write path: put, frames into the log, flush, and dispatch to consume queues and index."""
+"""Everything that writes messages: puts, the frames in the log, flushes, and the dispatch to
+consume queues and index.
+"""

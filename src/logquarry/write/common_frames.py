@@ -1,10 +1,12 @@
-"""Makes the frames of many messages in memory, and appends them. Used only if compiled.
+"""Makes the frames of many messages in memory, and appends them. This module is used only if it is
+compiled.
 
-``put_many`` checks all messages before it appends the first message. While ``put_many`` checks a
-common message, it makes the message's frame, without offsets and store time. The append fills in
-offsets and store time under the log's lock. A message that is not common is *odd*: the encoder of
-single puts (the reference) makes its frame. Only odd messages stay in memory as objects, because
-Python's garbage collector visits all objects.
+``put_many`` checks all messages before it appends the first message. A message is common if the
+store changes nothing in its properties. While ``put_many`` checks a common message, it makes the
+message's frame, without offsets and store time. The append sets offsets and store time under the
+log's lock. All other messages are *odd*: the encoder of single puts (the reference) makes their
+frames. After its check, a common message is kept only as a frame, and not as a Python object,
+because the garbage collector would visit each object again and again.
 """
 
 from __future__ import annotations
@@ -43,12 +45,14 @@ _LONGEST = LONGEST_PROPERTIES
 _AT_FIRST = 64
 _BYTES_AT_FIRST = 1 << 15
 _PAUSE = (1 << 11) - 1
-"""After this number of messages (about a millisecond), other threads may run."""
+"""The check of messages releases the GIL after this number of messages (about a millisecond), so
+that other threads can run.
+"""
 _Message = Message
 
 
 class TopicQueues:
-    """A topic of a ``put_many``: its bytes, its number, and the numbers of its queues."""
+    """A topic in a ``put_many``: the bytes of its name, its number and its queues' numbers."""
 
     first: Any
 
@@ -63,8 +67,8 @@ class TopicQueues:
 class CommonFrames:
     """The frames of the messages of one ``put_many``.
 
-    ``odd`` has the odd messages by message number; the number of a topic or host is its position in
-    ``topics`` or ``hosts``.
+    ``odd`` maps the number of an odd message to the message. The number of a topic is its position
+    in ``topics``, and the number of a host is its position in ``hosts``.
     """
 
     _data: Any
@@ -93,7 +97,9 @@ class CommonFrames:
         free(self._used)
 
     def take(self, messages: Iterable[Any], field: str) -> None:
-        """Make frames. Raises WrongType for an object that is no message."""
+        """Check messages, and make the frames of the common messages. Raises WrongType for an
+        object that is not a message.
+        """
         path = self._path
         now = None
         head = None
@@ -148,7 +154,8 @@ class CommonFrames:
                         now = path.clock()
                     item.born = now
             except (OverflowError, UnicodeEncodeError, LogquarryError):
-                # The reference encoder raises an error, or replaces a lone surrogate.
+                # The message is odd: the encoder of single puts raises an error, or replaces a lone
+                # surrogate.
                 self.odd[number] = given
                 continue
             if found is not head:
@@ -172,7 +179,7 @@ class CommonFrames:
         try:
             data = self._path.topic_of(name).data
         except LogquarryError:
-            # The reference raises the error for this topic.
+            # The topic is invalid. The encoder of single puts raises the error.
             data = None
         topic = TopicQueues(data, len(self.topics))
         self.topics[name] = topic
@@ -227,7 +234,8 @@ class CommonFrames:
         self._room = room
 
     def fill_columns(self, columns: Int64) -> None:
-        """Fill in frame size (0 for an odd message), topic number and host number.
+        """Write the frame size (0 for an odd message), the topic number and the host number of each
+        message to ``columns``.
 
         ``columns`` has three rows, and one column for each message.
         """
@@ -285,12 +293,14 @@ class CommonFrames:
         if last.address:
             memcpy(cython.cast(cython.p_char, last.address) + at, frames, whole)
         else:
-            # A buffer of the transient store pool, or a copied buffer, has no address.
+            # The file has no address if writes go to a buffer of the transient store pool or to a
+            # copy of the file.
             view = file.buffer
             place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             memcpy(place + at, frames, whole)
             file.keep(at, at + whole)
-        # Python runs no other thread and no signal handler between these lines.
+        # Compiled code runs these lines without interruption: Python runs no other thread and no
+        # signal handler between them.
         for index in range(used):
             offsets[self._keys[self._used[index]]] = self._queues[self._used[index]].next
         self._appended += whole

@@ -1,9 +1,9 @@
 """The dispatcher reads the log and writes consume queues and index (``ReputMessageService``).
 
 The dispatcher reads many frames at once (a run), in the log's order. Then it writes their queue
-entries and index keys, and calls the arrival listeners (``MessageArrivingListener``). If a frame
-cannot be read or would leave a gap in its queue, the dispatcher stops, while Java skips the rest of
-its buffer.
+entries and index keys, and calls the arrival listeners (``MessageArrivingListener``). The
+dispatcher stops if a frame cannot be read, or if the frame's entry would leave a gap in its queue.
+Java would skip the rest of its buffer instead.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ logger = logging.getLogger(__name__)
 
 
 class MessageArrival(NamedTuple):
-    """New messages of a queue; ``next_offset`` is the queue offset after the last message.
+    """New messages in a queue. ``next_offset`` is the queue offset after the last of them.
 
     ``store_timestamp`` is the store time of the last message, in milliseconds. ``tags_codes`` is
-    None in a batch queue, and if there are more than 1,024 messages.
+    None for a batch queue, and if more than 1,024 messages arrived at once.
     """
 
     topic: str
@@ -55,12 +55,14 @@ class ArrivalListeners:
     """The arrival listeners of one store. Any thread may add or remove listeners."""
 
     def __init__(self) -> None:
-        # Each change makes a new tuple, so tell() needs no lock.
+        # Each change replaces the tuple, so tell() can read it without a lock.
         self._listeners: tuple[Listener, ...] = ()
         self._change = threading.Lock()
 
     def add(self, listener: Listener) -> None:
-        """Call a listener at each arrival; a listener that is added twice is called once."""
+        """Call a listener at each arrival. If a listener is added twice, it is still called only
+        once per arrival.
+        """
         with self._change:
             if listener not in self._listeners:
                 self._listeners = (*self._listeners, listener)
@@ -71,7 +73,9 @@ class ArrivalListeners:
             self._listeners = tuple(other for other in self._listeners if other != listener)
 
     def tell(self, requests: DispatchRequests, groups: Groups) -> None:
-        """Call the listeners once for each queue of a dispatched run; called by the dispatcher."""
+        """Call each listener once for each queue that got messages in a run. The dispatcher calls
+        this method.
+        """
         if not self._listeners:
             return
         for (topic, queue_id), part in groups.items():
@@ -103,13 +107,15 @@ Grown = Callable[[DispatchRequests, Groups], None]
 _MOST_CODES: Final = 1_024
 _MOST_BYTES: Final = 8 << 20
 RUN_SPAN: Final = 2 * _MOST_BYTES
-"""Maximum bytes of a run."""
+"""Maximum bytes of the frames that the dispatcher reads at once."""
 _INTERVAL_MS: Final = 1_000
 _ANY_SAFE_NAME: Final = "store"
 _PAUSES: Final = 0.001, 0.02
-"""Minimum and maximum seconds between two runs, so that each run has more frames."""
+"""Minimum and maximum seconds of the pause between two runs. With a pause, each run has more
+frames.
+"""
 _PAUSE_SHARE: Final = 4
-"""Length of a pause in lengths of the last run. In the pause, puts get processor time."""
+"""A pause takes this many times as long as the last run. In the pause, puts get processor time."""
 
 
 def queue_name_fault(topic: str) -> str | None:
@@ -118,7 +124,9 @@ def queue_name_fault(topic: str) -> str | None:
 
 
 class QueueWriters:
-    """The writers of the queues. Any thread may get a writer; only the dispatcher writes."""
+    """The writers of all consume queues. Any thread may get a writer, but only the dispatcher may
+    write with it.
+    """
 
     def __init__(
         self,
@@ -176,7 +184,8 @@ class QueueWriters:
 def load_kernels() -> None:
     """Load the kernels for dispatching before the first put.
 
-    During puts, loading would take half a second, because imports and puts wait for each other.
+    If the kernels were loaded during puts, loading would take half a second, because the import and
+    the puts would wait for each other.
     """
     if codec.kernels_enabled():
         window = Window.of(b"", 0, frame.BLANK.size)
@@ -190,15 +199,18 @@ class Dispatcher:
 
     Args:
         writer_of: returns the writer of a queue; None to skip the queue.
-        put_keys: puts index keys; None if the store keeps no index.
-        start: physical offset of the first message that may be new to queues or index.
-        arrived: called with each run after queues and index are written; then ``grown`` is called.
-        follow: called with each run after the queues are written, for the state table of 3.1.
+        put_keys: puts the keys of messages into the index; None if the store has no index.
+        start: physical offset at which dispatching starts. All messages before it must be in queues
+            and index.
+        arrived: called with each run, after its queue entries and index keys are written. After it,
+            ``grown`` is called.
+        follow: called with each run, after its queue entries are written. Used for the state table
+            of RocketMQ 3.1.
 
     Attributes:
-        offset: queues and index have the entries of all messages before this physical offset.
-        limit: physical offset at which dispatching stops, or None. A slave raises the limit after a
-            check of its master's bytes.
+        offset: physical offset up to which all messages are in queues and index.
+        limit: physical offset at which dispatching stops; None if there is no limit. A slave raises
+            the limit after it has checked the bytes that its master sent.
     """
 
     def __init__(
@@ -228,10 +240,11 @@ class Dispatcher:
     def dispatch_until(self, offset: int | None = None) -> int:
         """Dispatch the log up to an offset, or to its end, and return the dispatched offset.
 
-        An incomplete frame at the log's end (bytes from a master) is not dispatched.
+        On a slave, the log can end inside a frame, because the master sends bytes. Such an
+        incomplete frame is not dispatched.
 
         Raises:
-            CorruptFrame: if there is damage; all frames before the damage are dispatched.
+            CorruptFrame: if a frame is damaged. All frames before the damage have been dispatched.
             CorruptFile: if a queue lacks entries before a new entry.
             StoreUnavailable: if a file cannot be created.
         """
@@ -242,7 +255,7 @@ class Dispatcher:
         while self.offset < target:
             file = self._files.find(self.offset)
             if file is None and not self.offset:
-                # The store is an empty slave, and the master's log starts above 0.
+                # The store is a slave that was empty, and its master's log starts above 0.
                 self.offset = self._files.min_offset
                 continue
             if file is None:
@@ -259,7 +272,9 @@ class Dispatcher:
             raise StoreUnavailable(f"{self._folder}: the log cannot be read from {reached} on")
 
     def _dispatch_from(self, file: MappedFile, most: int | None = RUN_SPAN) -> bool:
-        """Dispatch a run, or advance to the next file; return False at an incomplete frame."""
+        """Dispatch some frames, or advance to the next file. Return False if the next frame is
+        incomplete.
+        """
         position = self.offset - file.base
         data = file.select(position, most=most)
         is_part = data is not None and len(data) == most
@@ -269,7 +284,8 @@ class Dispatcher:
             raise CorruptFrame(str(file.path), self.offset, "there is nothing to read")
         room = file.size - position
         if room < frame.BLANK.size:
-            # RocketMQ always leaves room for a blank; other programs may not.
+            # RocketMQ always leaves room for a blank at the end of a file, but another program may
+            # have written this file.
             self.offset = file.base + file.size
             return True
         window = Window.of(data, self.offset, room)
@@ -316,16 +332,16 @@ class DispatchService(Service):
     """Dispatches in the background whenever the log has grown.
 
     If dispatching fails, the service sets LOGICS_QUEUE_ERROR. Then the store refuses puts, because
-    consumers would never get the messages. After a disk error (a full disk) the service tries
-    again.
+    consumers would never get the messages. If the reason is an error of the disk, for example a
+    full disk, the service tries again later.
     """
 
     def __init__(self, dispatcher: Dispatcher, flags: RunningFlags, health: Health) -> None:
         super().__init__("dispatch", health, interval_ms=_INTERVAL_MS)
         self._dispatcher = dispatcher
         self._flags = flags
-        # One flag for each waiting thread. Ctrl-C inside a Condition, which is written in Python,
-        # could leave the Condition's lock taken.
+        # Each waiting thread has its own flag. A Condition is not used, because it is written in
+        # Python, and Ctrl-C inside its methods could leave its lock taken.
         self._waiting: list[Flag] = []
         self._hurry = Flag()
         self._failure: StoreError | None = None
@@ -394,8 +410,8 @@ class DispatchService(Service):
         try:
             self.wakeup()
             self._hurry.set()
-            # Reset the flag before reading the offset, because each later advance sets the flag
-            # again.
+            # Reset the flag before reading the offset. If the offset advances after this read, the
+            # flag is set again, and the wait ends at once.
             while self._dispatcher.offset < offset and not self._failure and not self._is_over:
                 if not moved.take(None if end is None else max(0.0, end - time.monotonic())):
                     break

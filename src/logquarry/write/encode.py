@@ -1,9 +1,10 @@
-"""Makes the frame of a message, without the fields that are known only under the log's lock.
+"""Makes the frame of a message. Offsets and store time stay 0, because they are known only under
+the log's lock.
 
 Follows ``DefaultMessageStore.checkMessage``, the first half of ``CommitLog.asyncPutMessage`` and
 ``MessageExtEncoder`` of 4.9.3. The checks have RocketMQ's order, because the first failed check
-determines the status. If the length of a topic overflows its byte, or a flag contradicts a host,
-RocketMQ writes an unreadable frame, and this module rejects the message.
+determines the status. If a topic is too long for its length byte, or SYSFLAG contradicts the size
+of a host, RocketMQ writes a frame that cannot be read. This module rejects such a message.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _V6: Final = sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6
 _ONE_FRAME: Final = (0,)
 
 Numbers = tuple[int, int, int, int, int]
-"""Queue id, flag, born time, reconsume times, prepared transaction's offset."""
+"""The queue id, flag, born time, reconsume times and prepared transaction offset of a message."""
 
 
 class Encoded:
@@ -46,15 +47,18 @@ class Encoded:
 
     Attributes:
         data: the bytes. The fields that :meth:`place` fills in are 0.
-        key: topic and queue id of the frames; the schedule topic for a delayed message.
+        key: topic and queue id that the frames contain. For a delayed message, this is a queue of
+            the schedule topic.
         starts: position in ``data`` of each frame's start.
         store_time_at: position of STORETIMESTAMP in each frame.
-        advances: whether the frames take queue offsets (NOT and COMMIT).
-        wait: whether the put waits for flush and replica.
+        advances: whether each message takes a new queue offset. This is so for the transaction
+            types NOT and COMMIT.
+        wait: whether the message requests that its put waits for flush and replica.
         body_size: total bytes of the bodies, for log messages.
-        copies: the further queues; None without further queues. With further queues, ``data`` is
-            empty until the appender makes the frame under the lock.
-        own_offset: QUEUEOFFSET of frames that take no queue offset.
+        copies: the further queues to which multi-dispatch adds the message; None if there are none.
+            If there are some, ``data`` is empty until the appender makes the frame under the log's
+            lock.
+        own_offset: the value of QUEUEOFFSET in frames that take no new queue offset.
     """
 
     __slots__ = (
@@ -110,14 +114,15 @@ class Encoded:
     ) -> None:
         """Append the frames to a file that has room; ``now`` is the store time in milliseconds.
 
-        After :meth:`place`, the method calls ``placed`` to complete the frames.
+        The method calls :meth:`place`, and then ``placed`` to complete the frames.
         """
         self.place(queue_offset, physical_offset, now)
         placed(self)
         file.append(self.data)
 
     def place(self, queue_offset: int, physical_offset: int, store_timestamp: int) -> None:
-        """Fill in QUEUEOFFSET, PHYSICALOFFSET (both of the first frame) and STORETIMESTAMP.
+        """Set QUEUEOFFSET, PHYSICALOFFSET and STORETIMESTAMP in all frames. The two arguments for
+        offsets are those of the first frame.
 
         A second call overwrites the fields.
         """
@@ -129,8 +134,8 @@ class Encoded:
 
 
 class Copies:
-    """A message whose properties contain queue offsets, so that its frame is made under the log's
-    lock.
+    """A message whose properties contain queue offsets. Its frame can be made only under the log's
+    lock, when the offsets are known.
 
     The properties contain the message's offset in each further queue (``MultiDispatch``), or the
     offset of the first message of an inner batch. The frame takes ``messages`` queue offsets.
@@ -146,7 +151,7 @@ class Copies:
         self._encode = encode
 
     def frame(self, queue_offset: int, offsets: list[int]) -> bytearray:
-        """Make the frame from its queue offset and its offset in each further queue.
+        """Make the frame. ``offsets`` has the message's offset in each further queue.
 
         If the frame is too large, raise MessageRejected with UNKNOWN_ERROR, as in RocketMQ.
         """
@@ -225,9 +230,9 @@ class MessageEncoder:
     def encode_stored(self, message: Message) -> Encoded:
         """Return the frame of a message that was stored before, without the changes of a put.
 
-        Topic and property string already contain the delay and the further queues. The offsets in
-        the string must be the next offsets of the further queues. Raises the errors of
-        :meth:`encode`.
+        The message's topic and property string already show its delay and its further queues, so
+        they are not changed. The offsets in the property string must be equal to the next offsets
+        of the further queues. Raises the errors of :meth:`encode`.
         """
         topic_data = rules.topic_bytes(message.topic, self._topic_check)
         properties = rules.given_properties(message, is_closed=self._is_3_1)
@@ -326,7 +331,9 @@ class MessageEncoder:
     def _delayed(
         self, message: Message, values: Mapping[str, str]
     ) -> tuple[rules.PropertyMap | None, QueueKey]:
-        """Return the changed properties (None without a delay), and the queue of the frame."""
+        """Return the properties as the delay changes them (None without a delay), and the queue of
+        the frame.
+        """
         own = message.topic, message.queue_id
         if rules.is_timed(values) and message.topic != timer.TOPIC and not self._is_3_1:
             config = self._config
@@ -356,7 +363,7 @@ class MessageEncoder:
     def _copies(
         self, changed: rules.PropertyMap, queue_id: int, make: Callable[[bytes], bytearray]
     ) -> Copies:
-        # String.split drops only empty parts at the end.
+        # Java's String.split drops empty parts only at the end.
         names = changed.values[_COPIES].rstrip(props.MULTI_SEPARATOR).split(props.MULTI_SEPARATOR)
         for name in names:
             fault = rules.name_fault(name, "store", longest=rules.LONGEST_NAME)

@@ -1,8 +1,9 @@
 """Makes the frames of a batch: messages of one topic and queue, put all together or not at all.
 
 Follows ``DefaultMessageStore.checkMessages``, ``CommitLog.asyncPutMessages`` and the batch form of
-``MessageExtEncoder.encode`` of 4.9.3. A batch whose wire form raises an exception in Java is
-rejected. If the kernel finds a fault, the reference raises the error.
+``MessageExtEncoder.encode`` of 4.9.3. If Java would raise an exception for a wire form, this module
+rejects the batch. The kernel only detects faults; the pure-Python version (the reference) then
+raises the error.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _SHARED: Final = (
 )
 
 _Frames = tuple[bytearray, tuple[int, ...], int]
-"""The bytes of some frames, the start of each frame, and the total size of the bodies."""
+"""Frames as bytes, the position of each frame's start, and the total bytes of the bodies."""
 
 
 def encode_batch(
@@ -53,12 +54,14 @@ def encode_batch(
 ) -> Encoded:
     """Return the frames of a batch in wire form (:mod:`logquarry.format.batch`).
 
-    In a topic with batch queues, a batch with a UNIQ_KEY becomes one frame, an inner batch
+    Usually each message gets its own frame. If the topic has batch queues and the batch has a
+    UNIQ_KEY, the whole batch becomes one frame, an inner batch
     (``SendMessageProcessor.sendBatchMessage`` of RocketMQ 5).
 
     Args:
         wire: the messages. TOTALSIZE, MAGICCODE and BODYCRC are ignored.
-        message: the shared fields. Its properties are added to the properties of each message.
+        message: the fields that all messages share. The properties in it are appended to the
+            properties of each message.
         is_producer: whether a batch without UNIQ_KEY also becomes one frame, like a batch of a
             RocketMQ 5 producer.
 
@@ -113,7 +116,7 @@ def encode_messages(
     """Return the frames of a batch of messages; see :func:`wire_form` and :func:`encode_batch`."""
     wire, shared = wire_form(messages)
     encoded = encode_batch(encoder, config, wire, shared, is_producer=True)
-    # A client sets WAIT in each message and in the whole batch; the broker writes WAIT twice.
+    # A client sets WAIT in each message and also in the batch, so a broker writes WAIT twice.
     encoded.wait = all(rules.waits(rules.looked_at(message)) for message in messages)
     return encoded
 
@@ -129,7 +132,7 @@ def _inner_batch(
     try:
         count = sum(1 for _ in batch.decode(wire))
     except ValueError as error:
-        # A client could not split the inner batch into messages.
+        # Refuse the batch, because a client could not split such a frame into its messages.
         text = f"the wire form of the batch is wrong: {error}"
         raise refusal(PutStatus.MESSAGE_ILLEGAL, text, reason="truncated") from error
     if not 0 < count <= MOST_MESSAGES:
@@ -153,7 +156,7 @@ def _inner_batch(
     encoded = Encoded()
     encoded.data, encoded.starts, encoded.body_size = bytearray(), (0,), len(wire)
     encoded.copies = Copies((), frame_at, count)
-    # Refuse a batch that is too large before the append takes the log's lock.
+    # Refuse a batch that is too large here, before the append takes the log's lock.
     frame_at(str(java.LONG_MAX))
     wait = rules.waits(rules.looked_at(message))
     encoded.fill((message.topic, message.queue_id), hosts, wait=wait)
@@ -194,7 +197,8 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The frames of a checked batch: the reference, and the kernel that writes the same bytes.
+# Make the frames of a checked batch, in pure Python (the reference), or with a kernel that writes
+# the same bytes.
 
 
 def _frames_reference(
@@ -246,7 +250,9 @@ class WireFrames(Encoded):
         self._place = 0, 0, 0
 
     def measure(self, most: int) -> bool:
-        """Find the start of each frame; return False if the reference would refuse the batch."""
+        """Compute the start of each frame. Return False if the pure-Python version would refuse the
+        batch.
+        """
         count, self._size, self.body_size = self._run(0, most, 0, 0, 0)
         self.starts = tuple(self._starts[:count].tolist()) if count >= 0 else ()
         return bool(count >= 0)
@@ -281,7 +287,8 @@ class WireFrames(Encoded):
         if not address or not self._size or self._size > file.room:
             super().write(file, queue_offset, physical_offset, now, placed)
             return
-        # The file stays open, because closing a log waits for the lock that the caller holds.
+        # The file cannot be closed here, because closing a log first waits for the lock that the
+        # caller holds.
         self._run(address + file.wrote, self._size, queue_offset, physical_offset, now)
         file.advance(self._size)
 

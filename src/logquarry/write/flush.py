@@ -1,4 +1,6 @@
-"""The services that flush a store: the group commit, for which puts wait, and the timed flushes."""
+"""The services that flush a store: the group commit, which syncs the log while puts wait for it,
+and the services that flush at an interval.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ _IDLE_FLUSH_MS: Final = 500
 class GroupCommitService(Service):
     """Syncs the log for the puts that wait (``CommitLog.GroupCommitService``).
 
-    If a put arrives during a sync, the put waits for the next sync. ``timeout_ms`` is
-    ``syncFlushTimeout``.
+    If a put begins to wait during a sync, that sync may not cover its message, so the put waits for
+    the next sync. ``timeout_ms`` is ``syncFlushTimeout``.
     """
 
     def __init__(
@@ -37,7 +39,8 @@ class GroupCommitService(Service):
         timeout_ms: int = SYNC_FLUSH_TIMEOUT_MS,
         clock: Clock = monotonic_ms,
     ) -> None:
-        # A put with WAIT=false does not wake the service, so the interval ensures a sync.
+        # A put with WAIT=false does not wake the service. The interval makes sure that its message
+        # is synced too.
         super().__init__("group commit", health, interval_ms=_IDLE_FLUSH_MS)
         self._queue = queue
         self._checkpoint = checkpoint
@@ -51,23 +54,25 @@ class GroupCommitService(Service):
         self._watch = DeadlineWatch("flush watch", self.expire, health, timeout_ms)
 
     def start(self) -> None:
-        """Start the syncing thread and the deadline watch."""
+        """Start this thread, and the thread that ends overdue waits."""
         self._watch.start()
         super().start()
 
     def stop(self, timeout_s: float = 10.0) -> bool:
-        """Sync once more for the remaining waits, and end the thread. Later waits fail."""
+        """Sync once more for the puts that still wait, and end the thread. A later call of
+        :meth:`add` fails.
+        """
         ended = super().stop(timeout_s)
         self._watch.stop(timeout_s)
         return ended
 
     def request(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread; it ends when the log is on the disk up to an
-        offset.
+        """Create a wait for the caller's thread. The wait ends when all bytes of the log before
+        ``offset`` are on the disk.
 
-        After the timeout, the wait returns False (FLUSH_DISK_TIMEOUT), and a later sync covers the
-        message. If the sync failed, the wait raises StoreUnavailable: the message may or may not be
-        on the disk.
+        After the timeout, the wait returns False (FLUSH_DISK_TIMEOUT), although a later sync still
+        covers the message. If the sync failed, the wait raises StoreUnavailable, and it is unknown
+        whether the message is on the disk.
         """
         waiter = ThreadWait(offset)
         self.add(waiter)
@@ -95,7 +100,7 @@ class GroupCommitService(Service):
         with self._change:
             self._covered, self._waiting = self._waiting, []
             covered = self._covered
-        # Sync even without waits, because messages with WAIT=false do not wait.
+        # Sync even if no put waits, for the messages with WAIT=false.
         flushed = self._queue.flush(0)
         _note_synced(self._queue, self._checkpoint)
         for request in covered:
@@ -129,7 +134,7 @@ class GroupCommitService(Service):
         """End overdue waits. Return the milliseconds to the next deadline; None without waits."""
         now = self._clock()
         with self._change:
-            # The lists are in the order of their deadlines.
+            # Together, the two lists are in the order of the deadlines.
             pending = self._covered + self._waiting
         late = [request for request in pending if request.deadline <= now]
         for request in late:
@@ -140,8 +145,8 @@ class GroupCommitService(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The timed flushes and commits, for which no put waits. After a failed sync, the store refuses
-# writes, and the service ends. RocketMQ only logs the failure.
+# Services that flush or commit at an interval; no put waits for them. After a failed sync, the
+# store refuses writes, and the service ends. RocketMQ only logs the failure and continues.
 
 SLOW_FLUSH_MS: Final = 500
 
@@ -154,8 +159,8 @@ class Flushable(Protocol):
 
 
 class Timing(NamedTuple):
-    """The intervals of a service's flushes, and the number of changed pages for a flush. A thorough
-    run flushes all pages.
+    """When a service flushes: its interval, the number of changed pages from which it flushes, and
+    the interval of its *thorough* runs, which flush all changed pages.
     """
 
     interval_ms: int
@@ -164,7 +169,7 @@ class Timing(NamedTuple):
 
 
 class _TimedFlush(Service):
-    """Flushes at an interval. The first run (as in Java) and the last run are thorough."""
+    """Flushes at an interval. The first run (as in Java) and the last flush all pages."""
 
     def __init__(
         self,
@@ -228,7 +233,7 @@ class FlushRealTimeService(_TimedFlush):
 class CommitRealTimeService(_TimedFlush):
     """Writes the buffers of the transient store pool to the log's files.
 
-    The flush service syncs the committed bytes, so stop it after this service.
+    The flush service syncs the committed bytes, so it must be stopped after this service.
     """
 
     def __init__(
@@ -244,7 +249,7 @@ class CommitRealTimeService(_TimedFlush):
         self._committed = committed
 
     def flush(self, least_pages: int = 0) -> None:
-        """Commit if ``least_pages`` pages are due; with 0, commit all pages."""
+        """Commit if at least ``least_pages`` pages are not committed; with 0, commit all pages."""
         before = self._queue.committed_offset
         if self._queue.commit(least_pages) != before:
             self._committed()
@@ -254,8 +259,8 @@ class FlushConsumeQueueService(_TimedFlush):
     """Flushes the consume queues, and then writes the checkpoint.
 
     A thorough run syncs the log, then the queues and the index, and then writes the checkpoint. So
-    the checkpoint never covers messages that are not on the disk. RocketMQ's checkpoint has the
-    time of the last dispatched message even if the queues are not flushed.
+    the checkpoint never covers messages that are not on the disk. In contrast, RocketMQ writes the
+    time of the last dispatched message to the checkpoint even if the queues are not flushed.
     """
 
     def __init__(
@@ -278,16 +283,18 @@ class FlushConsumeQueueService(_TimedFlush):
         self._is_over = False
 
     def flush(self, least_pages: int = 0) -> None:
-        """Flush the queues with at least ``least_pages`` changed pages; with 0, run thoroughly.
+        """Flush the queues with at least ``least_pages`` changed pages. With 0, flush log, queues
+        and index, and write the checkpoint.
 
-        Any thread may call this method. A lock orders the flushes, because each full index file is
-        synced and closed once. Raises StoreUnavailable after a failed sync or :meth:`close`.
+        Any thread may call this method. A lock allows only one flush at a time, because each full
+        index file must be synced and closed only once. Raises StoreUnavailable after a failed sync
+        or :meth:`close`.
         """
         with self._flushing:
             if self._is_over:
                 raise StoreUnavailable("the store was closed")
-            # Read the time first: the flush does not cover messages that are dispatched after its
-            # start.
+            # Read the time before the flush, because the flush may not cover messages that are
+            # dispatched after its start.
             timestamp = self._dispatched_timestamp()
             if least_pages == 0:
                 self._log.flush(0)
@@ -311,7 +318,7 @@ def _note_synced(log: MappedFileQueue, checkpoint: CheckpointFile | None) -> Non
 
 
 # --------------------------------------------------------------------------------------------------
-# The services of one store, by its settings.
+# Create the services that a store needs for its settings.
 
 
 class FlushServices:

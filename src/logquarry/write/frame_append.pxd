@@ -7,7 +7,7 @@ from logquarry.write.put_parts cimport LogLock, Recent, Wakes
 cdef extern from *:
     """
     #include <time.h>
-    /* Linux has a clock that costs a fifth of the exact one, and advances every few ms. */
+    /* This Linux clock advances only every few ms, but reading it takes a fifth of the time. */
     #ifdef CLOCK_MONOTONIC_COARSE
     #define LOGQUARRY_TICKS CLOCK_MONOTONIC_COARSE
     #else
@@ -19,6 +19,7 @@ cdef extern from *:
         return (long long)now.tv_sec * 1000000000LL + now.tv_nsec;
     }
     #define logquarry_ticks_ns() logquarry_ns(LOGQUARRY_TICKS)
+    #define logquarry_exact_ns() logquarry_ns(CLOCK_MONOTONIC)
     #define logquarry_time_ns() logquarry_ns(CLOCK_REALTIME)
 
     static inline int logquarry_load16(const char *at) {
@@ -44,7 +45,8 @@ cdef extern from *:
         logquarry_store32(at + 4, value);
     }
 
-    /* A PutResult: tuple.__new__ takes a second tuple. The last field is that before the tenth. */
+    /* Makes a PutResult without tuple.__new__, which would need a second tuple. The last field
+       (page_cache_ms) has the same value as elapsed_ms. */
     static PyObject *logquarry_result(PyObject *type, PyObject *status, PyObject *appended,
                                       PyObject *host, PyObject *physical, PyObject *queue,
                                       PyObject *size, PyObject *count, PyObject *now,
@@ -58,7 +60,7 @@ cdef extern from *:
             PyTuple_SET_ITEM(made, i, Py_NewRef(fields[i]));
         return made;
     }
-    /* Lookups of a key whose hash is known; get returns None without the key. */
+    /* Dictionary access with a known hash. logquarry_get returns None if the key is missing. */
     static inline PyObject *logquarry_get(PyObject *dict, PyObject *key, Py_hash_t hash) {
         PyObject *found = _PyDict_GetItem_KnownHash(dict, key, hash);
         if (found == NULL && PyErr_Occurred()) return NULL;
@@ -74,6 +76,7 @@ cdef extern from *:
     }
     """
     long long ticks_ns "logquarry_ticks_ns"() nogil
+    long long exact_ns "logquarry_exact_ns"() nogil
     long long time_ns "logquarry_time_ns"() nogil
     int load16 "logquarry_load16"(const char *at) nogil
     int load32 "logquarry_load32"(const char *at) nogil

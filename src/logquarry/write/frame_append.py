@@ -1,4 +1,5 @@
-"""Compiled: appends the frames of a message or a batch to the log's last file.
+"""Appends the frames of a message or a batch to the log's last file. A function, class or method
+whose docstring begins with "Compiled" is used only if this module is compiled.
 
 If logquarry runs interpreted, :meth:`PutPath.put_common
 <logquarry.write.put_path.PutPath.put_common>` and :meth:`LogAppender.append_held
@@ -43,12 +44,15 @@ logger = logging.getLogger(__name__)
 Settle = Callable[[PutResult, bool], PutResult]
 
 SLOW_PUT: Final = 0.5
-"""Seconds. A put that takes longer or holds the lock for longer is logged."""
+"""Seconds. A put is logged if it takes longer than this, or holds the log's lock for longer than
+this.
+"""
 _MS: Final = 1_000
 _SLOW_MS = SLOW_PUT * _MS
 _KEYS: Final = f"{props.KEYS}{props.NAME_VALUE_SEPARATOR}"
 _TAGS: Final = f"{props.TAGS}{props.NAME_VALUE_SEPARATOR}"
-# Hosts have two sizes, so fields after the hosts have a distance to the body (``_BACK``).
+# Hosts have two sizes (IPv4, IPv6). So the positions of the fields after the hosts are counted back
+# from the body (``_BACK``).
 _BLANK = frame.BLANK.size
 _SIZE_AT = frame.HEAD.offsets["size"]
 _CRC_AT = frame.HEAD.offsets["body_crc"]
@@ -66,7 +70,7 @@ _NAME_SIZE = len(_KEYS_BYTES)
 _SEPARATOR_BYTE = ord(props.PROPERTY_SEPARATOR)
 assert len(_TAGS_BYTES) == _NAME_SIZE and frame.PROPERTIES_LENGTH.size == 2
 _PUT_OK, _APPENDED = PutStatus.PUT_OK, AppendStatus.PUT_OK
-# Without "Final", the .pxd can declare these names as variables of C.
+# These names are not "Final", because the .pxd file declares them as C variables.
 _ONE_FRAME = (0,)
 _NO_TIME = 0.0
 _Result = PutResult
@@ -112,7 +116,9 @@ def put_result(
 
 
 class Key:
-    """Compiled: a queue's key with its hash, which a tuple would compute at each lookup."""
+    """Compiled: a queue's key together with its hash. A plain tuple would compute the hash again at
+    each lookup.
+    """
 
     def __init__(self, key: QueueKey) -> None:
         self.key = key
@@ -120,7 +126,7 @@ class Key:
 
 
 class Topic:
-    """Compiled: a topic's name, and its bytes TOPICLEN and TOPIC in a frame."""
+    """Compiled: the name of a topic, and the bytes of TOPICLEN and TOPIC for its frames."""
 
     def __init__(self, name: str, data: bytes) -> None:
         self.name = name
@@ -131,7 +137,8 @@ class Topic:
         """Return the key of a queue."""
         if not 0 <= queue_id < _KEPT_KEYS:
             return Key((self.name, queue_id))
-        # A dictionary lookup is faster with the same key object than with an equal object.
+        # Always return the same object for a queue. A dictionary finds a key faster if it is the
+        # same object as the stored key, and not only equal.
         found = self.keys[queue_id]
         if found is None:
             found = self.keys[queue_id] = Key((self.name, queue_id))
@@ -139,15 +146,15 @@ class Topic:
 
 
 class FrameHead:
-    """Compiled: the start of the frames with the same hosts and SYSFLAG.
+    """Compiled: the bytes at the start of a frame, for all frames with the same hosts and SYSFLAG.
 
     Raises the errors of :func:`~logquarry.write.message_rules.host_fields`.
     """
 
     def __init__(self, born_host: str | bytes, store_host: str | bytes, sys_flag: int) -> None:
         fields = host_fields(born_host, store_host, sys_flag)
-        # Store the given objects. The next message usually has the same objects, and comparing
-        # identities is fast.
+        # Store the caller's own objects. The next message usually has the same objects, and
+        # comparing identities is fast.
         self.born_host, self.store_host, self.sys_flag = born_host, store_host, sys_flag
         self.template = fields.pack(
             *(0, frame.MAGIC_V1, 0, 0, 0, 0, 0, fields.flags, 0),
@@ -216,18 +223,20 @@ def write_frame(
 
 
 class FrameAppend:
-    """The attributes of a log's writer that each put reads or changes.
+    """The base class of a log's writer, with the attributes that each put reads or changes.
 
     Args:
         clock: returns store times, in milliseconds.
         queue_offsets: the next offset of each queue.
-        takes_kernels: whether kernels or this class may write frames, instead of the reference.
-        settle: waits for flush and replica if the put requests a wait, and returns the result with
-            the status of the waits. Called outside the lock.
+        takes_kernels: whether compiled code (kernels or this class) may write frames. If not, the
+            pure-Python version (the reference) writes all frames.
+        settle: called after the append, without the log's lock. Waits for flush and replica if the
+            put requests it, and returns the result with the status of these waits.
 
     Attributes:
-        bar: the reason why no bytes may be appended now, or None. An append reads the bar under the
-            lock, because another thread may set the bar after the put's other checks.
+        bar: the reason why no bytes may be appended now; None if bytes may be appended. An append
+            reads this attribute under the log's lock, because another thread may set it after the
+            put has checked everything else.
     """
 
     def __init__(
@@ -321,12 +330,13 @@ class FrameAppend:
     ) -> PutResult | None:
         """Compiled: append the frames of some messages of one queue, all of them or none.
 
-        ``items`` is ``Item *``; this method sets the shared numbers and the sizes. If the clock is
-        the system time, this method calls no Python code under the log's lock. So no other thread
-        and no signal handler runs between writing the bytes and counting the queue offset.
+        ``items`` is a C array of ``Item``. This method sets the sizes in it, and the numbers that
+        all messages share. If the clock is the system time, the method calls no Python code while
+        it holds the log's lock. So no other thread and no signal handler can run between the write
+        of the bytes and the count of the queue offset.
 
-        If the reference must append the messages, this method changes nothing, and returns None or
-        raises OverflowError.
+        If the pure-Python version must append the messages, this method changes nothing, and
+        returns None or raises OverflowError.
         """
         queue_number = queue_id
         born_time = 0
@@ -372,7 +382,8 @@ class FrameAppend:
             if file.address:
                 place = cython.cast(cython.p_char, file.address)
             else:
-                # A buffer of the transient store pool, or a copied buffer, has no address.
+                # The file has no address if writes go to a buffer of the transient store pool or to
+                # a copy of the file.
                 view = file.buffer
                 place = cython.cast(cython.p_char, PyMemoryView_GET_BUFFER(view).buf)
             place += at
@@ -391,11 +402,12 @@ class FrameAppend:
                 )
             if view is not None:
                 file.keep(at, at + whole)
-            # The next lines raise no error. The last line makes the bytes part of the log.
+            # The next lines cannot raise an error. Only the last line makes the written bytes a
+            # part of the log.
             if head.advances:
                 set_known(self.queue_offsets, key.key, queue_offset + count, key.hash)
             elif known is None:
-                # A message that takes no queue offset also adds its queue to the table.
+                # If the message takes no queue offset, still add its queue to the table.
                 self.queue_offsets[key.key] = 0
             file.store_timestamp = now
             file.wrote = at + whole
@@ -405,7 +417,8 @@ class FrameAppend:
         starts = _ONE_FRAME
         if count != 1:
             starts = tuple([items[number].start for number in range(count)])
-        # Most puts have the same store time and size as the previous put.
+        # Keep these two number objects, because most puts have the same store time and size as the
+        # previous put.
         if now != self._now:
             self._now, self._now_object = now, now
         if whole != self._size:

@@ -1,7 +1,8 @@
 """Writes the key index (``IndexService.buildIndex``, ``IndexFile.putKey`` of 4.9.3).
 
-Only the dispatcher's thread writes. The header of a file is written after the entries, so a reader
-ignores incomplete entries. File names are distinct and ascending, even if the clock is set back.
+Only the dispatcher's thread writes. The header of a file, which has the number of entries, is
+written after the entries. So a reader never reads an entry that is not complete. The names of files
+are times; they are distinct and ascending, even if the clock is set back.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def load_kernel() -> None:
 class IndexFileWriter:
     """Puts keys into one index file.
 
-    A new file begins with the end values of ``before``, the header of the previous file. With
-    ``counts_keys``, the header counts keys instead of chains (3.x).
+    ``before`` is the header of the previous file. The header of a new file starts with the end time
+    and the end offset from ``before``. With ``counts_keys``, the header's ``slots_used`` counts
+    keys instead of chains, as in RocketMQ 3.x.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class IndexFileWriter:
         # Allocate the whole file, because on a full disk a write to a hole of the map would end the
         # process. RocketMQ leaves holes.
         file.allocate()
-        # Read the header and all slots, because a put can change any slot.
+        # Check that the disk can read the header and all slots, because a put can change any slot.
         file.require_readable(0, shape.entry_position(0))
         file.load(shape.entry_position(0))
         count = index.decode_header(file.buffer).entry_count
@@ -84,7 +86,7 @@ class IndexFileWriter:
         return self.shape.entries - self.header.entry_count
 
     def put(self, hashes: Int64, offsets: Int64, times: Int64) -> None:
-        """Put keys, at most :attr:`room` keys."""
+        """Put keys into the file. There must be at most :attr:`room` keys."""
         count = len(hashes)
         if not count:
             return
@@ -97,8 +99,8 @@ class IndexFileWriter:
         else:
             begun = self._put_reference(hashes, offsets, times, header.begin_timestamp)
         if before.entry_count <= 1:
-            # QUIRK: the first entry counts its seconds from the end time of the previous file,
-            # because the header still has that time as its begin time (test_replay.py:
+            # QUIRK: the seconds in the first entry are counted from the end time of the previous
+            # file, because the header still has that time as its begin time (test_replay.py:
             # clean-restart/base).
             entries = self._entries(before.entry_count, 1)
             entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
@@ -168,9 +170,10 @@ class IndexFileWriter:
 
 
 def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
-    """Put new entries at the front of their chains.
+    """Make each new entry the newest entry of its chain.
 
-    Return the next entry in the chain of each new entry, and the number of new chains.
+    Return for each new entry the number of the previous entry in its chain, and the number of
+    chains that did not exist before.
     """
     order = np.argsort(slots, kind="stable")
     ordered, sorted_numbers = slots[order], numbers[order]
@@ -179,7 +182,7 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     behind = np.empty(len(slots), np.int64)
     behind[1:] = sorted_numbers[:-1]
     found = table[ordered[is_first]].astype(np.int64)
-    # If a slot has no number of an earlier entry, the slot is empty.
+    # A slot counts as empty if it does not contain the number of an earlier entry.
     found[(found <= 0) | (found > numbers[0])] = 0
     behind[is_first] = found
     table[ordered[is_last]] = sorted_numbers[is_last]
@@ -196,7 +199,7 @@ def _seconds(times: Int64, begin: int) -> Int64:
 
 @dataclass(eq=False, repr=False)
 class IndexWriter:
-    """Writes the index files of a store. ``filled`` is called with each full file."""
+    """Writes the index files of a store, and calls ``filled`` with each full file."""
 
     disk: Disk
     folder: Path
@@ -218,7 +221,8 @@ class IndexWriter:
         """Put the keys of a run of messages.
 
         ``offsets`` and ``times`` (milliseconds) have one element per message, also for messages
-        without a key. ``numbers`` has one element per key: the index of its message.
+        without a key. ``hashes`` and ``numbers`` have one element per key: the hash of the key, and
+        the index of its message.
         """
         if not len(offsets):
             return
@@ -237,7 +241,8 @@ class IndexWriter:
             at = stop
         last_keyed = int(numbers[-1]) if len(numbers) else -1
         if last_keyed < len(offsets) - 1:
-            # If the last file is full, even a message without a key creates the next file.
+            # As in Java, even a message without a key creates the next file if the last file is
+            # full.
             self._writable()
 
     def _writable(self) -> IndexFileWriter:
@@ -259,15 +264,15 @@ class IndexWriter:
     def _make(self) -> MappedFile:
         """Create a file with an unused name.
 
-        A RocketMQ broker that is started on this store creates index files, whose names may have
-        the same millisecond, before it fails to take the lock.
+        A broker that is started on this store may create an index file before it fails to take the
+        lock. The name of that file may have the same millisecond.
         """
         while True:
             self._last_name = next_name(self._last_name, self.clock())
             try:
                 return self._open(self._last_name, exclusive=True)
             except StoreUnavailable as error:
-                # The name is also in use if an earlier call created the file but failed to map it.
+                # This also happens if an earlier call created the file, but could not map it.
                 if not isinstance(error.__cause__, FileExistsError):
                     raise
 
@@ -282,10 +287,10 @@ class IndexWriter:
 
 
 def next_name(last: str, now_ms: int) -> str:
-    """Return a name for a new file: the current time, or a later time if the file ``last`` has this
-    time or a later one.
+    """Return a name for a new file. Usually the name is the current time. If that is not after the
+    name ``last``, the name is the millisecond after ``last``.
 
-    QUIRK: RocketMQ always uses the time (``timeMillisToHumanString``). So two files of one
+    QUIRK: RocketMQ always uses the current time (``timeMillisToHumanString``). So two files of one
     millisecond get the same name, and if the clock is set back, a new file has a lower name than
     older files (test_index_writer.py::test_names_ascend).
     """
@@ -294,7 +299,8 @@ def next_name(last: str, now_ms: int) -> str:
     if name > last and len(name) >= len(last):
         return name
     try:
-        # Parse without a time zone, because an hour occurs twice when a zone's clock is set back.
+        # Parse the name without a time zone. With a zone, an hour would occur twice when the clock
+        # is set back in autumn.
         moment = datetime.datetime.strptime(last[:-3], _NAME_FORMAT)
         if len(last) != _NAME_DIGITS:
             raise ValueError(last)
@@ -306,18 +312,19 @@ def next_name(last: str, now_ms: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Syncing the index files, and restoring files that another program deletes.
+# Sync the index files, and restore index files that another program deletes.
 #
 # If a RocketMQ broker is started on this store, the broker deletes index files that are newer than
-# the checkpoint, and then fails to take the lock. So each newer index file has a second name, a
-# hard link from which logquarry restores the file (:mod:`logquarry.disk.folders`).
+# the checkpoint, and then fails to take the lock. So logquarry gives each index file that is newer
+# than the checkpoint a second name, a hard link, and restores a deleted file from it
+# (:mod:`logquarry.disk.folders`).
 
 
 class IndexKeeper:
     """Writes and syncs the index files of a store. One thread writes; any thread may flush.
 
-    ``sync_log`` runs before each write of the checkpoint, so that the checkpoint covers no message
-    that the log may lose.
+    ``sync_log`` is called before each write of the checkpoint. Otherwise the checkpoint could cover
+    a message that the log loses in a power cut.
     """
 
     def __init__(
@@ -347,7 +354,9 @@ class IndexKeeper:
         self.guard()
 
     def guard(self) -> None:
-        """Give the current file a second name; called after each run of the dispatcher."""
+        """Give the current file a second name, a hard link. The dispatcher calls this after each
+        run.
+        """
         last = self.writer.last
         if last is not None and last is not self._guarded:
             self._guarded = last
@@ -355,7 +364,9 @@ class IndexKeeper:
 
     @property
     def held(self) -> frozenset[str]:
-        """Names of files that can change or are not synced. A removed name is never added again."""
+        """The names of the files that can still change, or are not synced yet. When a name has left
+        the set, it never comes back.
+        """
         last = self.writer.last
         held = list(self._filled)
         if last is not None:
@@ -375,12 +386,12 @@ class IndexKeeper:
             self._guard.check()
             if full.header.end_timestamp > 0:
                 self._checkpoint.index_timestamp = full.header.end_timestamp
-                # Write the checkpoint before removing the second name, because a broker keeps files
-                # that the checkpoint covers.
+                # Write the checkpoint before removing the second name. From then on the file needs
+                # no second name, because a broker does not delete files that the checkpoint covers.
                 self._checkpoint.flush()
             self._guard.release(full.file.path)
-            # Close the file last, because Ctrl-C may arrive between these lines, and files in the
-            # list must be open.
+            # Remove the file from the list before closing it. Ctrl-C may arrive between these
+            # lines, and the list must contain only open files.
             self._filled.popleft()
             full.file.close()
         last = self.writer.last

@@ -1,9 +1,10 @@
 """Appends messages and raw bytes to the files of the commit log, under the log's lock.
 
-Compiled if possible. Follows ``DefaultAppendMessageCallback.doAppend``, ``appendData`` and
-``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file if at least eight bytes
-are left for a blank. A blank ends the file: ``[bytes left 4][cbd43194]`` and any bytes. If an
-append raises an error, the log has no frame of the append, but the file may end with a new blank.
+The module is compiled if possible. It follows ``DefaultAppendMessageCallback.doAppend``,
+``appendData`` and ``DefaultMessageStore.checkStoreStatus`` of 4.9.3. A frame fits into a file only
+if at least eight bytes remain after it. If a frame does not fit, a blank fills the rest of the
+file: ``[bytes left 4][cbd43194]``, and then any bytes. If an append raises an error, none of its
+frames is in the log, but the last file may end with a new blank.
 """
 
 from __future__ import annotations
@@ -48,25 +49,30 @@ class AppendRules:
     has_property_crc = False
 
     def placed(self, encoded: Encoded) -> None:
-        """Complete the bytes of frames that have their offsets and store time."""
+        """Complete the bytes of frames after their offsets and store time have been set."""
 
     def end_file(self, file: MappedFile) -> int:
         """Fill the rest of a file with a blank. Return the blank's size."""
         return end_file(file)
 
     def appended(self, encoded: Encoded) -> None:
-        """Note that a frame is in the log; called twice for the frame if Ctrl-C arrives."""
+        """Called when a frame is in the log. After Ctrl-C, it may be called twice for the same
+        frame.
+        """
 
     def adopted(self) -> None:
-        """Prepare for puts after bytes of another store's log were appended and dispatched."""
+        """Called before puts are allowed again, after bytes of another store's log were appended
+        and dispatched.
+        """
 
 
 class LogAppender(FrameAppend):
-    """Appends any message to the log, as the reference for faster paths. Any thread may append.
+    """Appends any message to the log. Faster code for common messages must do the same as this
+    class (the reference). Any thread may append.
 
-    ``rules`` has the rules of another dialect; with such rules, no kernel writes frames. The other
-    arguments are those of :class:`~logquarry.write.frame_append.FrameAppend`; ``queue_offsets`` is
-    RocketMQ's ``topicQueueTable``.
+    ``rules`` has the rules of another dialect of RocketMQ. With such rules, only this class writes
+    frames, and no compiled kernel. See :class:`~logquarry.write.frame_append.FrameAppend` for the
+    other arguments. RocketMQ calls the table ``queue_offsets`` ``topicQueueTable``.
     """
 
     def __init__(
@@ -114,7 +120,9 @@ class LogAppender(FrameAppend):
 
     # ---------------------------------------------------------------------------------- append
     def append_reference(self, message: Message) -> tuple[PutResult, bool]:
-        """Append any message without waiting. Return the result, and whether the put waits."""
+        """Append any message without waiting for flush and replica. Return the result, and whether
+        the message requests this wait.
+        """
         encoded = self.encoder.encode(message)
         return self.append(encoded), encoded.wait
 
@@ -124,7 +132,9 @@ class LogAppender(FrameAppend):
         wire: bytes | None,
         message: Message | None,
     ) -> tuple[PutResult, bool]:
-        """Append any batch without waiting. Return the result, and whether the put waits."""
+        """Append any batch without waiting for flush and replica. Return the result, and whether
+        the batch requests this wait.
+        """
         if messages is not None:
             messages = require_messages(messages, "put_batch")
         if message is not None:
@@ -166,7 +176,7 @@ class LogAppender(FrameAppend):
         was taken.
         """
         file = self.file()
-        # A message that takes no queue offset also adds its queue to the table.
+        # If the message takes no queue offset, still add its queue to the table.
         queue_offset = self.queue_offsets.setdefault(encoded.key, 0)
         copied = self._copied(encoded, queue_offset)
         if not encoded.advances:
@@ -183,7 +193,8 @@ class LogAppender(FrameAppend):
             encoded.write(file, queue_offset, physical_offset, now, self._rules.placed)
             self._appended(encoded, queue_offset, copied)
         except BaseException:
-            # Ctrl-C may arrive at any line. If the message is in the log, count its queue offset.
+            # Ctrl-C may arrive at any line. If the message is already in the log, its queue offset
+            # must still be counted.
             if file.wrote > at:
                 self._appended(encoded, queue_offset, copied)
             raise
@@ -204,7 +215,9 @@ class LogAppender(FrameAppend):
         )
 
     def _copied(self, encoded: Encoded, queue_offset: int) -> list[int]:
-        """Make a frame that contains queue offsets. Return its offset in each further queue."""
+        """Make the frame of a message whose properties contain queue offsets. Return the message's
+        offset in each further queue.
+        """
         if encoded.copies is None:
             return []
         copied = [self.queue_offsets.setdefault(copy, 0) for copy in encoded.copies.keys]
@@ -213,7 +226,9 @@ class LogAppender(FrameAppend):
         return copied
 
     def _appended(self, encoded: Encoded, queue_offset: int, copied: list[int]) -> None:
-        """Count the queue offsets of frames in the log. A second call has no effect."""
+        """Raise the next offset of the queues of frames that are now in the log. A second call has
+        no effect.
+        """
         self._rules.appended(encoded)
         if encoded.advances:
             self.queue_offsets[encoded.key] = queue_offset + encoded.messages
@@ -223,14 +238,15 @@ class LogAppender(FrameAppend):
 
     @contextmanager
     def holding(self) -> Iterator[tuple[int, float]]:
-        """Hold the log's lock for several appends with one store time.
+        """Hold the log's lock for several appends, which get the same store time.
 
-        Yield the store time in milliseconds, and the monotonic time of taking the lock.
+        Yield the store time in milliseconds, and the monotonic time at which the lock was taken.
         """
         with self._lock:
             began = self._held_since = _monotonic()
             try:
-                # A store time that is no integer would make a later flush fail.
+                # Raise the error for a clock that returns no integer here. Otherwise a later flush
+                # would fail.
                 yield index(self.clock()), began
             finally:
                 self._held_since = 0.0
@@ -285,9 +301,10 @@ class LogAppender(FrameAppend):
         return self.bar is _FOREIGN or self._ends_foreign
 
     def adopt(self, end: int, next_offsets: Callable[[], Mapping[QueueKey, int]]) -> None:
-        """Allow puts after bytes of another store's log, unless the log has grown beyond ``end``.
+        """Allow puts again after :meth:`append_data`, unless the log has grown beyond ``end``.
 
-        The log is dispatched up to ``end``; ``next_offsets`` returns the next offset of each queue.
+        Before the call, the caller must have dispatched the log up to ``end``. ``next_offsets`` is
+        a function that returns the next offset of each queue.
         """
         with self._lock:
             if self.bar is _FOREIGN and self._files.wrote_offset == end:
@@ -325,10 +342,11 @@ def require_fit(encoded: Encoded, file_size: int) -> None:
 def end_file(file: MappedFile) -> int:
     """Append a blank to the end of a file, and return the blank's size.
 
-    Only the first eight bytes of the blank are written.
+    Only the first eight bytes of the blank are written; the bytes after them do not change.
     """
     left = file.room
-    # Only a file of another program can have less room than a blank. Readers end such a file here.
+    # Less room than a blank is possible only in a file that another program wrote. For readers,
+    # such a file ends before these bytes.
     if left >= _BLANK:
         file.buffer[file.wrote : file.wrote + _BLANK] = frame.encode_blank(left)
     file.advance(left)

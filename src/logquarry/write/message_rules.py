@@ -1,4 +1,5 @@
-"""The rules for a message that is put: topic names, properties that the store acts on, and hosts.
+"""The rules for messages in a put: valid topics, properties that make the store change the message,
+and hosts.
 
 :class:`HostFields` has the fields of a frame that depend on hosts (IPv4, IPv6) and SYSFLAG.
 """
@@ -19,20 +20,22 @@ from logquarry.message import Message
 from logquarry.write.put_result import PutStatus, refusal
 
 LONGEST_PROPERTIES: Final = java.INT_MAX >> 16
-"""Maximum bytes, because the length in a frame is a signed short. RocketMQ's ``checkMessage``
-counts UTF-16 characters.
+"""Maximum bytes of a property string, because its length in a frame is a signed short. RocketMQ's
+``checkMessage`` compares the number of UTF-16 characters with this limit.
 """
 
 # --------------------------------------------------------------------------------------------------
-# Topics. RocketMQ's store accepts any name. RocketMQ's store created folders outside of the store
-# for ``../../../x`` (CVE-2019-17572). RocketMQ's broker accepts only the characters of
-# _BROKER_NAME. logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry
-# follows the broker's rule.
+# Topics. RocketMQ's store accepts any name. For the name ``../../../x``, it created folders outside
+# of the store (CVE-2019-17572). RocketMQ's broker accepts only the characters of _BROKER_NAME.
+# logquarry refuses names with _UNSAFE characters. With ``topic_check``, logquarry follows the
+# broker's rule.
 
 LONGEST_TOPIC: Final = 127
-"""Maximum bytes: the length in a frame is one signed byte. RocketMQ counts UTF-16 units."""
+"""Maximum bytes of a topic, because its length in a frame is one signed byte. RocketMQ compares the
+number of UTF-16 units with this limit.
+"""
 LONGEST_NAME: Final = 255
-"""Maximum bytes of a folder's name, which limits the names of further queues."""
+"""Maximum bytes of the name of a further queue, because the name becomes the name of a folder."""
 BROKER_CHECK: Final = "rocketmq-broker"
 
 _UNSAFE: Final = re.compile("[/\x00-\x1f\x7f-\x9f]")
@@ -80,10 +83,11 @@ def reject_topic(name: str, fault: str) -> NoReturn:
 
 
 # --------------------------------------------------------------------------------------------------
-# Properties. In RocketMQ, a message has its properties as a string, which is written unchanged, and
-# as a HashMap. If the store adds a property, it builds a new string in the iteration order of the
-# map, which depends on the number of buckets. A copy of a map has as many buckets as its entries
-# need. A map that is parsed from a string starts with 16 buckets and grows.
+# Properties. In RocketMQ, a message has its properties twice: as a string, which is usually written
+# unchanged, and as a HashMap. If the store adds a property, it builds a new string in the iteration
+# order of the map, which depends on the number of buckets. If the map is a copy of another map, it
+# has as many buckets as its entries need. If the map is parsed from a string, it starts with 16
+# buckets, and grows.
 
 # TIMER_DELAY_MS and TIMER_DELAY_SEC are not listed: the search for DELAY finds them.
 _ACTS_ON: Final = "|".join(
@@ -98,7 +102,8 @@ _TIMED: Final = {
     props.TIMER_DELAY_MS: 1,
     props.TIMER_DELIVER_MS: 1,
 }
-"""The properties for the timer wheel, with their unit in ms.
+"""The properties that request a delivery by the timer wheel -> the unit of the property's value in
+ms.
 
 If a message has several of these properties, RocketMQ uses the first in this order.
 """
@@ -114,7 +119,8 @@ class PropertyMap:
     def __init__(self, message: Message) -> None:
         self.values = message.all_properties()
         parsed = message.properties is None and message.properties_string is not None
-        # The copy of an empty map has no buckets, like a new map.
+        # The copy of an empty map has no buckets yet, so it later gets as many buckets as a new
+        # map.
         self._table_size = (
             _FRESH_TABLE if parsed or not self.values else java.table_size_for(len(self.values))
         )
@@ -129,7 +135,9 @@ class PropertyMap:
 
 
 def looked_at(message: Message) -> Mapping[str, str]:
-    """Return a message's properties; the result may be empty if the store acts on no property."""
+    """Return a message's properties, for a check of the properties that make the store change the
+    message. If there is none, the result may be empty, because then the string is not parsed.
+    """
     if message.properties is None and not message.delay_level and message.wait_store_ok:
         string = message.properties_string
         if string is None or not acts_on(string):
@@ -138,7 +146,7 @@ def looked_at(message: Message) -> Mapping[str, str]:
 
 
 def acts_on(string: str | bytes) -> bool:
-    """Whether a property string may contain a property that the store acts on."""
+    """Whether a property string may contain a property that makes the store change the message."""
     if isinstance(string, str):
         return _ACTS_ON_TEXT(string) is not None
     return _ACTS_ON_BYTES(string) is not None
@@ -147,11 +155,12 @@ def acts_on(string: str | bytes) -> bool:
 def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
     """Return the property string of a message for a frame, if the store changes no property.
 
-    With ``is_closed``, a string that this function builds ends with a separator.
+    With ``is_closed``, the string ends with a separator if this function builds it. A string in the
+    message is returned unchanged.
 
     Raises:
-        MessageRejected: if the string has too many characters. The encoder of the frame limits the
-            bytes.
+        MessageRejected: if the string has too many characters. The encoder of the frame later
+            checks the number of bytes.
         UsageError: if the message has tags or keys in addition to a property string.
     """
     string = message.properties_string
@@ -161,8 +170,9 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
         raise UsageError("put tags and keys into the given properties_string")
     data = utf8(string) if isinstance(string, str) else bytes(string)
     if len(data) > LONGEST_PROPERTIES:
-        # QUIRK: checkMessage counts characters and returns MESSAGE_ILLEGAL, the encoder counts
-        # bytes and returns PROPERTIES_SIZE_EXCEEDED (test_append_vectors: vectors 9 and 10).
+        # QUIRK: two checks have different results. checkMessage counts characters and returns
+        # MESSAGE_ILLEGAL; the encoder counts bytes and returns PROPERTIES_SIZE_EXCEEDED
+        # (test_append_vectors: vectors 9 and 10).
         text = data.decode("utf-8", java.UTF8_ERRORS)
         # String.length() counts UTF-16 code units.
         count = len(text) + sum(character > "\uffff" for character in text)
@@ -178,8 +188,8 @@ def given_properties(message: Message, *, is_closed: bool = False) -> bytes:
 def delay_level(text: str | None) -> int:
     """Return the level in the property DELAY; 0 without the property (``getDelayTimeLevel``).
 
-    Raise MessageRejected for a text that is no number, for which RocketMQ's ``putMessage`` raises
-    an exception.
+    Raise MessageRejected if the text is not a number. For such a text, RocketMQ's ``putMessage``
+    throws an exception.
     """
     if text is None:
         return 0
@@ -202,10 +212,12 @@ def is_timed(values: Mapping[str, str]) -> bool:
 def timer_slot(
     values: Mapping[str, str], now: int, *, longest_s: int, precision_ms: int
 ) -> int | None:
-    """Return the delivery slot of a timer message, in ms; None if the message is already due.
+    """Return the slot of the timer wheel for a message, as a time in ms; None if the delivery time
+    has already passed.
 
     Follows ``transformTimerMessage``. ``values`` must have a TIMER property; ``longest_s`` is
-    ``timerMaxDelaySec``. If the time is not a number or too far away, raise MessageRejected.
+    ``timerMaxDelaySec``. Raise MessageRejected if the delivery time is not a number, or is too far
+    in the future.
     """
     name = next(name for name in _TIMED if name in values)
     text = values[name]
@@ -226,24 +238,28 @@ def timer_slot(
 
 
 def waits(values: Mapping[str, str]) -> bool:
-    """Whether the put waits for flush and replica (``isWaitStoreMsgOK``)."""
+    """Whether the properties request that the put waits for flush and replica
+    (``isWaitStoreMsgOK``).
+    """
     wait = values.get(props.WAIT)
     return wait is None or wait.lower() == _TRUE
 
 
 def utf8(text: str) -> bytes:
-    """Encode like ``String.getBytes(UTF_8)``: a question mark replaces a lone surrogate."""
+    """Encode text as Java's ``String.getBytes(UTF_8)`` does: a question mark replaces a lone
+    surrogate.
+    """
     return text.encode("utf-8", "replace")
 
 
 @dataclass(frozen=True, slots=True)
 class HostFields:
-    """Hosts and SYSFLAG as they are in a frame.
+    """The hosts and SYSFLAG of a message, in the form in which a frame contains them.
 
     Attributes:
         flags: SYSFLAG, including the bits for the address families of the hosts.
         fixed_size: bytes of the frame without body, TOPICLEN, topic and properties.
-        pack: packs the fields before the body, ``prefix_size`` bytes.
+        pack: a function that packs the fields before the body to ``prefix_size`` bytes.
         store_time_at: where STORETIMESTAMP starts in the frame.
     """
 
@@ -309,8 +325,8 @@ def _with_families(flags: int, born_host: bytes, store_host: bytes) -> int:
         families |= sys_flag.STORE_HOST_V6
     stated = flags & (sys_flag.BORN_HOST_V6 | sys_flag.STORE_HOST_V6)
     if stated & ~families:
-        # QUIRK: RocketMQ computes the host's length from the flag, and writes an unreadable frame
-        # (test_append_vectors: vector 34).
+        # QUIRK: RocketMQ computes the length of the host from SYSFLAG alone. So it writes a frame
+        # that cannot be read (test_append_vectors: vector 34).
         _reject_host(f"SYSFLAG {flags:#x} marks a host as IPv6, but the host is IPv4")
     return flags | families
 

@@ -1,10 +1,9 @@
-"""Checks the messages of a bulk put column by column, and makes the table for the kernel.
+"""Checks the messages of a bulk put column by column, for a kernel that makes their frames.
 
-A message is common if the store changes nothing in its properties, and no check fails. A common
-message becomes a row of :class:`FrameTable`, from which a kernel makes the frames. Any other
-message is *odd*: the encoder of single puts (the *reference*) makes its frame, or rejects the
-message. Kernel and reference write the same bytes. All messages are checked before the first
-append.
+A message is common if no check fails and the store changes nothing in its properties. A common
+message becomes a row of :class:`FrameTable`. Any other message is *odd*: the encoder of single puts
+(the *reference*) makes its frame, or rejects it. Kernel and reference write the same bytes. All
+messages are checked before the first append.
 """
 
 from __future__ import annotations
@@ -38,12 +37,11 @@ _MANY_QUEUES: Final = 1 << 10
 
 @dataclass(slots=True)
 class FrameTable:
-    """Checked messages, for the kernel (:mod:`logquarry.write.outgoing`).
+    """Checked messages, in the form that the kernel reads.
 
     Attributes:
-        rows: one column per message; the columns of odd messages have no meaning. heads,
-        head_facts: the distinct heads (the fields of a frame that depend on hosts and
-            SYSFLAG).
+        rows: one column per message. The columns of odd messages have no meaning.
+        heads, head_facts: the start of the frames with certain hosts and SYSFLAG.
         keep: the objects that own the memory at the addresses in the rows.
     """
 
@@ -112,9 +110,10 @@ def advance(
     told: dict[QueueKey, int],
     data: memoryview | None = None,
 ) -> None:
-    """Move the log's end to a position of a file, and count the queue offsets of the frames.
+    """Advance the log's end to a position of a file, and set the next queue offsets after these
+    frames.
 
-    ``data`` has the frames if they are not in the file's buffer yet; they are written first.
+    If ``data`` is given, it has the frames, and the function first writes them to the file.
     """
     before = file.wrote
     try:
@@ -124,8 +123,7 @@ def advance(
             file.write(data)
         offsets.update(told)
     except BaseException:
-        # Ctrl-C may arrive at any line. If messages are in the log, their queue offsets must be
-        # counted.
+        # After Ctrl-C at any line, count the queue offsets of messages that are in the log.
         if file.wrote > before:
             offsets.update(told)
         raise
@@ -133,7 +131,7 @@ def advance(
 
 @cache
 def load_kernel() -> None:
-    """Load or compile the kernel, which takes a moment. Call this before taking the lock."""
+    """Load or compile the kernel. This takes a moment, so call it before taking the log's lock."""
     kernels = codec.require_kernels()
     none, numbers = FrameTable(), np.zeros(0, np.int64)
     kernels.encode_frames(
@@ -153,7 +151,7 @@ _LOW: Final = 0xFFFFFFFF
 
 @dataclass(slots=True)
 class Spans:
-    """Address and length of a byte string (length -1: none) for each message."""
+    """For each message, the address and the length of a byte string; length -1 means no string."""
 
     at: Int64
     length: Int64
@@ -170,7 +168,7 @@ class Columns:
         host_ids: for each message, the index of its pair in ``hosts``.
         numbers: the other fields of the frame by their names in :class:`Message`, int64. Stored
             messages also have ``queue_offset`` and ``store_timestamp``.
-        first: the number of the first message within the call, for errors.
+        first: the number that errors give the first message.
     """
 
     count: int
@@ -191,14 +189,15 @@ class Outgoing:
     """Checked messages, ready for the log.
 
     Attributes:
-        sizes: bytes of each frame; an estimate for a message with further queues.
+        sizes: bytes of each frame; only an estimate if the message has further queues.
         odd: the frames of odd messages, by message number.
         store_host_ids: for each message, the index of its host in ``store_hosts``.
-        named: the distinct topics of the caller. The topic of a delayed message is the caller's
-            topic, not the schedule topic.
+        named: the distinct topics of the messages, as the caller gave them. For a delayed message,
+            this is not the schedule topic.
         named_ids: for each message, the index of its topic in ``named``.
-        waits: whether any message waits for flush and replica.
-        times: the earliest allowed store time of each message; None for the time of the put.
+        waits: whether any message requests that the put waits for flush and replica.
+        times: the earliest allowed store time of each message; None if all messages get the time of
+            the put.
         frames: makes the frames of the common messages; None if all messages are odd.
     """
 
@@ -252,7 +251,7 @@ def outgoing_reference(
 def outgoing_frames(
     frames: CommonFrames, encode: Encode, check: Callable[[Encoded], None]
 ) -> Outgoing:
-    """Make the frames of the odd messages; ``frames`` makes all other frames.
+    """Make the frames of the odd messages. ``frames`` has the frames of all other messages.
 
     Raises the errors of :func:`outgoing_reference`.
     """
@@ -343,8 +342,7 @@ def outgoing_kernel(
         queues,
         head_bytes,
         head_facts,
-        # Copy the bytes, because an array over a bytes object is read-only, and kernels take
-        # writable arrays.
+        # An array over a bytes object is read-only, but kernels need writable arrays, so copy.
         np.frombuffer(b"".join(written) or b"\0", np.uint8).copy(),
         np.cumsum([0, *map(len, written)], dtype=np.int64),
         (columns.bodies, columns.properties),
@@ -383,7 +381,7 @@ def without_number(error: MessageRejected | UsageError) -> str:
 
 
 def _size(encoded: Encoded) -> int:
-    # With multi-dispatch, the appender makes the frame under the lock. Estimate the frame's size.
+    # With multi-dispatch, the appender makes the frame later. So only estimate its size.
     return len(encoded.data) or frame.FIXED_SIZE_V1 + encoded.body_size
 
 
@@ -410,7 +408,7 @@ def _topic_bytes(topic: str, config: StoreConfig) -> bytes | None:
 
 # ---------------------------------------------------------------------------------------- tables
 def distinct(values: Int64) -> tuple[list[int], Int64]:
-    """Return the distinct values in the order of appearance, and each value's index among them."""
+    """Return the distinct values in order of appearance, and each value's index among these."""
     count = len(values)
     if not count or (values == values[0]).all():
         return values[:1].tolist(), np.zeros(count, np.int64)
@@ -420,8 +418,8 @@ def distinct(values: Int64) -> tuple[list[int], Int64]:
 
 
 def distinct_spans(spans: Spans) -> tuple[list[int], Int64]:
-    """Return the number of the first message with each distinct byte string, and the index of each
-    message's string.
+    """For each distinct byte string, return the number of the first message that has it, and for
+    each message, return the index of its string.
 
     All messages without a byte string share one index.
     """

@@ -1,8 +1,9 @@
 """Makes the columns for ``put_many`` from an Arrow record batch or from message objects.
 
-The columns are the fields of :class:`~logquarry.message.Message`. A missing column or a null gets
-the default. Columns that only stored messages have (offsets, CRC, size) are ignored, so that users
-can put the rows of an export. The columns are not copied, except text that must be joined.
+The columns are the fields of :class:`~logquarry.message.Message`. If a column is missing or a value
+is null, the field has its default. Columns for fields that only a stored message has (offsets, CRC,
+size) are ignored, so that users can put the rows of an export unchanged. The columns are not
+copied, except properties that must be joined to a string.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ _KINDS: Final = {
     "born_host": None,
     "store_host": None,
 }
-"""Field of a message -> Arrow's type; None for text or bytes. All other fields have int64."""
+"""Field of a message -> type of its Arrow column; None for text or bytes. The column of any other
+field has int64.
+"""
 _DEFAULTS: Final = dict(zip(Message._fields[1:], Message("t")[1:], strict=True))
 _PAIR_GLUE: Final = 2
 _NAMED_PAIRS: Final = len("KEYS") + len("TAGS") + 2 * _PAIR_GLUE
@@ -70,7 +73,8 @@ def batches_of(source: Any) -> list[pa.RecordBatch]:
     # pandas exports an unnamed index as a column __index_level_N__.
     index = [name for name in table.schema.names if re.fullmatch(r"__index_level_\d+__", name)]
     found: list[pa.RecordBatch] = (table.drop_columns(index) if index else table).to_batches()
-    # A table without rows has no batches, but the columns must still be checked.
+    # A table without rows has no record batches. Return an empty batch, because its columns must
+    # still be checked.
     return found or [pa.RecordBatch.from_pylist([], schema=table.schema)]
 
 
@@ -91,13 +95,15 @@ def check_columns(batch: pa.RecordBatch) -> None:
 def messages_of(
     batch: pa.RecordBatch, first: int = 0, *, stored: bool = False
 ) -> Iterator[Message]:
-    """Return the rows of a batch as messages. In errors, the first row has the number ``first``."""
+    """Return the rows of a batch as messages. Errors name a row by its number; the first row has
+    the number ``first``.
+    """
     rows = _Rows(_columns(batch, stored=stored), first)
     return map(rows.message, range(batch.num_rows))
 
 
 def store_times_of(batch: pa.RecordBatch) -> Int64:
-    """Return the store times of stored messages; ANY_TIME without such a column."""
+    """Return the store time of each message; ANY_TIME if the batch has no such column."""
     column = _columns(batch, stored=True).get("store_timestamp")
     return np.full(batch.num_rows, ANY_TIME) if column is None else _integers(column, ANY_TIME)
 
@@ -140,13 +146,15 @@ def columns_of_batch(
     stored: bool = False,
     look: bool = True,
 ) -> Columns:
-    """Return the columns of a record batch with at least one row. Used only with kernels.
+    """Return the columns of a record batch, which must have at least one row. Call this only if
+    kernels can be used.
 
     Args:
-        clock: returns the born time of a message without born time.
-        first: the number of the first row within the call, for errors.
-        stored: whether stored messages keep ``queue_offset`` and ``store_timestamp``.
-        look: whether to mark a message as odd if the store acts on one of its properties.
+        clock: returns the time that a message without born time gets.
+        first: the number that errors give the first row.
+        stored: whether the messages come from a store, and the columns ``queue_offset`` and
+            ``store_timestamp`` are used.
+        look: whether to mark a message as odd if one of its properties makes the store change it.
 
     Raises:
         UsageError: if a column has a wrong type.
@@ -156,7 +164,8 @@ def columns_of_batch(
     found = _columns(batch, stored=stored)
     topics, topic_ids = _numbered(found["topic"], "topic", pa.string())
     if None in topics:
-        # A row without a topic gets any valid index. The row is odd, so the reference refuses it.
+        # A row without a topic gets the index of any topic. The row is marked as odd, so the
+        # encoder of single puts refuses it.
         odd |= np.array([topic is None for topic in topics])[topic_ids]
     numbers = {
         name: _integers(found[name], default)
@@ -193,9 +202,9 @@ def columns_of_batch(
 
 
 def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -> Columns | None:
-    """Return the columns of at least one message; None if a value does not fit Arrow's types.
+    """Return the columns of messages (at least one); None if a value does not fit Arrow's types.
 
-    Used only with kernels, and if :mod:`logquarry.write.common_frames` is not compiled.
+    Call this only if kernels can be used and :mod:`logquarry.write.common_frames` is not compiled.
     """
     arrays: dict[str, pa.Array] = {}
     try:
@@ -207,7 +216,8 @@ def columns_of_messages(messages: Sequence[Message], clock: Callable[[], int]) -
                 given = [None if pairs is None else list(pairs.items()) for pairs in values]
             arrays[name] = pa.array(given, _KINDS.get(name, pa.int64()))
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
-        # A value is a lone surrogate or too large a number, or hosts are both text and bytes.
+        # A text has a lone surrogate, a number is too large, or some hosts are text and others are
+        # bytes.
         return None
     columns = columns_of_batch(pa.record_batch(arrays), clock)
     columns.message = messages.__getitem__
@@ -266,10 +276,13 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _as_map(column: pa.Array) -> pa.Array:
-    """Make maps from properties of pandas: dicts (structs in Arrow) or lists of pairs."""
+    """Convert a column of properties from pandas to Arrow maps. In pandas, a value is a dict (Arrow
+    makes structs of dicts) or a list of pairs.
+    """
     rows = column.to_pylist()
     if pa.types.is_struct(column.type):
-        # A struct has the names of all rows, with null for names that a row's dict lacks.
+        # Each struct has the names of the dicts of all rows. A name that is not in the row's own
+        # dict has the value null.
         rows = [row and [pair for pair in row.items() if pair[1] is not None] for row in rows]
     try:
         return pa.array([row and list(map(tuple, row)) for row in rows], _KINDS["properties"])
@@ -280,9 +293,9 @@ def _as_map(column: pa.Array) -> pa.Array:
 
 
 def joined_keys(column: pa.Array) -> pa.Array:
-    """Make KEYS properties from lists of words; an empty list gives no property.
+    """Join lists of words to KEYS properties. For an empty list, the message gets no KEYS property.
 
-    If a word is null, is empty or contains a space, raise UsageError.
+    Raise UsageError if a word is null, is empty or contains a space.
     """
     lists = cast_column(column, "keys", pa.list_(pa.string()))
     words = lists.flatten()
@@ -393,7 +406,8 @@ def _properties(found: dict[str, pa.Array], count: int, odd: Bools, *, look: boo
     given = strings.length >= 0
     _mark_unusual(found, odd)
     if given.any():
-        # A given string is written unchanged. Only the reference uses a map that is given too.
+        # A property string from the caller is written unchanged. If a row has a string and a map,
+        # only the encoder of single puts reads the map.
         for name in ("tags", "keys", *(["properties"] if look else [])):
             if name in found:
                 odd |= given & found[name].is_valid().to_numpy(zero_copy_only=False)
@@ -452,7 +466,9 @@ def _made_strings(found: dict[str, pa.Array], count: int, odd: Bools) -> Spans:
 
 
 def _pairs(column: pa.Array, count: int) -> tuple[Int64, Int64, tuple[Spans, Spans]]:
-    """Return the range of each map's pairs (first, stop), and the names and values of all pairs."""
+    """Return the range (first, stop) of the pairs of each map, and the names and the values of all
+    pairs.
+    """
     ends = np.frombuffer(column.buffers()[1] or bytes(4), np.int32)
     bounds: Int64 = ends[column.offset : column.offset + count + 1].astype(np.int64)
     begin, used = int(bounds[0]), int(bounds[-1] - bounds[0])

@@ -1,7 +1,9 @@
-"""Puts a batch: makes frames from messages or their wire form, and appends all frames together.
+"""Puts a batch: makes frames from the messages or from their wire form, and appends all frames at
+once.
 
-If compiled, :meth:`PutBatchPath.put_common_batch` puts common batches. The reference
-(:mod:`logquarry.write.encode_batch`) can put any batch (tests/property/test_put_path_twins.py).
+If this module is compiled, :meth:`PutBatchPath.put_common_batch` puts common batches. In all other
+cases, the pure-Python version (the reference, :mod:`logquarry.write.encode_batch`) makes the
+frames. Both write the same bytes (tests/property/test_put_path_twins.py).
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ assert batch.PROPERTIES_LENGTH.size == frame.PROPERTIES_LENGTH.size == 2
 
 
 def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
-    """Return the bytes of a batch's bodies or of its wire form, for the text of a log message."""
+    """Return the bytes of a batch's bodies, or of its wire form, for log messages."""
     return sum(len(message.body) for message in messages or ()) + len(wire or b"")
 
 
@@ -50,7 +52,9 @@ class PutBatchPath(PutPath):
         wire: bytes | None = None,
         message: Message | None = None,
     ) -> PutResult:
-        """Put messages of one topic and queue: all of the messages into one file, or none."""
+        """Put messages of one topic and queue. Either all frames are appended, to the same file, or
+        none.
+        """
         result, wait = self.append_batch(messages, wire, message)
         return self.settle(result, wait)
 
@@ -60,7 +64,9 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> tuple[PutResult, bool]:
-        """Put a batch without waiting. Return the result, and whether the put waits."""
+        """Put a batch without waiting for flush and replica. Return the result, and whether the
+        batch requests this wait.
+        """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         if cython.compiled and self.takes_kernels:
@@ -75,13 +81,12 @@ class PutBatchPath(PutPath):
         wire: bytes | None,
         message: Message | None,
     ) -> PutResult | None:
-        """Compiled: put a common batch. Return None, with nothing changed, if the batch is not
-        common.
-        """
+        """Compiled: put a common batch. For other batches, return None and change nothing."""
         if wire is None:
             if messages is None or message is not None:
                 return None
-            # The tuple keeps the messages alive if another thread changes the caller's list.
+            # Copy the list to a tuple. It keeps the messages alive even if another thread changes
+            # the list.
             held = tuple(messages)
             if not held:
                 return None
@@ -101,7 +106,7 @@ class PutBatchPath(PutPath):
         if wire is not None:
             if type(wire) is not bytes or type(body) is not bytes or body:
                 return None
-            # The reference puts a batch that has shared properties, a delay or WAIT.
+            # A batch that has shared properties, a delay or WAIT is not common.
             if not (tags is None and keys is None and text is None and fields[5] is None):
                 return None
             if fields[7] or not fields[8]:
@@ -126,7 +131,7 @@ class PutBatchPath(PutPath):
                 log_held(batch_size(messages, wire), result)
             return result
         except (OverflowError, UnicodeEncodeError, LogquarryError):
-            # The reference raises an error, or replaces a lone surrogate.
+            # The pure-Python version then raises the error, or replaces a lone surrogate.
             return None
         finally:
             free(items)
@@ -134,7 +139,7 @@ class PutBatchPath(PutPath):
     def _message_items(self, messages: tuple[Message, ...], items: Any) -> int:
         """Compiled: fill an array with one Item for each message; the caller frees the array.
 
-        Return the number of messages, or 0 if the reference must put the batch.
+        Return the number of messages, or 0 if the batch is not common.
         """
         count = len(messages)
         items[0] = cython.cast(item_pointer, malloc(count * cython.sizeof(Item)))
@@ -150,7 +155,7 @@ class PutBatchPath(PutPath):
                 return 0
             if text is not None and not is_written_as_given(text, tags, keys, None):
                 return 0
-            # All messages of a batch share these fields.
+            # In a batch, these fields must be the same in all messages.
             for place in (0, 2, 10, 12, 13, 14, 15):
                 if fields[place] is not first[place] and fields[place] != first[place]:
                     return 0

@@ -1,4 +1,6 @@
-"""The future of a put: threads, callbacks and coroutines can wait for it. Compiled if possible."""
+"""The future of a put. Threads, callbacks and coroutines can wait for it. The module is compiled if
+possible.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _LONG_SECONDS: Final = 3_600.0
 
 
 class _Wakes:
-    """Wakes all coroutines that wait in one event loop for puts of one sync, with one call."""
+    """Wakes coroutines of one event loop. One call in the loop wakes all coroutines whose puts the
+    same sync has completed.
+    """
 
     def __init__(self) -> None:
         self._waiters: deque[Any] = deque()
@@ -34,7 +38,8 @@ class _Wakes:
             loop.call_soon_threadsafe(self._wake)
 
     def _wake(self) -> None:
-        # Reset the flag before taking the first waiter, so that later waiters schedule a new call.
+        # Reset the flag before taking the first waiter. A waiter that is added later then schedules
+        # a new call.
         self._is_due = False
         while self._waiters:
             waiter = self._waiters.popleft()
@@ -43,11 +48,12 @@ class _Wakes:
 
 
 _wakes: WeakKeyDictionary[Any, _Wakes] = WeakKeyDictionary()
-"""The waiting coroutines of each event loop. Only the loop's thread adds the loop."""
+"""Event loop -> its waiting coroutines. Only the thread of a loop adds the loop."""
 
 
 class PutFuture:
-    """The result of a put whose message is in the log, but may not be on the disk yet.
+    """The future result of a put. The message is already in the log, but may not be on the disk
+    yet.
 
     ::
 
@@ -56,9 +62,10 @@ class PutFuture:
         future.add_done_callback(print)            # a function is called
         result = await future                      # a coroutine waits, and blocks no thread
 
-    Any thread may use the future. The future cannot be cancelled, because the message is in the
-    log. A :class:`concurrent.futures.Future` would be slower: making its lock and condition takes
-    longer than appending a message. Ctrl-C could also leave the lock of such a future taken.
+    Any thread may use the future. It cannot be cancelled, because the message is already in the
+    log. This class does not use :class:`concurrent.futures.Future`, because creating the lock and
+    condition of such a future takes longer than appending a message, and Ctrl-C could leave its
+    lock taken.
     """
 
     def __init__(self) -> None:
@@ -68,7 +75,9 @@ class PutFuture:
 
     @classmethod
     def pending(cls) -> PutFuture:
-        """Make a future for :meth:`set_result` or :meth:`set_exception` to complete."""
+        """Make a future without a result. :meth:`set_result` or :meth:`set_exception` completes it
+        later.
+        """
         future = cls()
         future._callbacks = []
         return future
@@ -82,7 +91,8 @@ class PutFuture:
 
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
-            StoreUnavailable: if a sync failed: the message may or may not be on the disk.
+            StoreUnavailable: if a sync failed. It is then unknown whether the message is on the
+                disk.
             MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:
@@ -94,13 +104,15 @@ class PutFuture:
         return self._result
 
     def exception(self, timeout: float | None = None) -> LogquarryError | None:
-        """Wait for the put's error, or None. Raise TimeoutError after ``timeout`` seconds."""
+        """Wait until the put is done, and return its error or None. Raise TimeoutError after
+        ``timeout`` seconds.
+        """
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
         if not self.done():
             done = Done()
             self.add_done_callback(lambda _: done.set())
             if timeout is not None:
-                # Done.wait accepts no negative time.
+                # ``Done.wait`` does not accept a negative time.
                 done.wait(max(0.0, timeout))
                 if not self.done():
                     raise TimeoutError
@@ -127,7 +139,8 @@ class PutFuture:
 
     def __await__(self) -> Generator[Any, None, PutResult]:
         if not self.done():
-            # A program with coroutines has already imported asyncio, so this import is fast.
+            # A program that uses coroutines has already imported asyncio, so this import takes
+            # almost no time.
             import asyncio
 
             loop = asyncio.get_running_loop()
@@ -157,9 +170,10 @@ class PutFuture:
             self._call_all()
 
     def _call_all(self) -> None:
-        # No lock is necessary: one thread adds the callback, then checks whether the put is done.
-        # The other thread completes the put, then checks for callbacks. So at least one of the two
-        # threads finds the callback, and pop() gives the callback to only one thread.
+        # This needs no lock. The thread that adds a callback first adds it, and then checks whether
+        # the put is done. The thread that completes the put first completes it, and then checks for
+        # callbacks. So at least one of the two threads finds the callback, and pop() returns the
+        # callback to only one of them.
         callbacks = self._callbacks
         while callbacks:
             try:
@@ -172,8 +186,9 @@ class PutFuture:
         try:
             function(self)
         except BaseException as error:
-            # Ctrl-C and sys.exit() end a program only in its main thread. In the thread that syncs
-            # the log, an exception would end the thread, and no later put could be synced.
+            # Ctrl-C and sys.exit() end a program only in its main thread. Here the thread may be
+            # the one that syncs the log. An exception would end this thread, and no later put could
+            # be synced.
             ends = isinstance(error, KeyboardInterrupt | SystemExit)
             if ends and threading.current_thread() is threading.main_thread():
                 raise
@@ -181,7 +196,7 @@ class PutFuture:
 
 
 def failed_future(error: LogquarryError) -> PutFuture:
-    """Return the future of a put that failed."""
+    """Return a future that already has the error of a failed put."""
     future = PutFuture()
     future.set_exception(error)
     return future

@@ -1,9 +1,11 @@
-"""The writer of the commit log, and ``put_many``, which puts any mix of topics and queues in order.
+"""The writer of the commit log, and ``put_many``, which puts messages of any topics and queues in
+the given order.
 
 ``put_many`` writes the same bytes as single puts, but the messages of a chunk share one store time.
-A chunk is about 1 MiB, appended under one lock; other threads can put between two chunks. All
-messages are checked first, so a rejected message leaves the log unchanged. If a later error occurs,
-the exception has the result of the appended messages.
+A chunk has about 1 MiB. The call holds the log's lock while it appends a chunk; between two chunks,
+other threads can put. All messages are checked before the first append, so if a message is
+rejected, the log stays unchanged. If an error occurs later, the exception contains the result of
+the messages that were appended.
 """
 
 from __future__ import annotations
@@ -48,9 +50,11 @@ from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 if TYPE_CHECKING:
     import pyarrow as pa
 CHUNK_BYTES: Final = 1 << 20
-"""Approximate number of bytes to append under one lock."""
+"""About this number of bytes is appended while the log's lock is held once."""
 _FEW: Final = 64
-"""Maximum number of messages to encode one by one. Columns of few messages take longer."""
+"""Up to this number of messages are encoded one by one, because for few messages, columns would
+take longer.
+"""
 _ARROW: Final = ("__arrow_c_stream__", "__arrow_c_array__")
 _TAKES: Final = "put_many"
 _MS: Final = 1_000
@@ -58,7 +62,9 @@ _COLUMNS: Final = 4
 
 
 class ArrowStream(Protocol):
-    """Columns of a library that exports Arrow data: pyarrow, pandas, Polars, DuckDB and others."""
+    """An object that exports columns as Arrow data, for example from pyarrow, pandas, Polars or
+    DuckDB.
+    """
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Export a stream by the Arrow PyCapsule protocol."""
@@ -66,10 +72,11 @@ class ArrowStream(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PutManyResult:
-    """The result of a ``put_many``, with int64 arrays of its messages in the log, in order.
+    """The result of a ``put_many``. Its int64 arrays have one element for each message in the log,
+    in the order of the call.
 
     Attributes:
-        status: PUT_OK, or the reason why the flush wait or the replica wait ended early.
+        status: PUT_OK, or the reason why the wait for flush or replica was not successful.
         physical_offset: physical offset of each frame.
         queue_offset: queue offset of each message.
         store_timestamp: store time of each message, in milliseconds.
@@ -159,26 +166,27 @@ class ManyWriter:
     ) -> PutManyResult:
         """Put messages, or the rows of Arrow columns (:mod:`logquarry.write.outgoing_arrow`).
 
-        All messages stay in memory until the first message is appended. With ``wait``, the call
-        waits for flush and replica if a message requests the wait.
+        All messages are in memory before the first message is appended. With ``wait``, the call
+        waits for flush and replica if at least one message requests it.
         """
         began = time.monotonic()
         self._writer.check_status()
         return self._append(self._parts(messages), began, wait=wait)
 
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
-        """Put messages of a store unchanged, for an import or a salvage.
+        """Put messages that come from another store, without changing them. Used by import and
+        salvage.
 
         Topic and property string stay unchanged, even with a delay or further queues. The messages
         get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its
-        ``queue_offset``. A wrong offset in a further queue raises an error only at the append.
-        Raises the errors of :meth:`put_many`.
+        ``queue_offset``. If the property string has a wrong offset for a further queue, the error
+        is raised only when the message is appended. Raises the errors of :meth:`put_many`.
 
         Args:
             batch: the columns of ``put_many``, and ``queue_offset`` and ``store_timestamp``.
             least_time: None to set all store times to the current time. To keep the messages' store
-                times, pass the store time of the log's last message, in milliseconds, because store
-                times must not fall.
+                times, pass the store time of the log's last message, in milliseconds. Earlier store
+                times are raised to this time, because store times must not decrease in the log.
         """
         began = time.monotonic()
         self._writer.check_status()
@@ -333,7 +341,8 @@ class _Put:
     def _time(self, now: int, own: int | None = None) -> int:
         if self._least_time is None:
             return now
-        # Since the last chunk, other threads may have put messages and created another last file.
+        # Read the last file's store time again, because other threads may have put messages since
+        # the last chunk.
         times = [self._least_time, self._writer.file().store_timestamp]
         times += [] if self.last is None else [self.last.store_timestamp]
         times += [] if own is None else [own]
@@ -350,7 +359,9 @@ class _Put:
         self.done = number + 1
 
     def _append_rows(self, part: Outgoing, first: int, start: int, stop: int, now: int) -> int:
-        """Append frames to the last file. Return the number of the first that does not fit."""
+        """Append the frames of messages ``start`` to ``stop`` to the last file. Return the number
+        of the first message that did not fit, or ``stop``.
+        """
         assert part.frames is not None, "all messages of the part are odd"
         file, offsets = self._writer.file(), self._writer.queue_offsets
         copying = time.monotonic()
@@ -417,7 +428,9 @@ def _host_ids(part: Outgoing, hosts: dict[bytes, int]) -> Int64:
 
 
 def _chunks(sizes: Int64) -> Iterator[tuple[int, int]]:
-    """Yield ranges of about CHUNK_BYTES, with at least one message."""
+    """Yield ranges of message numbers. The messages of a range have at most CHUNK_BYTES together,
+    or the range has one message.
+    """
     start = 0
     if sizes.sum() <= CHUNK_BYTES:
         yield start, len(sizes)

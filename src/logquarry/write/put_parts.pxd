@@ -2,9 +2,10 @@ cimport cython
 
 cdef extern from *:
     """
-    /* Addresses of objects are multiples of 16. */
+    /* A name's place in the cache, from its address. Addresses are multiples of 16, so the low
+       four bits are dropped. */
     #define logquarry_recent_place(name) ((Py_ssize_t)((((size_t)(name) >> 4 ^ (size_t)(name) >> 10) & 63)))
-    /* Interruptible, with the GIL released while it waits. 0 if a signal came first. */
+    /* Takes a lock, without the GIL during the wait. Returns 0 if a signal ended the wait. */
     static inline int logquarry_acquire(PyThread_type_lock lock) {
         int status;
         if (PyThread_acquire_lock_timed(lock, 0, 0) == PY_LOCK_ACQUIRED) return 1;

@@ -1,4 +1,6 @@
-"""The log's lock, the wake-ups and the name cache of each put. Compiled if possible."""
+"""Three parts that each put uses: the log's lock, the wake-ups of other threads, and a cache of
+names. The module is compiled if possible.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +30,12 @@ _RECENT: Final = 64
 class LogLock:
     """Compiled: the log's lock. If no thread holds the lock, taking it costs a few instructions.
 
-    The GIL protects the flag ``_is_taken``. If the flag is set, a thread waits for the gate, a
-    system lock that is usually taken. Each :meth:`release` releases the gate for one waiting
-    thread, which takes the gate and tries again. If Ctrl-C interrupts a waiting thread, the gate
-    may stay released, and the next waiting thread only tries once more.
+    The flag ``_is_taken``, which the GIL protects, shows whether the lock is taken. A thread that
+    finds the flag set waits for a system lock, the gate, which is normally taken. :meth:`release`
+    clears the flag, and releases the gate if a thread waits. One waiting thread then takes the
+    gate, and checks the flag again. If Ctrl-C interrupts a waiting thread, the gate may stay
+    released. This does no harm: the next waiting thread takes the gate at once, and checks the flag
+    one more time.
     """
 
     _gate: Any
@@ -76,14 +80,16 @@ class LogLock:
 
 
 class Wakes:
-    """Settles puts in a store whose puts do not wait: sets the flags of other threads."""
+    """Wakes other threads after a put, by setting their flags. Used in stores whose puts do not
+    wait for flush or replica.
+    """
 
     def __init__(self) -> None:
         self._tests_and_flags: tuple[Any, ...] = ()
 
     def use(self, flags: Iterable[Any]) -> None:
-        """Set these flags from now on."""
-        # Replace all flags at once, because another thread may read the flags at the same time.
+        """Replace the flags that each put sets."""
+        # Replace the tuple in one step, because another thread may read it at the same time.
         pairs = [(flag.is_unset, flag) for flag in flags]
         self._tests_and_flags = tuple(itertools.chain(*pairs))
 
@@ -94,7 +100,7 @@ class Wakes:
 
     def wake(self) -> None:
         """Set the flags that are not set."""
-        # Usually the flag is already set, and a check costs less than setting the flag.
+        # Usually a flag is already set, and checking it takes less time than setting it again.
         found = self._tests_and_flags
         for number in range(0, len(found), 2):
             if found[number]():
@@ -102,9 +108,10 @@ class Wakes:
 
 
 class Recent:
-    """Compiled: a cache of values by name. Names are compared by identity.
+    """Compiled: a small cache from names to values. A name is found only if it is the same object
+    as the stored name.
 
-    Comparing identities takes a tenth of the time of a dictionary lookup.
+    This takes a tenth of the time of a dictionary lookup.
     """
 
     def __init__(self) -> None:
@@ -112,7 +119,7 @@ class Recent:
         self.values: list[Any] = [None] * _RECENT
 
     def get(self, name: str) -> Any:
-        """Return the value of a name; None if the cache has no value."""
+        """Return the value of a name; None if the cache does not have the name."""
         at = recent_place(name)
         return self.values[at] if self.names[at] is name else None
 

@@ -1,11 +1,12 @@
-"""Puts one message: property string, frame, CRC, queue offset, append, result.
+"""Puts one message, from its property string and frame to the append and the result.
 
-The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. For
-speed, only the code that writes the frame differs. If interpreted, :meth:`PutPath.put_common` joins
-packed fields. If compiled, :class:`~logquarry.write.frame_append.FrameAppend` stores numbers at an
-address. The bytes are always those of the reference, :meth:`MessageEncoder.encode
-<logquarry.write.encode.MessageEncoder.encode>` and :meth:`LogAppender.append
-<logquarry.write.log_appender.LogAppender.append>` (tests/property/test_put_path_twins.py).
+The same source runs compiled by Cython (``put_path.pxd`` has the C types) or interpreted. Only the
+code that writes the frame has two versions, for speed. In the interpreted version,
+:meth:`PutPath.put_common` joins packed fields. In the compiled version,
+:class:`~logquarry.write.frame_append.FrameAppend` writes numbers to memory. Both write the same
+bytes as the reference, :meth:`MessageEncoder.encode <logquarry.write.encode.MessageEncoder.encode>`
+and :meth:`LogAppender.append <logquarry.write.log_appender.LogAppender.append>`
+(tests/property/test_put_path_twins.py).
 
 The reference can put any message. :meth:`PutPath.put_common` returns None, and changes nothing,
 in these cases:
@@ -15,7 +16,8 @@ in these cases:
 - The store has dialect 3.1.
 - The last file has no room.
 
-If compiled, ``elapsed_ms`` counts ticks of the operating system (1 to 4 ms).
+If the module is compiled, ``elapsed_ms`` is measured with a clock that advances only every 1 to 4
+ms.
 """
 
 from __future__ import annotations
@@ -70,12 +72,14 @@ def is_written_as_given(
     """Whether the store writes the property string of a message unchanged."""
     if type(text) is not str or keys is not None or tags is not None or properties is not None:
         return False
-    # The search for _DELAY also finds the timer's delay properties, whose names contain _DELAY.
+    # This also finds the timer's delay properties, because their names contain the text of _DELAY.
     return not (_DELAY in text or _DELIVER in text or _WAIT in text or _COPIES in text)
 
 
 def properties_text(message: Message) -> str | None:
-    """Return the property string of ``properties``; None if the store acts on a property."""
+    """Make the property string from the fields of a message; None if a property makes the store
+    change the message.
+    """
     found = message.all_properties()
     for name in _ACTED_ON:
         if name in found:
@@ -84,12 +88,12 @@ def properties_text(message: Message) -> str | None:
 
 
 def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result of a put at once, without a wait."""
+    """Return the result unchanged. Used in a store whose puts do not wait."""
     return result
 
 
 def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
-    """Log a put that took long."""
+    """Log a put that took longer than SLOW_PUT."""
     logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
 
 
@@ -97,7 +101,7 @@ class PutPath(LogAppender):
     """The methods that put one message."""
 
     def put(self, message: Message) -> PutResult:
-        """Put one message; wait for flush and replica if the message requests it.
+        """Put one message. Wait for flush and replica if the message requests it.
 
         Raises:
             StoreUnavailable: if the store takes no messages now.
@@ -119,7 +123,9 @@ class PutPath(LogAppender):
         return self.settle(result, wait)
 
     def append_message(self, message: Message) -> tuple[PutResult, bool]:
-        """Put one message without waiting. Return the result, and whether the put waits."""
+        """Put one message without waiting for flush and replica. Return the result, and whether the
+        message requests this wait.
+        """
         if self._flags.refusals or self._health.reason is not None or self._held_since:
             self.check_status()
         result = self.put_common(message)
@@ -128,7 +134,7 @@ class PutPath(LogAppender):
     def put_common(self, message: Message) -> PutResult | None:
         """Put a message in which the store changes nothing.
 
-        Return None, with nothing changed, if the reference must put the message.
+        If the reference must put the message, return None and change nothing.
         """
         if type(message) is not _Message or not self.takes_kernels:
             return None
@@ -213,7 +219,7 @@ class PutPath(LogAppender):
                     body_length,
                 )
                 try:
-                    # These lines do the same as MappedFile.append, without a call.
+                    # These lines do the same as MappedFile.append, but save the call.
                     file.buffer[at:end] = b"".join((head, body, rest))
                     if not file.address:
                         file.keep(at, end)
@@ -221,17 +227,18 @@ class PutPath(LogAppender):
                     if hosts.advances:
                         self.queue_offsets[key] = queue_offset + 1
                     else:
-                        # A message that takes no queue offset also adds its queue to the table.
+                        # If the message takes no queue offset, still add its queue to the table.
                         self.queue_offsets.setdefault(key, 0)
                 except BaseException:
-                    # Ctrl-C may arrive at any line. A message in the log has used its queue offset.
+                    # Ctrl-C may arrive at any line. If the message is already in the log, its queue
+                    # offset must still be counted.
                     if hosts.advances and file.wrote > at:
                         self.queue_offsets[key] = queue_offset + 1
                     raise
                 file.store_timestamp = now
             except struct.error:
-                # A number does not fit its field. The reference raises an error with the field's
-                # name.
+                # A number does not fit its field. The reference then raises an error that names the
+                # field.
                 return None
             finally:
                 self._held_since = 0.0
@@ -265,7 +272,7 @@ class PutPath(LogAppender):
                 topic, fields[2], head, fields[12], fields[15], fields[16], cython.address(item), 1
             )
         except (OverflowError, UnicodeEncodeError):
-            # The reference raises an error, or replaces a lone surrogate.
+            # The reference then raises the error, or replaces a lone surrogate.
             return None
         if result is not None:
             held = cython.cast(tuple, result)[_HELD]
@@ -294,7 +301,7 @@ class PutPath(LogAppender):
         item.is_keys = False
         item.properties_length = 0
         if text is not None:
-            # A given string already contains keys and tags.
+            # A property string from the caller already contains keys and tags.
             item.text = PyUnicode_AsUTF8AndSize(text, cython.address(item.text_length))
             item.properties_length = item.text_length
             tags = None

@@ -1,7 +1,8 @@
 """The result of a put: RocketMQ's statuses, and :class:`PutResult`.
 
-If the message is in the log, the put returns a result, even if the sync or the replica is late. If
-the message is not in the log, the put raises the exception in :data:`OUTCOMES`.
+If the message is in the log, the put returns a result, even if the sync or the slave was not in
+time. If the message is not in the log, the put raises an exception; :data:`OUTCOMES` has its class
+for each status.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PutStatus(Enum):
     OS_PAGECACHE_BUSY = "OS_PAGECACHE_BUSY"
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
     LMQ_CONSUME_QUEUE_NUM_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
-    """Never returned, because 4.9.3 checks the wrong variable first."""
+    """No put returns this status, because 4.9.3 first checks the wrong variable."""
 
 
 class AppendStatus(Enum):
@@ -44,7 +45,8 @@ class AppendStatus(Enum):
     UNKNOWN_ERROR = "UNKNOWN_ERROR"
 
 
-# Looking up a member of an enum takes 0.15 us in Python 3.11.
+# Keep the members in variables, because looking up a member of an enum takes 0.15 us in Python
+# 3.11.
 _APPENDED: Final = AppendStatus.PUT_OK
 
 OUTCOMES: Final[Mapping[PutStatus, type[StoreError] | None]] = MappingProxyType(
@@ -69,11 +71,11 @@ class PutResult(NamedTuple):
     """A message or batch in the log (``PutMessageResult`` with its ``AppendMessageResult``).
 
     Attributes:
-        status: PUT_OK, or why the flush wait or the replica wait ended early.
-        append_status: always PUT_OK, because a put whose append fails raises an error.
+        status: PUT_OK, or the reason why the wait for flush or replica was not successful.
+        append_status: always PUT_OK, because a put raises an error if the append fails.
         store_host: the broker's address in the frame.
-        physical_offset: physical offset of the (first) frame.
-        queue_offset: queue offset of the (first) message.
+        physical_offset: physical offset of the frame, or of the first frame of a batch.
+        queue_offset: queue offset of the message, or of the first message of a batch.
         size: number of bytes in the log.
         message_count: number of messages in the log.
         store_timestamp: in milliseconds.
@@ -114,21 +116,25 @@ class PutResult(NamedTuple):
 
     @property
     def end_offset(self) -> int:
-        """Physical offset after the last frame; a sync up to this offset covers the put."""
+        """Physical offset after the last frame. If the log is synced up to this offset, the put is
+        on the disk.
+        """
         return self.physical_offset + self.size
 
     def settled(
         self, *, flush: PutStatus = PutStatus.PUT_OK, replica: PutStatus = PutStatus.PUT_OK
     ) -> PutResult:
-        """Return the result with the status of the replica wait, or if that is PUT_OK, of the flush
-        wait.
+        """Return the result with the status of the replica wait. If that is PUT_OK, use the status
+        of the flush wait.
         """
         status = flush if replica is PutStatus.PUT_OK else replica
         return self if status is self.status else self._replace(status=status)
 
 
 def refusal(status: PutStatus, message: str, *, reason: str = "") -> StoreError:
-    """Return the exception for the status of a put whose message is not in the log."""
+    """Return the exception for a put whose message is not in the log. Its class depends on the
+    status.
+    """
     kind = OUTCOMES[status]
     if kind is StoreUnavailable:
         return StoreUnavailable(message, status=status.value)

@@ -1,8 +1,9 @@
-"""The tables of a store that is open for writing: its consume queues and its topics.
+"""Two tables of a store that is open for writing: the table of its consume queues, and the table of
+its topics.
 
 A broker serves a topic to clients only if ``config/topics.json`` (``TopicConfigManager``) lists the
-topic. A broker can have thousands of queues (``consumeQueueTable``). So the files of a queue are
-mapped only at the first read or write.
+topic. A store can have thousands of queues (``consumeQueueTable``). So the files of a queue are
+opened and mapped only when the queue is first read or written.
 """
 
 from __future__ import annotations
@@ -41,14 +42,17 @@ _MADE_BY_BROKERS: Final = frozenset(
 )
 _EMPTY: Final[Mapping[str, Any]] = {"dataVersion": {"counter": 0}, "topicConfigTable": {}}
 _NOT_LISTED: Final = ("rmq_sys_", "%LMQ%")
-"""Prefixes of topics that a broker creates at its start, and of queues without a topic."""
+"""Prefixes of topics that are not listed in ``topics.json``: topics that a broker creates at its
+start, and names of queues that have no topic.
+"""
 
 
 def is_listed(topic: str) -> bool:
-    """Whether ``topics.json`` must list a topic: the topic has queues and is no system topic.
+    """Whether ``topics.json`` must list a topic. It must list each topic that has consume queues,
+    except system topics.
 
-    A broker creates its system topics (``TopicValidator``) at each start. An entry in the file
-    would override the broker's settings for a system topic.
+    A broker creates its system topics (``TopicValidator``) at each start. If the file had an entry
+    for a system topic, this entry would override the broker's own settings.
     """
     if topic in _MADE_BY_BROKERS or topic.startswith(_NOT_LISTED):
         return False
@@ -56,7 +60,9 @@ def is_listed(topic: str) -> bool:
 
 
 def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
-    """Return the topics of queues for ``topics.json``, with the number of their queues."""
+    """Return the topics of some queues, with the number of queues of each topic, as ``topics.json``
+    lists them.
+    """
     found: dict[str, int] = {}
     for topic, queue_id in queues:
         if is_listed(topic):
@@ -68,12 +74,13 @@ def topics_of(queues: Iterable[QueueKey]) -> dict[str, TopicConfig]:
 
 
 class TopicTable:
-    """Adds topics and queues to ``config/topics.json``.
+    """Adds topics, and the numbers of their queues, to ``config/topics.json``.
 
-    The dispatcher notes queues. A flush writes the file before the queues are synced. A flush never
-    removes a topic or lowers its number of queues, because another program may have configured the
-    topic. If there is no file, or the store was not shut down cleanly, the ``existing`` queues are
-    added.
+    The dispatcher calls :meth:`note` with the queues of new messages. A flush adds these queues to
+    the file, before the queues themselves are synced. A flush never removes a topic or lowers its
+    number of queues, because another program may have configured the topic. If the file does not
+    exist, or the store was not shut down cleanly, the first flush also adds the ``existing``
+    queues.
     """
 
     def __init__(
@@ -92,7 +99,8 @@ class TopicTable:
         self._lock = threading.Lock()
         loaded = self._file.load()
         self._document: dict[str, Any] | None = loaded.value
-        # Keep an unreadable file: the user may be able to restore its content by hand.
+        # If the file is unreadable, do not replace it, because the user may be able to restore its
+        # content by hand.
         self._is_readable = loaded.value is not None or not loaded.problems
         self._noted: set[QueueKey] = set()
         self._new: set[QueueKey] = set()
@@ -100,7 +108,9 @@ class TopicTable:
             self.note(list(existing))
 
     def note(self, queues: Collection[QueueKey]) -> None:
-        """Remember queues, which the next flush adds to the file; fast for known queues."""
+        """Remember queues for the next flush, which adds them to the file. For known queues, the
+        call takes almost no time.
+        """
         if not self._noted.issuperset(queues):
             with self._lock:
                 self._new.update(set(queues) - self._noted)
@@ -113,9 +123,10 @@ class TopicTable:
         return {} if document is None else broker_json.topics_of_document(document)
 
     def change(self, topics: Mapping[str, TopicConfig | None]) -> None:
-        """Add, replace or remove (None) topics, and write the file once. The log stays unchanged.
+        """Add, replace or remove topics, and write the file once. None removes a topic from the
+        file; its messages stay in the log.
 
-        If the file cannot be read or written, raise StoreUnavailable; nothing changes.
+        Raises StoreUnavailable, without a change, if the file cannot be read or written.
         """
         if not self._is_readable:
             raise StoreUnavailable(f"{self._file.path} cannot be read: restore or delete it")
@@ -132,7 +143,8 @@ class TopicTable:
             self._file.save(document)
             self._document = document
             self._new = {key for key in self._new if key[0] not in removed}
-            # If a removed topic gets another message, the next flush must add the topic again.
+            # Forget the queues of removed topics. If such a topic gets another message, the next
+            # flush then adds it again.
             self._noted = {key for key in self._noted if key[0] not in removed}
 
     def _versioned(self, old: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -142,7 +154,7 @@ class TopicTable:
         return {**old, "dataVersion": version, "topicConfigTable": table}
 
     def flush(self, least_pages: int = 0) -> bool:
-        """Add the noted queues that the file lacks; return whether the file was written."""
+        """Add the noted queues that the file does not have. Return whether the file was written."""
         if not self._new or not self._is_readable:
             return False
         with self._lock:
@@ -153,7 +165,8 @@ class TopicTable:
             try:
                 self._file.save(document)
             except StoreUnavailable as error:
-                # Messages do not depend on this file, and the next flush adds the topics.
+                # Only log the error: no message depends on this file, and the next flush tries
+                # again.
                 self._new |= new
                 logger.warning("%s: topics were not added: %s", self._file.path, error)
                 return False
@@ -161,7 +174,9 @@ class TopicTable:
             return True
 
     def _with(self, topics: Mapping[str, TopicConfig]) -> dict[str, Any] | None:
-        """Return the document with some topics and their queues; None if nothing changes."""
+        """Return the document of ``topics.json`` after topics were added; None if it already has
+        these topics and queues.
+        """
         old = self._document or _EMPTY
         table = dict(old["topicConfigTable"])
         for name, topic in topics.items():
@@ -187,10 +202,11 @@ class QueueTable:
     """The queues of one store.
 
     Args:
-        ends: the number of entries before the end of each existing queue. In a queue of 20-byte
-            entries, the number equals the queue offset after the last entry.
-        keeps_tails: whether to keep bytes after the ends, and to accept missing files between other
-            files, like RocketMQ.
+        ends: for each existing queue, the number of entries before its end, counted from position 0
+            of its files. In a queue of 20-byte entries, this is the queue offset after the last
+            entry.
+        keeps_tails: whether to do as RocketMQ: keep the bytes after the end of a queue, and accept
+            that a file between two other files is missing.
 
     Attributes:
         live: the queues that :meth:`get` has returned.
@@ -223,7 +239,8 @@ class QueueTable:
         )
         files.load()
         if files.bases:
-            # A queue that is not in `ends` has no valid entry: remove all entries.
+            # A queue that is not in `ends` has no valid entry, so its end is 0, and all its entries
+            # are removed.
             end = self.ends.get((topic, queue_id), 0) * form.entry_size
             if self.keeps_tails:
                 files.end_at(end)
@@ -246,7 +263,7 @@ class QueueTable:
         found = self.live.get(key)
         if found is not None:
             return found
-        # Only names of existing queues may become paths.
+        # Any caller may pass any name. Only the names of existing queues may be used as paths.
         if key not in self.ends and key not in self.writers:
             return None
         writer = self.writers.get(key)
@@ -272,7 +289,8 @@ class QueueTable:
     def restore_lost(self) -> bool:
         """Restore files that another program deleted. Return whether all files exist now.
 
-        A RocketMQ broker that is started on this store deletes queue files beyond the log's end.
+        If a RocketMQ broker is started on this store, its recovery deletes queue files whose
+        entries point beyond the end of the log. Only then does the broker fail to take the lock.
         """
         found = [self._restored(file) for files in self for file in files.open_files]
         return all(found)
@@ -319,7 +337,7 @@ class _SoleOwner:
         return MappedFile(self._disk, path, int(path.name), size, exclusive=True)
 
     def discard(self) -> None:
-        """Do nothing: this class makes no file in advance."""
+        """Do nothing, because this class creates no file before it is needed."""
 
 
 def _set_aside(disk: Disk, path: Path, aside: Path) -> None:

@@ -1,9 +1,10 @@
-"""Writes consume queues: groups the entries of a run by queue, and appends the entries.
+"""Writes consume queues: groups the entries of the messages that the dispatcher has read (a run) by
+queue, and appends the entries to the queues.
 
 Follows ``ConsumeQueue.putMessagePositionInfo`` and ``fillPreBlank`` of 4.9.3. One thread writes:
 the dispatcher. The writer skips entries that the queue already has, so that a part of the log can
-be dispatched again. If entries before a new entry are missing, the writer refuses the new entry.
-Java writes the new entry at a wrong offset, and logs a bug.
+be dispatched again. If a queue does not have all entries before a new entry, the writer raises an
+error. In this case, Java writes the new entry at a wrong queue offset, and logs a bug.
 
 Batch queues of RocketMQ 5 follow ``BatchConsumeQueue.putBatchMessagePositionInfo``.
 """
@@ -41,9 +42,9 @@ from logquarry.read.queue import UNIT_DTYPE, Units
 class QueuePart:
     """The entries of a run of frames for one queue, in the log's order.
 
-    ``rows`` has the row of each entry's frame in the run. ``offsets`` has the queue offset of each
-    entry, or of the first message of an inner batch. Batch queues have units of
-    :data:`BATCH_DTYPE`.
+    ``rows`` has the index in the run of each entry's frame. ``offsets`` has the queue offset of
+    each entry; for an inner batch, of its first message. ``units`` are the entries, of
+    :data:`BATCH_DTYPE` in a batch queue.
     """
 
     rows: Int64
@@ -57,7 +58,7 @@ class QueuePart:
 
 
 def is_batch(units: Units) -> bool:
-    """Whether entries are of a batch queue."""
+    """Whether the entries belong to a batch queue."""
     return units.dtype == BATCH_DTYPE
 
 
@@ -71,7 +72,7 @@ def load_kernel() -> None:
 
 
 def parts_of(followed: Followed) -> dict[QueueKey, QueuePart]:
-    """Return the entries of a run for each queue."""
+    """Group the entries of a run by queue, without further queues."""
     if followed.table is None:
         return _parts_reference(followed.requests)
     kernels = codec.require_kernels()
@@ -92,7 +93,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
     units = units_of(requests.physical_offset, requests.size, requests.tags_code)
     queued = np.flatnonzero(requests.is_dispatched)
     ids, queue_ids = requests.topic_ids[queued], requests.queue_id[queued]
-    # The sort is stable, so the entries of a queue keep the order of the log.
+    # A stable sort keeps the entries of a queue in the order of the log.
     order = np.lexsort((queue_ids, ids))
     ids, queue_ids, queued = ids[order], queue_ids[order], queued[order]
     cuts = np.flatnonzero((np.diff(ids) != 0) | (np.diff(queue_ids) != 0)) + 1
@@ -108,7 +109,7 @@ def _parts_reference(requests: DispatchRequests) -> dict[QueueKey, QueuePart]:
 def parts_with_copies(
     window: Window, followed: Followed, config: StoreConfig
 ) -> dict[QueueKey, QueuePart]:
-    """Return the entries of a run for each queue, with the further queues of multi-dispatch."""
+    """Group the entries of a run by queue, including the further queues of multi-dispatch."""
     parts = parts_of(followed)
     batch = [key for key in parts if key[0] in config.batch_topics]
     if batch:
@@ -151,8 +152,9 @@ def _add_copies(
         if key in parts:
             rows = np.concatenate((parts[key].rows, rows))
             offsets = np.concatenate((parts[key].offsets, offsets))
-            # The sort is stable, so if a message lists its own queue as a further queue, the
-            # message's own entry is the first. Keep only the first entry.
+            # A message may list its own queue as a further queue, and then has two entries there.
+            # The sort is stable, so the first of the two is the message's own entry. Keep only this
+            # entry.
             order = np.argsort(rows, kind="stable")
             rows, offsets = rows[order], offsets[order]
             once = np.append(True, np.diff(rows) != 0)
@@ -162,16 +164,20 @@ def _add_copies(
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 MOST_GAP: Final = 1 << 24
-"""Maximum number of missing entries before a new entry. After a larger gap, the queue offset is
-assumed to be damaged, because no CRC covers it.
+"""Maximum number of missing entries before a new entry. If more are missing, the queue offset of
+the new entry is assumed to be damaged, which can happen because no CRC covers it.
 """
 MOST_OFFSET: Final = 1 << 48
-"""Maximum queue offset: nine years at a million messages a second."""
+"""Maximum queue offset that is accepted. A queue would reach it after nine years with a million
+messages per second.
+"""
 _GAP_AT_ONCE: Final = 1 << 14
 
 
 class ConsumeQueueWriter:
-    """Appends entries to one queue, after the message that ends at ``physical_end``."""
+    """Appends entries to one queue. Entries of messages that end at or before ``physical_end`` are
+    skipped.
+    """
 
     def __init__(self, files: MappedFileQueue, name: str = "a consume queue") -> None:
         self.files = files
@@ -180,7 +186,9 @@ class ConsumeQueueWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The next queue offset; None without a file: a new queue may start at any offset."""
+        """The next queue offset; None if the queue has no file, because then it may start at any
+        offset.
+        """
         return None if self.files.last_file() is None else self.files.wrote_offset // UNIT_SIZE
 
     def append(self, offsets: Int64, units: Units) -> int:
@@ -196,7 +204,8 @@ class ConsumeQueueWriter:
         if int(units["physical_offset"][0]) + int(units["size"][0]) <= self.physical_end:
             new = units["physical_offset"] + units["size"] > self.physical_end
             offsets, units = offsets[new], units[new]
-        # At each cut, the queue offsets have a gap, or the topic was recreated.
+        # Split the entries where the queue offset does not rise by 1: there is a gap, or the topic
+        # was recreated.
         cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
         bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
@@ -207,7 +216,7 @@ class ConsumeQueueWriter:
 
     def _append_run(self, offset: int, units: Units) -> int:
         if offset < 0:
-            # The queue offset, which no CRC covers, is damaged.
+            # A queue offset cannot be negative, so it is damaged. No CRC covers it.
             units, offset = units[-offset:], 0
             if not len(units):
                 return 0
@@ -232,7 +241,8 @@ class ConsumeQueueWriter:
                 "on are missing: run logquarry recover",
                 kind="queue_gap",
             )
-        # QUIRK: Java appends an entry of offset 0 at the end of any queue, and skips the rest
+        # QUIRK: if queue offsets start at 0 again (a recreated topic), Java appends the entry of
+        # offset 0 at the end of the queue, and skips the entries after it
         # (test_queue_writer.py::test_a_new_epoch_is_passed_over).
         return units[expected - offset :]
 
@@ -245,7 +255,7 @@ class ConsumeQueueWriter:
             data = data[count:]
 
     def _begin(self, offset: int) -> None:
-        """Create the first file, with filler entries before ``offset``."""
+        """Create the queue's first file, and fill it with filler entries up to ``offset``."""
         start = offset * UNIT_SIZE
         file = self._file(start)
         file.append(_FILLER * ((start - file.base) // UNIT_SIZE))
@@ -272,15 +282,16 @@ class ConsumeQueueWriter:
 
 @dataclass(frozen=True, slots=True)
 class Mending:
-    """The facts about a queue that a recovery finds before it writes the queue.
+    """What a recovery knows about a queue before it writes the end of the queue.
 
     Attributes:
         resume_at: physical offset of the first message that is not in the queue.
-        kept: entries of messages that the log has lost, by queue offset. A lost message without an
-            entry gets a filler, which all readers, also RocketMQ's, skip.
+        kept: queue offset -> old entry, for messages that are no longer in the log. If the old
+            entry is lost too, the queue gets a filler instead, which all readers skip, including
+            RocketMQ's.
         moved: physical offset -> right queue offset, for messages with a damaged queue offset.
-        largest_gap: the maximum number of fillers in a row. If a message would need more fillers,
-            its queue offset is wrong.
+        largest_gap: the maximum number of missing entries before a message. If more are missing,
+            the message's queue offset is assumed to be wrong.
     """
 
     resume_at: int
@@ -291,11 +302,13 @@ class Mending:
 
 
 class ConsumeQueueMender(ConsumeQueueWriter):
-    """Rebuilds the end of a queue after its sound entries, from a log that has lost messages."""
+    """Rebuilds the end of a queue, after the entries that are sound, from a log in which messages
+    were lost.
+    """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending) -> None:
         super().__init__(files, name)
-        # Skip earlier messages, which have entries or whose topic was deleted.
+        # Skip messages before this offset: they have entries already, or their topic was deleted.
         self.physical_end = mending.resume_at
         self._mending = mending
         self._harmed = np.fromiter(mending.moved, np.int64)
@@ -337,14 +350,18 @@ def units_of(physical_offset: Int64, size: Int64, tags_code: Int64) -> Units:
 
 
 def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Extend entries so that a queue continues at ``expected`` without a gap in its queue offsets.
+    """Extend the entries of a batch queue, so that the queue continues at ``expected`` without a
+    gap in its queue offsets.
 
-    An entry after a gap begins at the end of the previous entry. A broker searches for the last
-    entry that begins at or before an offset. So a consumer that requests a lost message gets the
-    frame after the gap. With a gap, the consumer would get the frame before the gap, and might
-    request the lost message forever. The reserved field, which brokers ignore, has the number of
-    lost messages. If an entry would have more messages than its field can count, the frame gets
-    several entries. The last entry has the frame's messages.
+    If messages were lost before an entry, the entry is extended to begin at the end of the previous
+    entry. The reason is how a broker finds an offset: it searches for the last entry that begins at
+    or before the offset. With the extension, a consumer that requests a lost message gets the frame
+    after the gap. Without it, the consumer would get the frame before the gap, and might request
+    the lost message forever.
+
+    The reserved field of an entry, which brokers ignore, gets the number of lost messages. If an
+    extended entry has more messages than its field can count, the frame gets several entries. The
+    last of these has the frame's own messages.
     """
     starts = entries["base"].astype(np.int64)
     stops = starts + entries["count"]
@@ -362,19 +379,22 @@ def without_gaps(entries: BatchEntries, expected: int) -> BatchEntries:
 
 
 def falls(starts: Int64, stops: Int64, expected: int) -> list[int]:
-    """Return the numbers of entries that begin before the previous entry's end (new topic)."""
+    """Return the indexes of entries that begin before the end of the previous entry: there, the
+    topic was recreated.
+    """
     return np.flatnonzero(starts < np.append(expected, stops[:-1])[: len(starts)]).tolist()
 
 
 def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
-    """Remove the queue offsets that the queue already has, as in queues of 20-byte entries.
+    """Remove entries, and first messages of an entry, whose queue offsets the queue already has.
+    Writers of queues with 20-byte entries do the same.
 
     QUIRK: Java appends all entries: ``putBatchMessagePositionInfo`` compares only physical offsets
     (test_batch_queue_writer.py::test_a_recreated_topic_continues_after_the_known_entries).
     """
     entries = entries[entries["base"] > expected - entries["count"].astype(np.int64)]
     if len(entries) and (known := expected - int(entries["base"][0])) > 0:
-        # The queue has only the first messages of this frame.
+        # The queue already has the first messages of this frame, but not the others.
         entries = entries.copy()
         entries["base"][0] += known
         entries["count"][0] -= known
@@ -384,7 +404,8 @@ def _new_part(entries: BatchEntries, expected: int) -> BatchEntries:
 class BatchQueueWriter(ConsumeQueueWriter):
     """Appends entries to one batch queue.
 
-    With a ``mending``, a recovery fills gaps, and empties the queue if its topic was recreated.
+    A recovery passes a ``mending``. The writer then fills gaps, and empties the queue if its topic
+    was recreated.
     """
 
     def __init__(self, files: MappedFileQueue, name: str, mending: Mending | None = None) -> None:

@@ -1,6 +1,7 @@
-"""Returns the result of a put after its flush wait and replica wait.
+"""Waits for the disk (flush wait) and for a slave (replica wait) after an append, and returns the
+result of the put.
 
-Compiled if possible. :mod:`logquarry.write.waits` lists the waits of a put.
+The module is compiled if possible. See :mod:`logquarry.write.waits` for which puts wait.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class Flusher(Protocol):
         """Wait until the log is on the disk up to an offset; return False after the timeout."""
 
     def add(self, waiter: Waiter) -> None:
-        """Add a wait until the log is on the disk up to the waiter's offset."""
+        """Add a wait, which ends when the log is on the disk up to the waiter's offset."""
 
 
 class Once:
-    """A token that only the first caller of :meth:`take` gets. Any thread may call the method."""
+    """A token that can be taken only once. Any thread may call :meth:`take`; only the first call
+    gets the token.
+    """
 
     def __init__(self) -> None:
         self._is_taken = False
@@ -58,7 +61,7 @@ class Once:
     def take(self) -> bool:
         """Take the token. Return whether the caller is the first."""
         if cython.compiled:
-            # Python runs no other thread between these lines.
+            # Python does not switch to another thread between these two lines.
             if self._is_taken:
                 return False
             self._is_taken = True
@@ -72,9 +75,11 @@ class Once:
 
 
 class WaitingPut(PutFuture):
-    """The future of a put that waits for the disk, for a slave, or for both (``parts``).
+    """The future of a put that waits for the disk, for a slave, or for both. ``parts`` is the
+    number of these waits.
 
-    Before the callbacks, the future calls ``done``, or after a failed sync ``failed``.
+    When the put is done, the future first calls ``done`` or, if the sync failed, ``failed``. Then
+    it calls the callbacks.
     """
 
     def __init__(
@@ -93,9 +98,9 @@ class WaitingPut(PutFuture):
         self._settled = done
         self._failed = failed
         self._began = _monotonic()
-        # If the put has two waits, the wait that ends first takes _first, and the wait that settles
-        # the put takes _open. A single wait needs no token, because PutWait reports its end only
-        # once.
+        # If the put has two waits, the wait that ends first takes the token _first, and does
+        # nothing else. The second wait, or a failure, takes the token _open, and completes the
+        # future. A single wait needs no token, because a PutWait reports its end only once.
         self._first = Once() if parts > 1 else None
         self._open = Once() if parts > 1 else None
 
@@ -123,14 +128,14 @@ class WaitingPut(PutFuture):
         self.set_result(result)
 
     def fail(self, error: StoreUnavailable) -> None:
-        """Complete the future with a failed sync's error, even if the slave has the message."""
+        """Complete the future with the error of a failed sync, even if a slave has the message."""
         if self._open is None or self._open.take():
             self._failed()
             self.set_exception(error)
 
 
 class PutWait(Once):
-    """A :class:`~logquarry.write.waits.Waiter` for one wait of a put's future."""
+    """One wait of a :class:`WaitingPut`; implements :class:`~logquarry.write.waits.Waiter`."""
 
     def __init__(
         self,
@@ -156,7 +161,9 @@ class PutWait(Once):
 
 
 Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""The status of the replica wait if it is already known, and the replica wait to join, or None."""
+"""The status of the replica wait, if it is known without a wait; and the object to wait with, or
+None.
+"""
 
 
 class FlushWait:
@@ -164,7 +171,8 @@ class FlushWait:
 
     Args:
         flusher: syncs the log; None if no put waits for a sync (ASYNC_FLUSH).
-        appended: called for each put that does not wait for the disk, to request a later sync.
+        appended: called for each put that does not wait for the disk. It wakes the service that
+            syncs later.
         replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
     """
 
@@ -180,10 +188,11 @@ class FlushWait:
         self._replicas = replicas
 
     def asked(self, result: PutResult, wait: bool) -> Asked:
-        """Return the replica wait of a put. Call this before the message is sent to slaves.
+        """Determine whether a put must wait for a slave. Call this before the message is sent to
+        slaves.
 
-        A slave may disconnect while it receives the message, so RocketMQ counts the slaves at the
-        time of the put (``submitReplicaRequest``).
+        The connected slaves are counted at this time, as in RocketMQ (``submitReplicaRequest``),
+        because a slave may disconnect while it receives the message.
         """
         replicas = self._replicas
         if replicas is None or not wait:
@@ -195,7 +204,8 @@ class FlushWait:
     def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
         """Wait for disk and slave if the put requests a wait, and return the result.
 
-        If the sync failed, raise StoreUnavailable: the message may or may not be on the disk.
+        Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
+        disk.
         """
         replica, replicas = asked
         # Start the replica wait before the sync, so that both run at the same time.
@@ -217,7 +227,9 @@ class FlushWait:
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> PutFuture:
-        """Return a future of the result of :meth:`settle`; see :class:`WaitingPut`."""
+        """Do the same as :meth:`settle`, but return a future (:class:`WaitingPut`) instead of
+        waiting.
+        """
         replica, replicas = asked
         flusher = self._flusher
         if flusher is None or not wait or not result.size:

@@ -1,7 +1,8 @@
-"""Appends staged frames to the log: frames that a load's tasks wrote into files beside the store.
+"""Appends staged frames to the log. The tasks of a bulk load have written these frames into files
+beside the store.
 
 The log gets the same bytes as from ``put_many``: the messages of a chunk (about 1 MiB) share one
-store time. If a call is interrupted, the log has the first frames of the call.
+store time. If a call is interrupted, the log may have only the first frames of the call.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ _BLANK: Final = frame.BLANK.size
 
 @dataclass(frozen=True, slots=True)
 class StagedFrames:
-    """Staged frames of one file (:mod:`logquarry.format.put_frames`).
+    """The staged frames of one file; see :mod:`logquarry.format.put_frames` for their format.
 
-    Each frame contains an index into ``queues``. Errors name the file's ``path``.
+    Each frame contains an index into ``queues``. ``path`` is the file's path for errors.
     """
 
     data: memoryview
@@ -54,12 +55,13 @@ class StagedWriter:
         self._room = np.empty(CHUNK_BYTES, np.uint8)
 
     def append(self, frames: StagedFrames, start: int = 0) -> int:
-        """Append the staged frames from a position in ``frames.data``. Return the number of frames.
+        """Append the staged frames from the position ``start`` in ``frames.data`` to the end.
+        Return the number of appended frames.
 
         Raises:
             StoreUnavailable: if the store refuses messages.
-            CorruptFile: if the bytes are not a frame, or the frame is too large for a file of the
-                log.
+            CorruptFile: if bytes of ``frames.data`` are not a frame, or if a frame is too large for
+                a file of the log.
         """
         placed = np.zeros((2, len(frames.queues)), np.int64)
         try:
@@ -100,9 +102,11 @@ class StagedWriter:
 
 
 def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
-    """Find the staged frames that the log already has from a physical offset on.
+    """Find how many of the staged frames are already in the log, from the physical offset
+    ``position`` on.
 
-    Return the position in ``frames`` and the physical offset after the last such frame.
+    Return two positions after the last frame that is already in the log: in ``frames``, and as a
+    physical offset.
     """
     start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
     while start < len(frames.data):
@@ -113,7 +117,7 @@ def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tu
         start, position = done, position + behind
         if behind == len(there) or start == len(frames.data):
             break
-        # The next file can have a frame only if this file has no room for the frame.
+        # The frame can be in the next file only if this file has no room for it.
         room = log.file_size - position % log.file_size
         if _size_at(frames, start) + _BLANK <= room:
             break
@@ -134,9 +138,9 @@ def _place_kernel(
     next_offsets: Int64,
     placed: Int64,
 ) -> tuple[int, int, int]:
-    # Copies frames into `room`, as many as it holds, with the offsets of their place in the file.
-    # The kernel adds positions of the file to an address; `room` begins at the position `wrote`.
-    # A result of NO_FRAME can mean that the next frame is too large for the rest of `room`.
+    # Copies as many frames as `room` can hold into it, and sets their offsets as in the file. The
+    # kernel adds positions of the file to an address; `room` begins at the position `wrote`. The
+    # result NO_FRAME can also mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)
     end = min(start + len(room), len(source))

@@ -1,4 +1,5 @@
-"""The waits of a put: for the disk (flush wait), and for a slave (replica wait).
+"""The two waits of a put after its append: for the disk (flush wait), and for a slave (replica
+wait).
 
 Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` and
 ``CommitLog.submitReplicaRequest``.
@@ -9,9 +10,10 @@ Follows ``handleDiskFlush``, ``handleHA``, ``HAService.GroupTransferService`` an
     WAIT (default)     the next fdatasync      no wait
     WAIT=false         no wait                 no wait
 
-On a SYNC_MASTER a put with WAIT also waits for a slave, at the same time. The status of the replica
-wait overrides the status of the flush wait, unless the sync failed. Either the caller's thread
-waits, or another thread completes a future (:mod:`logquarry.write.settling`).
+On a SYNC_MASTER, a put whose message does not have WAIT=false also waits for a slave. Both waits
+run at the same time. If neither wait is successful, the put returns the status of the replica wait.
+If the sync fails, the put raises an error. The caller's thread waits, or gets a future that another
+thread completes (:mod:`logquarry.write.settling`).
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _Lock = threading.Lock
 class Waiter(Protocol):
     """A wait until the disk or a slave has the log up to a physical offset.
 
-    Several threads may end the wait at the same time; only the first result counts. The deadline is
-    in milliseconds, by the clock of the service that ends the wait.
+    Several threads may try to end the wait at the same time; only the first one has an effect. The
+    deadline is a time in milliseconds of the clock that the service uses.
     """
 
     offset: int
@@ -43,19 +45,21 @@ class Waiter(Protocol):
         """Whether the wait has not ended yet."""
 
     def resolve(self, in_time: bool) -> None:
-        """End the wait because the log has reached the offset (``in_time``) or the deadline has
-        passed.
+        """End the wait. ``in_time`` is True if the disk or the slave has the log up to the offset,
+        and False if the deadline has passed.
         """
 
     def fail(self, error: StoreUnavailable) -> None:
-        """End the wait because the sync failed; the message may or may not be on the disk."""
+        """End the wait because the sync failed. It is then unknown whether the message is on the
+        disk.
+        """
 
 
 class ThreadWait:
-    """A :class:`Waiter` for one thread, with a bare lock.
+    """A :class:`Waiter` with which one thread waits. It uses a bare lock.
 
-    Ctrl-C inside a condition, which is written in Python, could leave the condition's lock taken.
-    Then the thread that syncs would wait forever.
+    It does not use ``threading.Condition``, because that is written in Python. Ctrl-C inside its
+    methods could leave its lock taken, and then the thread that syncs would wait forever.
     """
 
     __slots__ = ("_done", "_error", "_in_time", "_open", "deadline", "offset")
@@ -106,8 +110,8 @@ class ThreadWait:
 class DeadlineWatch(Service):
     """Ends the waits whose deadline has passed, even while the thread that syncs is stuck.
 
-    A new wait does not wake the watch, because its deadline is after the end of the watch's current
-    sleep.
+    A new wait does not need to wake this thread. Its deadline is later than the end of the thread's
+    current sleep.
     """
 
     def __init__(
@@ -124,11 +128,11 @@ class DeadlineWatch(Service):
 
 
 # --------------------------------------------------------------------------------------------------
-# The replica wait. The acknowledgement of one slave is enough. As in RocketMQ, puts wait for a
-# slave as soon as it is connected, and the slave's acknowledgement stays valid after it
-# disconnects. Unlike in RocketMQ, an acknowledgement ends only the waits for bytes that the slave
-# received since it connected. Earlier bytes may be missing in the slave's log, or may be from
-# another master's log.
+# The replica wait. A put waits for the acknowledgement of one slave. As in RocketMQ, puts wait as
+# soon as a slave is connected, and the acknowledgement of a slave stays valid after the slave
+# disconnects. Unlike in RocketMQ, an acknowledgement ends only waits for bytes that the slave has
+# received since it connected. Its log may not have the bytes before these, or may have other bytes,
+# from another master, in their place.
 
 SLAVE_TIMEOUT_MS: Final = 3_000
 FALL_BEHIND_MAX: Final = 256 << 20
@@ -139,12 +143,12 @@ class ReplicaWait:
 
     Args:
         timeout_ms: how long a put waits (``slaveTimeout``).
-        fall_behind_max: a put waits for a slave only if the slave is less than this many bytes
-            behind (``haSlaveFallbehindMax``).
+        fall_behind_max: a put waits for a slave only if fewer than this many bytes of the log have
+            no acknowledgement yet (``haSlaveFallbehindMax``).
 
     Attributes:
-        acknowledged: the highest physical offset that a slave has acknowledged
-            (``push2SlaveMaxOffset``); 0 when a master starts.
+        acknowledged: the highest physical offset that any slave has acknowledged since the master
+            was started (``push2SlaveMaxOffset``); 0 if there is none.
     """
 
     def __init__(
@@ -162,12 +166,13 @@ class ReplicaWait:
         self._fall_behind_max = fall_behind_max
         self._clock = clock
         self._change = threading.Lock()
-        # The waits are sorted by offset. Usually the deadlines are sorted too, unless two putting
-        # threads arrive in the opposite order.
+        # The waits are sorted by offset. Usually this is also the order of their deadlines, except
+        # if two threads append in one order and add their waits in the other.
         self._waiting: deque[Waiter] = deque()
         self._is_mixed = False
         self._has_ended = False
-        # A slave has acknowledged the bytes between these two physical offsets.
+        # The acknowledged range: a slave has acknowledged all bytes between these two physical
+        # offsets.
         self._held_from = self._held_to = 0
 
     # ------------------------------------------------------------- for the replication server
@@ -183,14 +188,16 @@ class ReplicaWait:
             assert self.connected >= 0
 
     def acknowledge(self, offset: int, since: int = 0) -> None:
-        """Record that a slave has the log up to an offset, and end the waits up to this offset.
+        """Record that a slave has the log up to an offset, and end the waits for offsets up to it.
 
-        The slave has received bytes from the physical offset ``since`` on since it connected.
+        ``since`` is the physical offset of the first byte that the slave received in this
+        connection.
         """
         waiting = self._waiting
         if self._held_from <= since and offset <= self._held_to and not waiting:
-            # The acknowledgement is not new. A slave that is behind another slave may acknowledge
-            # earlier bytes that no slave has acknowledged yet, so check the range too.
+            # The range was acknowledged before. Compare both ends of the range: a slave that is
+            # behind another slave may acknowledge bytes before the range, which no slave has
+            # acknowledged yet.
             return
         reached: list[Waiter] = []
         others: list[Waiter] = []
@@ -208,7 +215,9 @@ class ReplicaWait:
             waiter.resolve(True)
 
     def _note(self, since: int, offset: int) -> None:
-        """Extend the acknowledged range. If the two ranges do not touch, keep the later range."""
+        """Extend the acknowledged range by a new range. If the new range does not touch it, keep
+        the later of the two.
+        """
         if since <= self._held_to and self._held_from <= offset:
             self._held_from = min(self._held_from, since)
             self._held_to = max(self._held_to, offset)
@@ -217,11 +226,15 @@ class ReplicaWait:
 
     # --------------------------------------------------------------------------------- for puts
     def is_available(self, offset: int) -> bool:
-        """Whether there is a slave to wait for (``isSlaveOK``)."""
+        """Whether a slave is connected, and close enough to the log's end to wait for it
+        (``isSlaveOK``).
+        """
         return self.connected > 0 and offset - self.acknowledged < self._fall_behind_max
 
     def ask(self, offset: int) -> ThreadWait:
-        """Create a wait for the caller's thread; it ends when a slave has the log to ``offset``."""
+        """Create a wait for the caller's thread. The wait ends when a slave has the log up to
+        ``offset``.
+        """
         waiter = ThreadWait(offset)
         self.add(waiter)
         return waiter
@@ -274,7 +287,9 @@ class ReplicaWait:
 
 
 def _place(waiting: deque[Waiter], offset: int) -> int:
-    """Return the index at which to insert a wait by its offset, usually close to the end."""
+    """Return the index at which to insert a wait, so that the waits stay sorted by offset. The
+    search begins at the end, because the index is usually close to it.
+    """
     at = len(waiting)
     while at and waiting[at - 1].offset > offset:
         at -= 1

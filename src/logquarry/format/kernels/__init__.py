@@ -1,9 +1,11 @@
-"""The kernels: functions that numba compiles, with the same results as the readable reference.
+"""The kernels: functions that numba compiles. Each kernel has the same results as a pure-Python
+version, the reference.
 
-The walk writes one row per frame into a table (:mod:`logquarry.format.arrays`), which the other
-kernels read. Kernels take addresses and run without the GIL; the caller keeps the buffers alive. No
-bytes can crash a kernel. :func:`logquarry.log.codec.kernels` imports this package only when needed,
-because the import of numba takes half a second.
+The kernel ``walk`` reads the log frame by frame, and writes one row per frame into a table
+(:mod:`logquarry.format.arrays`), which the other kernels read. Kernels get memory addresses and run
+without the GIL, so the caller must keep the buffers alive. A kernel checks every length that it
+reads, so damaged frames cannot make it crash. :func:`logquarry.log.codec.kernels` imports this
+package only when needed, because the import of numba takes half a second.
 """
 
 # ruff: noqa: F401

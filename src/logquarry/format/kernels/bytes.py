@@ -1,9 +1,11 @@
-"""Functions that all kernels share: compilation, instructions, copies, CRC-32, UTF-8, hashes.
+"""Functions that all kernels use: for compilation, loads and stores, copies, CRC-32, UTF-8 and
+hashes.
 
-Numba has no unaligned big-endian load and no memcpy, so intrinsics do both. Intrinsics take
-addresses, which keep no buffer alive and have no bounds: callers hold the buffer, and check every
-index first. Numba does not cache a kernel that uses a ctypes function as a global, so kernels take
-the address of the CRC function as an argument.
+Numba has no unaligned big-endian load and no memcpy, so this module defines them as intrinsics,
+functions that generate LLVM code. Intrinsics get bare addresses: they do not keep a buffer alive,
+and check no bounds. So callers must hold a reference to the buffer, and check each index before the
+call. Numba does not cache a kernel that uses a ctypes function as a global, so kernels take the
+address of the CRC function as an argument.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ _BYTE = ir.IntType(8)
 def _prepare_cache() -> None:
     """If numba cannot write to the package's folder, set numba's cache folder.
 
-    Numba itself would then try only the home directory. If the home directory is not writable
-    either, ``cache=True`` raises "no locator available".
+    Numba tries only the package's folder and the home directory. If it can write to neither,
+    ``cache=True`` raises "no locator available".
     """
     if os.environ.get("NUMBA_CACHE_DIR") or os.access(Path(__file__).parent, os.W_OK):
         return
@@ -79,7 +81,7 @@ def _store(width: int) -> Any:
 
 store_u8 = _store(1)
 store_i16 = _store(2)
-"""Store a big-endian signed 16-bit integer; higher bits are cut off."""
+"""Store the low 16 bits of an integer, big-endian."""
 store_i32 = _store(4)
 store_i64 = _store(8)
 
@@ -111,7 +113,7 @@ def _store_raw(width: int) -> Any:
 
 
 store_raw32 = _store_raw(4)
-"""Store a 32-bit integer in the machine's byte order; higher bits are cut off."""
+"""Store the low 32 bits of an integer, in the machine's byte order."""
 store_raw64 = _store_raw(8)
 
 
@@ -164,7 +166,9 @@ def copy_bytes(typingctx: Any, target: Any, source: Any, count: Any) -> Any:
 
 @intrinsic
 def prefetch(typingctx: Any, address: Any) -> Any:
-    """Prefetch the cache line at an address for a read. An invalid address does no harm."""
+    """Load the cache line at an address into the processor's cache. An invalid address causes no
+    fault.
+    """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         word = ir.IntType(32)
@@ -199,7 +203,9 @@ Array = npt.NDArray[Any]
 
 
 def kernel(function: Any) -> Any:
-    """Compile a function on its first call; the cached machine code runs without the GIL."""
+    """Decorator: compile a function on its first call. The machine code is cached on the disk, and
+    runs without the GIL.
+    """
     return njit(cache=True, nogil=True, error_model="numpy")(function)
 
 
@@ -323,7 +329,9 @@ def is_plain(address: int, length: int) -> bool:
 
 @kernel
 def copy_short(to: int, start: int, length: int) -> None:
-    """Copy bytes; most spans are short, and then two overlapping words are faster than memcpy."""
+    """Copy bytes that are usually few. For few bytes, two copies of overlapping words are faster
+    than memcpy.
+    """
     if length > 16:
         copy_bytes(to, start, length)
     elif length >= 8:
@@ -364,7 +372,8 @@ def hash_bytes(address: int, length: int) -> np.uint64:
         value ^= value >> np.uint64(29)
         i += 8
     if i < length and length >= 8:
-        # The last word overlaps the word before it, so no byte is hashed alone.
+        # The last word may overlap the previous word. So no loop over the remaining single bytes is
+        # needed.
         value = (value ^ load_raw64(address + length - 8)) * np.uint64(1099511628211)
     elif length >= 4:
         first = np.uint64(np.uint32(load_i32(address)))
@@ -393,7 +402,9 @@ def java_hash(address: int, length: int) -> int:
 
 @kernel
 def java_hash_on(before: int, address: int, length: int) -> int:
-    """Return a text's hash: ``before`` is the hash of its first part, the bytes are the rest."""
+    """Return Java's hash of a text from ``before``, the hash of the text's first part, and from the
+    bytes of the rest.
+    """
     value = np.uint32(before)
     thirty_one = np.uint32(31)
     i = 0
@@ -438,7 +449,9 @@ _CRC_TABLE = _crc_table()
 
 @kernel
 def crc32(function: int, address: int, count: int) -> int:
-    """Return the CRC-32 of some bytes; if ``function`` is 0, this kernel computes the CRC."""
+    """Return the CRC-32 of ``count`` bytes. ``function`` is the address of a C function for it;
+    with 0, this kernel computes the CRC itself.
+    """
     if function != 0:
         return call_crc32(function, address, count)
     value = np.uint32(0xFFFFFFFF)

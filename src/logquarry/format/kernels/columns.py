@@ -1,6 +1,7 @@
-"""Kernels for Arrow columns: they split inner batches, and copy fields, text and bodies.
+"""Kernels that make Arrow columns from frames: they split inner batches, and copy fields, text and
+bodies.
 
-The kernels for inner batches are the twins of ``logquarry.log.frames``.
+The pure-Python version of the kernels for inner batches is in ``logquarry.log.frames``.
 """
 
 from __future__ import annotations
@@ -97,11 +98,13 @@ def _items(body: int, length: int) -> tuple[int, int]:
 def measure_inner(
     address: int, rows: Array, count: int, limit: int, numbers: Array
 ) -> tuple[int, int, int]:
-    """Write to ``numbers`` (int64) how many messages are in each inner batch; 0 for other frames.
+    """For each frame, write the number of its messages to ``numbers`` (int64) if the frame is an
+    inner batch, else 0.
 
     Returns the number of inner batches, the number of frames after the split, and the bytes of
-    these frames. The first number is -1 if an inner batch is compressed: only the reference reads
-    such a batch. If there is no inner batch, ``numbers`` is not changed.
+    these frames. The first number is -1 if an inner batch is compressed, because only the
+    pure-Python version can read such a batch. If there is no inner batch, the kernel does not
+    change ``numbers``.
     """
     any_inner = False
     for i in range(count):
@@ -145,7 +148,9 @@ def unwrap_frames(
     out: Array,
     out_rows: Array,
 ) -> None:
-    """Write to ``out`` (uint8) the frames that :func:`measure_inner` counted; make rows."""
+    """Write to ``out`` (uint8) all frames, with each inner batch split into one frame per message,
+    and their rows to ``out_rows``. ``numbers`` is from :func:`measure_inner`.
+    """
     target = out.ctypes.data
     to = np.int64(0)
     made = 0
@@ -177,8 +182,8 @@ def unwrap_frames(
             copy_bytes(start, at, head)
             copy_bytes(start + head, source, own)
             copy_short(start + head + own, at + topic_start, topic_size)
-            # The wire form and the frame both have the properties after their length, so one copy
-            # suffices.
+            # In both the wire form and the frame, the properties follow their length. So copy both
+            # at once.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
             store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
@@ -223,7 +228,8 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
         host = place + HEAD_SIZE + born + STORE_TIME_SIZE
         done = 0
         if store == last_size and same_bytes(host, last_host, store):
-            # One broker writes a log, so a frame usually has the same host as the previous frame.
+            # Usually a single broker writes the log, so most frames have the same host as the
+            # previous frame.
             copy_bytes(target + at, target + offsets[i - 1], 2 * store)
             at += 2 * store
             done = store
@@ -258,7 +264,7 @@ def _decimal(value: int, out: Array, at: int) -> int:
 
 
 HOST_TEXT_SIZE = 56
-"""Maximum bytes of a host as text: eight groups of four digits, brackets and a port."""
+"""Maximum bytes of the text of a host: eight groups of four digits, brackets and a port (IPv6)."""
 
 
 @kernel
@@ -329,7 +335,8 @@ def host_texts(
 
 
 # --------------------------------------------------------------------------------------------------
-# Copy parts of frames to Arrow buffers: fields of fixed size, and spans of text and bodies.
+# Copy parts of frames to Arrow buffers: fields of fixed size, text, and bodies. A span is a range
+# of bytes: a start and a length.
 
 
 @kernel
@@ -345,7 +352,8 @@ def gather(
     factors: Array,
     out64: Array,
 ) -> None:
-    """Copy 32-bit fields to ``out32`` (fields, n), and 64-bit fields times a factor to ``out64``.
+    """Copy 32-bit fields to ``out32`` (fields, n). Multiply 64-bit fields by a factor, and copy
+    them to ``out64``.
 
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
@@ -373,7 +381,9 @@ def gather(
 def spans_of(
     rows: Array, count: int, at_column: int, length_column: int, starts: Array, lengths: Array
 ) -> None:
-    """For each frame, write the start of one part of the frame in the window, and its length."""
+    """For each frame, write the start (counted from the window's start) and the length of one part
+    of the frame.
+    """
     for i in range(count):
         starts[i] = rows[i, POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
@@ -381,7 +391,7 @@ def spans_of(
 
 @kernel
 def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: Array) -> bool:
-    """Write start and length of each topic in the window; return whether all topics are ASCII."""
+    """Write start (in the window) and length of each topic. Return whether all topics are ASCII."""
     ascii_only = True
     for i in range(count):
         start = rows[i, POSITION] + rows[i, TOPIC_AT]
@@ -394,10 +404,11 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
 
 @kernel
 def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> tuple[int, int]:
-    """Write the Arrow offsets and validity bits of spans; a span of negative length is null.
+    """Write the offsets and validity bits of an Arrow column from the lengths of its values. A
+    negative length means null.
 
-    ``validity`` must be filled with 0. Returns total bytes and number of nulls. The total is -1 if
-    32-bit offsets cannot hold it.
+    ``validity`` must be filled with 0. Returns the total bytes of the values, and the number of
+    nulls. The total is -1 if it is too large for 32-bit offsets.
     """
     total = np.int64(0)
     nulls = 0
@@ -417,7 +428,7 @@ def offsets_of(lengths: Array, count: int, offsets: Array, validity: Array) -> t
 
 @kernel
 def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: int) -> None:
-    """Concatenate the bytes of spans."""
+    """Copy the bytes of spans to ``target``, without gaps between them."""
     for i in range(count):
         copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
 
@@ -426,11 +437,12 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
 def intern_topics(
     address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
 ) -> int:
-    """Number the distinct topics in order of first appearance, and return their count.
+    """Give each distinct topic a number, in order of first appearance, and return the count of
+    distinct topics.
 
-    ``table`` (int32, a power of two long) must be filled with -1. ``found`` (int32, (n, 2)) holds
-    start and length of each topic; ``ids`` holds the number of each frame's topic. If there are
-    more than n topics, the result is -1.
+    ``table`` (int32) is the hash table. Its length must be a power of two, and it must be filled
+    with -1. ``found`` (int32, (n, 2)) holds start and length of each topic; ``ids`` holds the
+    number of each frame's topic. If there are more than n topics, the result is -1.
     """
     mask = table.shape[0] - 1
     known = 0

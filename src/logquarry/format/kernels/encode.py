@@ -1,7 +1,7 @@
 """Kernels that write frames; reference: :meth:`logquarry.write.encode.MessageEncoder.frame`.
 
-The caller makes the parts that many messages share: the head of a frame with its hosts and SYSFLAG,
-and the topic after its length.
+Many messages share two parts of their frames: the head with hosts and SYSFLAG, and TOPICLEN with
+the topic. The caller makes these parts.
 """
 
 from __future__ import annotations
@@ -85,12 +85,15 @@ def _write_start(
     flag: int,
     crc_function: int,
 ) -> int:
-    """Write head and body of a frame, without offsets and times; return the next address."""
+    """Write the head and the body of a frame, without offsets and times. Return the address after
+    the body.
+    """
     copy_bytes(to, head, head_size)
     body_to = to + head_size
     copy_bytes(body_to, body, body_length)
     store_i32(to + AT_SIZE, size)
-    # The copy of the body is in the processor's cache, so the CRC is computed from the copy.
+    # Compute the CRC from the copy of the body, because the copy is already in the processor's
+    # cache.
     store_i32(to + AT_CRC, np.int32(crc32(crc_function, body_to, body_length) & CRC_MASK))
     store_i32(to + AT_FLAG, flag)
     store_i32(body_to - TAIL_SIZE + AT_BODY_LENGTH, body_length)
@@ -126,11 +129,13 @@ def encode_frames(
     Args:
         rows, head_facts: tables of :mod:`logquarry.format.put_frames`.
         heads: uint8 (heads, n).
-        topics: uint8; each topic follows its length; topic i ends at ``topic_ends[i + 1]``.
-        address, end, base: address, end and physical offset of the file.
-        now: store time in ms. If a message has an earliest allowed store time after ``now``, this
-            message and all next messages get that time.
-        next_offsets: next queue offset of each queue; each message advances it.
+        topics: uint8; each topic follows its length. Topic i ends at ``topic_ends[i + 1]``.
+        address, end, base: address of the file's first byte in memory, end of the file, and
+            physical offset of its first byte.
+        now: store time in ms. If the earliest allowed store time of a message is after ``now``,
+            this message and all following messages get that time.
+        next_offsets: next queue offset of each queue; the kernel raises it by one for each message
+            of the queue.
     """
     heads_at, widest, topics_at = heads.ctypes.data, heads.shape[1], topics.ctypes.data
     for i in range(start, stop):
@@ -181,9 +186,10 @@ def encode_frames(
 
 @kernel
 def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -> int:
-    """Return the index of the first span with a wrong CRC; -1 if there is none.
+    """Compare the CRC-32 of byte ranges with expected CRCs. Return the index of the first range
+    with a wrong CRC; -1 if there is none.
 
-    Spans with a negative length or with a CRC below 0 are not checked.
+    A range with a negative length or an expected CRC below 0 is not checked.
     """
     for i in range(at.shape[0]):
         if crcs[i] >= 0 and lengths[i] >= 0:
@@ -195,11 +201,13 @@ def first_wrong_crc(at: Array, lengths: Array, crcs: Array, crc_function: int) -
 
 @kernel
 def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number the distinct values (int64) in order of first appearance, and return their count.
+    """Give each distinct value (int64) a number, in order of first appearance, and return the count
+    of distinct values.
 
-    ``table`` (int32, a power of two long, longer than ``found``) must be filled with -1. ``found``
-    (int64) holds the distinct values; ``ids`` holds the number of each value. If ``found`` has too
-    little room, the result is -1.
+    ``table`` (int32) is the hash table. It must be longer than ``found``, its length must be a
+    power of two, and it must be filled with -1. ``found`` (int64) holds the distinct values;
+    ``ids`` holds the number of each value. Returns -1 if ``found`` is too short for all distinct
+    values.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -230,9 +238,10 @@ def intern_numbers(values: Array, table: Array, found: Array, ids: Array) -> int
 
 @kernel
 def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Array) -> int:
-    """Number distinct byte strings, like :func:`intern_numbers`; spans of length -1 count as equal.
+    """Give each distinct byte string a number, like :func:`intern_numbers`. Strings of length -1
+    (no string) count as equal.
 
-    ``found`` (int64) holds the index of the first span with each byte string.
+    ``found`` (int64) gets the index at which each distinct byte string occurs first.
     """
     mask = np.uint64(table.shape[0] - 1)
     known = 0
@@ -265,7 +274,8 @@ def intern_spans(at: Array, lengths: Array, table: Array, found: Array, ids: Arr
 
 
 # --------------------------------------------------------------------------------------------------
-# The frames of a batch in wire form: the twin of logquarry.write.encode_batch._frames_reference.
+# The frames of a batch in wire form. The pure-Python version is
+# logquarry.write.encode_batch._frames_reference.
 
 _ITEM = batch.HEAD.offsets
 _ITEM_FLAG = _ITEM["flag"]
@@ -291,14 +301,15 @@ def batch_frames(
     physical_offset: int,
     now: int,
 ) -> tuple[int, int, int]:
-    """Measure the frames that the messages of a wire form need, or write these frames.
+    """Write the frames of the messages in a wire form, or only compute their sizes.
 
     Returns the number of frames, their bytes, and the bytes of their bodies. The number is -1 if
-    the reference would refuse the batch.
+    the pure-Python version would refuse the batch.
 
     Args:
-        topic, shared: uint8; the topic after its length, and the batch's properties.
-        target, room: address to write to (0: only measure), and maximum bytes of the frames.
+        topic, shared: uint8; TOPICLEN with the topic, and the properties of the batch.
+        target, room: address to which the frames are written (0: only compute the sizes), and
+            maximum bytes of all frames.
         starts: int64; gets the start of each frame.
         time_at: position of STORETIMESTAMP in a frame.
         queue_offset, physical_offset, now: values of the first frame.
@@ -366,7 +377,9 @@ _SPACE = 32
 
 @kernel
 def number_frames(address: int, positions: Array, numbers: Array) -> None:
-    """Write the index of each frame's queue into the frame. Both arrays are int64."""
+    """Write the index of a queue (``numbers``) into QUEUEOFFSET of each frame. Both arrays are
+    int64.
+    """
     for i in range(positions.shape[0]):
         store_i64(address + positions[i] + AT_QUEUE_OFFSET, numbers[i])
 
@@ -385,12 +398,16 @@ def place_staged(
     next_offsets: Array,
     placed: Array,
 ) -> tuple[int, int, int, int]:
-    """Copy staged frames into a file of the log, and fill in the fields that depend on the place.
+    """Copy staged frames (:mod:`logquarry.format.put_frames`) into a file of the log, and set the
+    fields that depend on their place: offsets and store time.
 
-    Returns the positions after the last frame in the segment and in the file, the number of frames,
-    and why the copy ended. ``source`` is the address of the segment. About ``most`` bytes are
-    copied, and at least one frame. ``next_offsets`` has the next queue offset of each queue;
-    ``placed`` counts messages (row 0) and bytes (row 1) of each queue.
+    ``source`` is the address of the staged frames. The kernel stops, at the latest, after the frame
+    with which it has copied ``most`` bytes. ``next_offsets`` has the next queue offset of each
+    queue. The kernel adds the messages of each queue to row 0 of ``placed``, and their bytes to row
+    1.
+
+    Returns the position after the last copied frame among the staged frames, the position after it
+    in the file, the number of copied frames, and the reason why the copy ended.
     """
     count = 0
     first = position
@@ -432,10 +449,11 @@ def place_staged(
 def same_staged(
     source: int, start: int, stop: int, address: int, position: int, end: int
 ) -> tuple[int, int, int]:
-    """Count how many frames of a segment are in a file of the log, from a position on.
+    """Count how many of the staged frames from ``start`` on are also in a file of the log, from
+    ``position`` on.
 
-    Like :func:`place_staged`, also returns the positions after these frames. ``end`` is the end of
-    the written bytes.
+    Returns the position after these frames among the staged frames, the position after them in the
+    file, and their number. ``end`` is the end of the file's written bytes.
     """
     count = 0
     while stop - start >= FIXED_V1 and end - position >= FIXED_V1:

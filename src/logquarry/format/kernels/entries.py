@@ -1,4 +1,6 @@
-"""Kernels for queue entries and index entries: they hash keys, check chains, and group by queue."""
+"""Kernels for queue entries and index entries: they hash keys, check the chains of an index file,
+and group queue entries by queue.
+"""
 
 from __future__ import annotations
 
@@ -43,10 +45,10 @@ def index_keys(
     numbers: Array,
     raw: bool,
 ) -> int:
-    """Hash UNIQ_KEY, the words of KEYS, and TAGS of some frames, and return the number of hashes.
+    """Hash the UNIQ_KEY, each word in KEYS, and TAGS of frames. Return the number of hashes.
 
-    All text must be valid UTF-8. ``hashes`` (int64) holds each key's hash, with its sign if
-    ``raw``; ``numbers`` (int64) holds the number of the key's frame.
+    All text must be valid UTF-8. ``hashes`` (int64) gets the hash of each key; with ``raw``, a hash
+    may be negative. ``numbers`` (int64) gets the index of the key's frame.
 
     Args:
         starts, lengths: int32 (4, n), filled by :func:`parse_properties`.
@@ -85,12 +87,14 @@ def index_keys(
 def check_chains(
     entries: int, count: int, table: int, slots: int, newest: Array
 ) -> tuple[int, int, int, int, int]:
-    """Check the chains of an index file: each entry's pointer, and the newest entry of each slot.
+    """Check the chains of an index file: the pointer of each entry to the previous entry, and the
+    pointer of each slot to its newest entry.
 
     ``entries`` and ``table`` are the addresses of the first entry and of the first slot. ``newest``
-    (int32, filled with 0) gets the number of each slot's newest entry. Returns the number of wrong
-    entries, the index of the first wrong entry, the entry that it should point to, the number of
-    wrong slots, and the index of the first wrong slot.
+    (int32, one element per slot, filled with 0) gets the number of each slot's newest entry, as the
+    entries show it. Returns the number of entries with a wrong pointer, the index of the first such
+    entry, the number to which its pointer should point, the number of slots with a wrong pointer,
+    and the index of the first such slot. An index is -1 if all pointers are right.
     """
     wrong = wrong_slots = 0
     first = expected = first_slot = -1
@@ -111,7 +115,7 @@ def check_chains(
 
 
 # --------------------------------------------------------------------------------------------------
-# Queue entries and index entries for many frames.
+# Make the queue entries and index entries of many frames.
 
 _U = queue_entry.LAYOUT.offsets
 _UNIT_SIZE = queue_entry.UNIT_SIZE
@@ -141,9 +145,10 @@ def group_units(
 ) -> None:
     """Group the entries of some frames by queue.
 
-    ``ends`` (int64, queues + 1) gets 0, then the end of each queue's part in the other arrays.
-    ``which`` holds the number of each entry's frame, ``offsets`` holds the entry's queue offset,
-    and ``units`` (uint8) holds the entry.
+    The kernel writes the entries of one queue after the other. ``ends`` (int64, queues + 1) gets 0,
+    and then for each queue the end of its entries in the other three arrays. For each entry,
+    ``which`` gets the index of the frame, ``offsets`` gets the queue offset, and ``units`` (uint8)
+    gets the 20 bytes.
     """
     for queue in range(queue_count + 1):
         ends[queue] = 0
@@ -151,7 +156,8 @@ def group_units(
         queue = requests[QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
-    # Turn sizes into starts. The next loop raises each start to the part's end.
+    # Replace the number of each queue's entries by the start of its part. The next loop advances
+    # each start until it is the part's end.
     total = np.int64(0)
     for queue in range(queue_count):
         size = ends[queue + 1]
@@ -190,10 +196,12 @@ def put_index_keys(
     offsets: Array,
     times: Array,
 ) -> int:
-    """Put keys into an index file (``IndexFile.putKey``), and return the number of new chains.
+    """Put keys into an index file (``IndexFile.putKey``). Return the number of chains that did not
+    exist before.
 
-    ``slots_at`` and ``entry_at`` are the addresses of the slots and of the first new entry, whose
-    number is ``number``. Entries count seconds from the time ``begin``, in ms.
+    ``slots_at`` is the address of the first slot. ``entry_at`` is the address of the first new
+    entry, and ``number`` is the number of this entry. The time in an entry is in seconds since
+    ``begin``, which is in ms.
     """
     begun = 0
     count = hashes.shape[0]
@@ -203,7 +211,7 @@ def put_index_keys(
             # Slots are spread over megabytes, so prefetch them.
             ahead = np.int64(np.uint32(abs(hashes[i + _AHEAD])) % slots)
             prefetch(slots_at + ahead * _SLOT_SIZE)
-        # RocketMQ 3.x stored hashes with their sign.
+        # A hash can be negative, because RocketMQ 3.x stored hashes with their sign.
         slot = slots_at + np.int64(np.uint32(abs(hashes[i])) % slots) * _SLOT_SIZE
         previous = np.int64(load_i32(slot))
         # A slot counts as empty if it does not hold the number of an earlier entry.

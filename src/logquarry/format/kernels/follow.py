@@ -1,8 +1,9 @@
-"""The kernel that follows the log for the dispatcher: checks and decodes each frame in one pass.
+"""The kernel that reads the log for the dispatcher. It checks and decodes each frame in one pass.
 
-The kernel counts the frames that only the reference can decode: with text that is not UTF-8, or a
-DELAY that is not a plain number. For RocketMQ's recovery the kernel stops at a sound frame if Java
-might not accept the frame as a message.
+The kernel cannot decode a frame whose text is not UTF-8, or, in the schedule topic, whose DELAY is
+not one to nine digits. It only counts such frames, and the caller decodes them with the pure-Python
+version (the reference). To do the same as RocketMQ's recovery (``as_java``), the kernel stops at a
+sound frame that Java might not accept as a message.
 """
 
 from __future__ import annotations
@@ -77,12 +78,16 @@ _MOST_DIGITS = 9
 _KEY_GLUE = ord(index.key_text("", ""))
 
 TOPIC_START, TOPIC_SIZE, TOPIC_HASH, IS_SCHEDULE = range(4)
-"""Columns of a topic: address, size, hash of ``topic#``, whether it is the schedule topic."""
+"""The columns of the table of topics: address of the name, its bytes, the hash of ``topic#``, and
+whether the topic is the schedule topic.
+"""
 
 
 @kernel
 def _topic_number(start: int, length: int, table: Array, topics: Array, known: int) -> int:
-    """Return the index of a topic; -1 if the table is full."""
+    """Return the index of a topic, and add a new topic to the table. Return -1 if the table is
+    full.
+    """
     mask = table.shape[0] - 1
     slot = np.int64(hash_bytes(start, length) & np.uint64(mask))
     while True:
@@ -110,7 +115,9 @@ def _topic_number(start: int, length: int, table: Array, topics: Array, known: i
 
 @kernel
 def _queue_number(topic: int, queue_id: int, table: Array, queues: Array, known: int) -> int:
-    """Return the index of a queue; -1 if the table is full."""
+    """Return the index of a queue, and add a new queue to the table. Return -1 if the table is
+    full.
+    """
     mask = np.uint64(table.shape[0] - 1)
     both = np.uint64(topic) << np.uint64(32) ^ np.uint64(np.uint32(queue_id))
     slot = np.int64(hash_number(both) & mask)
@@ -164,18 +171,21 @@ def follow(
     hashes: Array,
     numbers: Array,
 ) -> tuple[int, int, int, int, int, int, int]:
-    """Follow the chain of frames, and collect the fields of each frame for the dispatcher.
+    """Read frame after frame from ``position``, and collect the fields of each frame for the
+    dispatcher.
 
     See :func:`logquarry.format.kernels.walk.walk` for the first arguments. Returns the number of
-    frames, the position after them, a code, and the numbers of topics, queues, keys, and frames for
-    the reference.
+    frames, the position after them, a code, the number of topics, of queues and of keys, and the
+    number of frames that the pure-Python version must decode.
 
     Args:
         as_java: whether to stop with ASK_JAVA at frames that RocketMQ 4.9.3 may reject.
         rows, requests: int64; the kernel fills one column for each frame.
-        topic_table, queue_table: int32, a power of two long, filled with -1.
-        topics, queues: int64 (n, 4) and (n, 2); get each topic and queue once.
-        hashes, numbers: get each key's hash and frame number; need room for the keys of one frame.
+        topic_table, queue_table: int32 hash tables, filled with -1; their lengths are powers of
+            two.
+        topics, queues: int64 (n, 4) and (n, 2); get one row for each distinct topic or queue.
+        hashes, numbers: get the hash of each key, and the index of the key's frame. They must have
+            room at least for all keys of one frame.
     """
     count = 0
     topic_count = queue_count = key_count = odd = 0
@@ -206,7 +216,8 @@ def follow(
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
             return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
         props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
-        # Every key takes at least one byte, plus a separator.
+        # A frame has at most this many keys, because each key has at least one byte and a
+        # separator.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
             return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
         topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
@@ -239,8 +250,8 @@ def follow(
                     return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
-        # A topic that is not text has the index 0. But the kernel must not compare the next frame
-        # with topic 0: that topic's bytes may be from an earlier call, and already released.
+        # A topic that is not valid UTF-8 gets the index 0. The next frame must not be compared with
+        # topic 0: the bytes of topic 0 may be from an earlier call, and may be released.
         last_topic = topic if is_text else -1
         hosts = HEAD_SIZE + HOST_V4
         if flags & BORN_V6:

@@ -1,8 +1,9 @@
-"""The kernels of a ``get``: one kernel checks and copies the frames of queue entries, the other
-kernel finds the frames' fields.
+"""The two kernels of a ``get``. The first kernel reads queue entries, and checks and copies their
+frames. The second kernel finds the fields of these frames.
 
-For sound frames, the kernel is the twin of the loop in :mod:`logquarry.read.get_message`. For any
-other bytes, the kernel returns a code, and the reference answers the get.
+For sound frames, the first kernel does the same as the loop in :mod:`logquarry.read.get_message`,
+the pure-Python version (the reference). For any other bytes, the kernel returns a code, and the
+caller runs the pure-Python version.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ _MOST_LINES = 64
 
 @kernel
 def _tags_span(start: int, length: int) -> tuple[int, int]:
-    """Return address and length of the value of TAGS in valid UTF-8; (0, 0) if there is none."""
+    """Return the address and the length of the value of TAGS; (0, 0) without TAGS. The properties
+    must be valid UTF-8.
+    """
     found = size = 0
     at, stop = start, start + length
     while at < stop:
@@ -95,7 +98,7 @@ def _tags_span(start: int, length: int) -> tuple[int, int]:
             and end - middle > 1
             and which_name(at, middle - at, _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS) == 0
         ):
-            # If there are several TAGS properties, the last one counts.
+            # If there are several TAGS properties, the value of the last one is used.
             found, size = middle + 1, end - middle - 1
         at = end + 1
     return found, size
@@ -141,8 +144,8 @@ def _least(a: int, b: int) -> int:
     return a if a < b else b
 
 
-# The kernel takes only microseconds, so it keeps the GIL: after a release, it might wait
-# milliseconds for another thread to return the GIL.
+# The kernel runs only for microseconds, so it does not release the GIL. If it did, another thread
+# could take the GIL, and the kernel might wait milliseconds to get it back.
 @njit(cache=True, error_model="numpy")
 def get_frames(
     units: int,
@@ -156,13 +159,14 @@ def get_frames(
 ) -> int:
     """Copy the frames of queue entries to ``scratch``, one after the other.
 
-    Returns NOT_SOUND or NOT_AT_HAND; otherwise three numbers in one, see COUNT_SHIFT.
+    Returns NOT_SOUND, NOT_AT_HAND, or three numbers in one integer; see COUNT_SHIFT.
 
     Args:
-        units: address of ``count`` entries; at least one.
-        memory_start: messages at lower physical offsets count as on disk.
-        wanted: address of the wanted tags; 0 for all tags.
-        room: bytes of scratch.
+        units: address of ``count`` queue entries; ``count`` must be at least 1.
+        memory_start: for a message at a lower physical offset, the limits of a message on disk
+            apply.
+        wanted: address of the tags that the consumer requests; 0 for all tags.
+        room: number of bytes that ``scratch`` can hold.
     """
     log = np.int64(load_raw64(state + 8 * STATE_LOG))
     start = np.int64(load_raw64(state + 8 * STATE_START))
@@ -186,7 +190,8 @@ def get_frames(
         if taken > 0 and taken >= most:
             break
         if unit_size == _FILLER_SIZE:
-            # The entry is a filler for a lost message; the reference handles fillers like Java.
+            # The entry is a filler for a lost message. The pure-Python version handles fillers as
+            # Java does.
             return NOT_SOUND
         if taken > 0 and size + unit_size > most_size:
             break
@@ -208,7 +213,8 @@ def get_frames(
         if verdict != REACHED_STOP or row[SIZE] != unit_size:
             return NOT_SOUND
         if load_i32(frame + AT_SYS_FLAG) & _INNER_BATCH == _INNER_BATCH:
-            # The reference finds the message of the queue offset in an inner batch.
+            # The frame is an inner batch. The pure-Python version finds the message with the
+            # requested queue offset in it.
             return NOT_SOUND
         if wanted != 0:
             props, props_length = frame + row[PROPS_AT], row[PROPS_LENGTH]
@@ -225,7 +231,8 @@ def get_frames(
 
 @njit(cache=True, error_model="numpy")
 def frame_rows(frames: int, count: int, out: int) -> None:
-    """Fill a table of rows (:mod:`logquarry.format.arrays`) for frames that a get returned.
+    """Write one row (:mod:`logquarry.format.arrays`) for each frame that a get returned. ``frames``
+    is the address of ``count`` frames, and ``out`` is the address of the table.
 
     Args: the address of ``count`` frames; the address of the table.
     """
@@ -235,7 +242,7 @@ def frame_rows(frames: int, count: int, out: int) -> None:
         frame = frames + at
         size = np.int64(load_i32(frame))
         place = load_i64(frame + AT_PHYSICAL_OFFSET)
-        # The frame is sound: this call only finds its parts.
+        # The frame was already checked. This call only finds the positions of its parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
         store_time = frame + HEAD_SIZE + HOST_V4
         if load_i32(frame + AT_SYS_FLAG) & BORN_V6:
@@ -266,7 +273,9 @@ def frame_rows(frames: int, count: int, out: int) -> None:
 
 @cache
 def get_frames_address() -> int:
-    """Return the address of :func:`get_frames` as a C function from eight int64 to one int64."""
+    """Return the address of :func:`get_frames` as a C function that takes eight int64 and returns
+    one int64.
+    """
 
     @cfunc(types.int64(*[types.int64] * 8), cache=True)
     def called(
@@ -279,7 +288,7 @@ def get_frames_address() -> int:
 
 @cache
 def frame_rows_address() -> int:
-    """Return the address of :func:`frame_rows` as a C function of three int64."""
+    """Return the address of :func:`frame_rows` as a C function that takes three int64."""
 
     @cfunc(types.void(*[types.int64] * 3), cache=True)
     def called(frames: int, count: int, out: int) -> None:

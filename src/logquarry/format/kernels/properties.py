@@ -1,5 +1,5 @@
-"""Kernels for property strings: they split and make the strings, check UTF-8, and compute tags
-codes.
+"""Kernels for property strings. They split strings into properties, make strings from properties,
+check UTF-8, and compute tags codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from logquarry.format.kernels.bytes import (
 
 
 def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
-    """Return the joined bytes of some names, and the length and the start of each name."""
+    """Return all names joined in one array, and the length and the start of each name in it."""
     lengths = np.array([len(name.encode()) for name in names])
     return (
         np.frombuffer("".join(names).encode(), np.uint8).copy(),
@@ -40,7 +40,7 @@ def name_table(names: Sequence[str]) -> tuple[Array, Array, Array]:
 
 @kernel
 def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array) -> int:
-    """Return the index of the name at an address; -1 if none of the names is there."""
+    """Return which of the names is at an address, as an index; -1 if it is none of them."""
     for name in range(lengths.shape[0]):
         if lengths[name] == length:
             same = True
@@ -55,7 +55,7 @@ def which_name(key: int, length: int, data: Array, lengths: Array, starts: Array
 
 
 # --------------------------------------------------------------------------------------------------
-# Parse property strings: their parts, the tags code, and invalid bytes.
+# Parse property strings: find their properties, compute the tags code, and find invalid bytes.
 
 _NAME_VALUE = ord(props.NAME_VALUE_SEPARATOR)
 _PROPERTY = ord(props.PROPERTY_SEPARATOR)
@@ -66,7 +66,7 @@ _NAME_BYTES, _NAME_LENGTHS, _NAME_STARTS = name_table(_NAMES)
 
 @kernel
 def bad_utf8(address: int, rows: Array, count: int) -> int:
-    """Return how many frames have properties that are not UTF-8."""
+    """Return the number of frames whose properties are not valid UTF-8."""
     bad = 0
     for i in range(count):
         start = address + rows[i, POSITION] + rows[i, PROPS_AT]
@@ -100,7 +100,7 @@ def next_separator(address: int, at: int, stop: int) -> int:
     while at < stop:
         if at + 8 <= stop:
             word = load_raw64(address + at)
-            # The subtraction sets the high bit of each byte below 3; a separator is below 3.
+            # The subtraction sets the high bit of each byte below 3. The separators are 1 and 2.
             low = (word - np.uint64(0x0303030303030303)) & ~word & np.uint64(0x8080808080808080)
             if low == 0:
                 at += 8
@@ -119,8 +119,9 @@ def mark_named(
 ) -> None:
     """Mark the frames that have a property with a given name (Horspool's search).
 
-    If the compared bytes end with the byte b, the search moves on by ``shifts[b]``: the distance
-    from the last b in the name to the name's end.
+    The search compares the name with the bytes at a position. If these bytes are different and
+    their last byte is b, the position advances by ``shifts[b]``: the distance from the last b in
+    the name to the end of the name.
     """
     size = name.shape[0]
     for i in range(count):
@@ -152,13 +153,16 @@ def parse_properties(
     table: Array,
     stamps: Array,
 ) -> int:
-    """Split the property strings, and return the number of pairs.
+    """Split property strings into pairs of a key and a value, and return the number of pairs.
 
-    ``starts`` and ``lengths`` (int32 (4, n)) get the values of TAGS, KEYS, UNIQ_KEY and DELAY
-    (length -1: absent). With ``want_pairs``, ``pairs`` (int32 (4, m)) gets start and length of each
-    key and value, each key once with its last value. ``pair_offsets`` gets the index of each
-    frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays. Their length is a power
-    of two, and at least twice the number of a frame's pairs. ``stamps`` must be filled with 0.
+    ``starts`` and ``lengths`` (int32 (4, n)) get the start and the length of the values of TAGS,
+    KEYS, UNIQ_KEY and DELAY in each frame; the length is -1 if a frame does not have the property.
+
+    With ``want_pairs``, ``pairs`` (int32 (4, m)) gets the start and the length of each key, and of
+    its value. A repeated key of a frame gets only one pair, with the last value. ``pair_offsets``
+    gets the index of each frame's first pair. ``table`` and ``stamps`` are int32 scratch arrays for
+    a hash table. Their length must be a power of two, and at least twice the number of pairs in any
+    frame. ``stamps`` must be filled with 0.
     """
     used = 0
     mask = table.shape[0] - 1
@@ -229,9 +233,9 @@ def tags_codes(
 ) -> int:
     """Compute the dispatcher's tags codes (``props.tags_code``) from valid UTF-8.
 
-    If a DELAY is not one to nine ASCII digits, the kernel leaves the frame to the reference, and
-    writes the frame's number to ``odd``. Returns the number of such frames. Times are in
-    milliseconds.
+    If a frame of the schedule topic has a DELAY that is not one to nine ASCII digits, the kernel
+    writes the frame's index to ``odd``. The caller must then compute the code of this frame with
+    the pure-Python version. Returns the number of such frames. Times are in milliseconds.
     """
     left_over = 0
     for i in range(count):
@@ -269,10 +273,13 @@ def tags_codes(
 
 
 # --------------------------------------------------------------------------------------------------
-# Make the property strings of many messages, and find properties on which the store acts.
+# Make the property strings of many messages, and find properties that make the store change a
+# message.
 
 _KEYS, _TAGS, _WAIT, _OTHERS = range(4)
-"""Kinds of property names. The reference encodes each message with a property of kind _OTHERS."""
+"""Kinds of property names. The encoder of single puts must encode each message that has a property
+of kind _OTHERS.
+"""
 _BUILT_NAMES = (
     props.KEYS,
     props.TAGS,
@@ -316,15 +323,17 @@ def property_strings(
     out_length: Array,
     odd: Array,
 ) -> None:
-    """Make the property strings of messages, in the order of ``Message.all_properties``.
+    """Make the property strings of messages. The properties have the order of
+    ``Message.all_properties``.
 
     Args:
         pair_first, pair_stop: the range of each message's pairs in ``pair_spans``.
         pair_spans: int64 (4, pairs); address and length of name and value.
         keys_length, tags_length: length of KEYS and TAGS; -1 if absent.
-        out: address with room for all strings; ``out_at`` and ``out_length`` get their places.
-        odd: set to 1 for messages that the reference must encode: they have DELAY or a similar
-            property, a repeated name, or a name without a value.
+        out: address of memory for all strings. ``out_at`` and ``out_length`` get the address and
+            the length of each string.
+        odd: set to 1 for each message that the encoder of single puts must encode, because the
+            message has DELAY or a similar property, a repeated name, or a name without a value.
     """
     for i in range(count):
         start = out
@@ -349,8 +358,8 @@ def property_strings(
             )
             if name >= _OTHERS or (name == _WAIT and not _is_true(value_at, value_length)):
                 odd[i] = 1
-            # The value in a column KEYS or TAGS replaces the property's value; the property keeps
-            # its place.
+            # The value in the column KEYS or TAGS replaces the value of the property with this
+            # name. The property keeps its place in the string.
             elif name == _KEYS and keys >= 0:
                 value_at, value_length = keys_at[i], keys
                 keys = -1
@@ -379,9 +388,10 @@ def property_strings(
 
 @kernel
 def look_into(count: int, at: Array, lengths: Array, odd: Array) -> None:
-    """Mark the strings with properties on which the store acts (``message_rules.looked_at``).
+    """Mark the property strings that contain a property that makes the store change the message
+    (``message_rules.looked_at``).
 
-    WAIT=true needs no action.
+    WAIT=true is not marked, because it is the default.
     """
     for i in range(count):
         start = at[i]

@@ -1,4 +1,6 @@
-"""The walk from frame to frame, and the search for the next sound frame after damage (resync)."""
+"""The kernels that read the log frame by frame (a walk), and that search for the next sound frame
+after damage (resync).
+"""
 
 from __future__ import annotations
 
@@ -81,11 +83,13 @@ def check_frame(
     check_crc: bool,
     row: Array,
 ) -> int:
-    """Check one position, as ``frame.decode_at`` does; fill ``row`` if a frame starts there.
+    """Check the bytes at one position, as ``frame.decode_at`` does. If a frame starts there, write
+    its row to ``row``.
 
-    Returns REACHED_STOP for a sound frame, else a code. ``window`` is the length of the window.
-    ``end`` is the index at which the file ends; it is at least ``window``. ``base`` is the physical
-    offset of the window's start.
+    ``address`` is the address of the window, the part of the log that can be read; ``window`` is
+    its length. ``base`` is the physical offset of its first byte. ``end`` is the end of the log
+    file, counted from the start of the window, and is at least ``window``. Returns REACHED_STOP for
+    a sound frame, else another code.
     """
     left = end - position
     here = window - position
@@ -181,19 +185,20 @@ def walk(
     has_heads: bool,
     rows: Array,
 ) -> tuple[int, int, int]:
-    """Follow the chain of frames from ``position``; see :func:`check_frame` for the arguments.
+    """Read frame after frame from ``position``, and write the row of each to ``rows``. See
+    :func:`check_frame` for the first arguments.
 
-    The walk ends before a frame that starts at or after ``stop``, or when ``rows`` is full. With
-    ``has_heads``, the head of a DLedger entry may be before a frame. Returns the number of frames,
-    the position after them, and a code.
+    The walk ends before a frame that starts at or after ``stop``, at bytes that are not a sound
+    frame, or when ``rows`` is full. With ``has_heads``, the head of a DLedger entry may be before a
+    frame. Returns the number of frames, the position after them, and a code.
     """
     count = 0
     asked = position
     while position < stop:
         if count == rows.shape[0]:
             return count, position, TABLE_FULL
-        # Each position depends on the frame before it. Without prefetching, the walk would wait for
-        # memory once per frame.
+        # The position of a frame is known only when the previous frame has been read. So without
+        # prefetching, the walk would wait for the memory at each frame.
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -232,11 +237,11 @@ def check_places(
     rows: Array,
     codes: Array,
 ) -> int:
-    """Check each position in ``places``: write the result to ``codes``, and the row of a sound
-    frame to ``rows``.
+    """Check each position in ``places``. Write the result to ``codes``, and, if the frame is sound,
+    its row to ``rows``.
 
-    If the size of a sound frame is not the size in ``sizes``, the code is BAD_SIZE; 0 in ``sizes``
-    allows every size. Returns the number of sound frames.
+    ``sizes`` has the expected size of each frame; 0 allows every size. If a sound frame has another
+    size, its code is BAD_SIZE. Returns the number of sound frames.
     """
     count = 0
     for i in range(places.shape[0]):
@@ -265,10 +270,11 @@ def find_frame(
     check_crc: bool,
     row: Array,
 ) -> tuple[int, int]:
-    """Return the first position in ``[start, stop)`` with a sound frame (resync), and REACHED_STOP.
+    """Find the first position in ``[start, stop)`` at which a sound frame starts (resync). Return
+    the position and REACHED_STOP.
 
-    If the window is too short to check a position, the code is NEED_MORE. If there is no sound
-    frame, the result is (stop, TRUNCATED).
+    If the window ends before a position can be checked, the code is NEED_MORE. If there is no sound
+    frame, return (stop, TRUNCATED).
     """
     position = start
     last = min(stop, window - AT_MAGIC)

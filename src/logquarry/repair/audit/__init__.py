@@ -30,10 +30,12 @@ index key                        index_entry_wrong, index_gap      none: a query
 keys after the index's end       index_behind, index_missing       build_index
 ===============================  ================================  =============================
 
-Verify reports every harmed (changed) queue offset (:mod:`.queues`). Recover corrects harmed queue
-offsets, with the queue as evidence, and writes a queue again from its first difference
-(:mod:`.first_difference`). For 12 of 363 test stores, verify and recover gave different verdicts on
-the queues.
+A queue offset is harmed if damage changed its bytes in the frame. Verify reports every harmed queue
+offset (:mod:`.queues`). Recover looks up the right offset in the queue, and corrects the harmed
+one. If a queue differs from the log, recover writes the queue's entries from the first difference
+on again (:mod:`.first_difference`). The two methods can give different verdicts on the queues: they
+did so for 12 of 363 test stores.
 
-The recovery mode ``rocketmq`` uses no audit (``java_*.py`` in :mod:`logquarry.repair.recover`).
+The recovery mode ``rocketmq`` repeats what RocketMQ does, and so does not use this package
+(``java_*.py`` in :mod:`logquarry.repair.recover`).
 """

@@ -1,8 +1,9 @@
-"""Audit of the batch queues of RocketMQ 5: finds all differences from the log, or only the first.
+"""Compares the batch queues of RocketMQ 5 with the log: finds all differences, or only the first.
 
-:class:`BatchQueuesAudit` looks up the entry of each frame by the frame's first queue offset.
-:class:`BatchQueueAudit` compares entries by their position, because a batch queue has its entries
-in the order of the log.
+:class:`BatchQueuesAudit` finds all differences: it looks up the entry of each frame by the frame's
+first queue offset. :class:`BatchQueueAudit` finds the first difference: it compares the entry at
+each position of the queue with the frame at the same position, because the entries and the frames
+have the same order.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class BatchQueuesAudit(QueuesAudit):
         self._has_rocksdb, self._batch_topics = False, frozenset()
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare the entries of the batch queues with the frames of a run."""
+        """Compare the frames of a run with the entries that the batch queues should have
+        for them.
+        """
         for key, part in parts.items():
             if is_batch(part.units):
                 self._add(key, part.units)
@@ -70,7 +73,8 @@ class BatchQueuesAudit(QueuesAudit):
             return
         stops = starts + entries["count"]
         seen = self._of(key, int(starts[0]))
-        # If a queue offset does not increase, the topic was recreated.
+        # If a queue offset does not increase, the topic was deleted and created again at this
+        # message.
         cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
         for number, (at, stop) in enumerate(pairwise(cuts)):
             if number:
@@ -199,7 +203,10 @@ class _Spare:
 
 
 def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
-    """Return the entry that begins at each ascending queue offset, and whether it exists."""
+    """Return two arrays: the entry that begins at each of ``starts``, and whether it exists.
+
+    ``starts`` holds queue offsets in ascending order. A missing entry is all zeros.
+    """
     there = np.zeros(len(starts), BATCH_DTYPE)
     found = np.zeros(len(starts), np.bool_)
     for spans in queue.spans(int(starts[0]), int(starts[-1]) + 1):
@@ -212,7 +219,9 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """Return the file and position where the entry of a queue offset is or should be."""
+    """Return the path of the file, and the byte position in it, where the entry of a queue offset
+    is. If the entry is missing, return the place to which a writer would write it.
+    """
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():
@@ -245,10 +254,11 @@ _CHUNK: Final = 1 << 12
 
 
 class BatchQueueAudit:
-    """Compares one batch queue with the log; ``disk`` is None if the queue has no usable files.
+    """Compares one batch queue with the log. ``disk`` is the queue on the disk, None if its files
+    are missing or unusable.
 
-    The methods match :class:`~logquarry.repair.audit.first_difference.QueueAudit`, with numbers of
-    entries instead of queue offsets.
+    The methods are those of :class:`~logquarry.repair.audit.first_difference.QueueAudit`, but their
+    arguments and results are numbers of entries instead of queue offsets.
     """
 
     def __init__(self, key: QueueKey, disk: BatchQueue | None, damage: Container[int]) -> None:
@@ -256,13 +266,15 @@ class BatchQueueAudit:
         self._disk = disk
         self._damage = damage
         self._had = 0 if disk is None else disk.entry_end
-        # Number of the next entry; None before the first message.
+        # Number of the next entry to compare; None until the log's first message of this queue.
         self._at: int | None = None
         self._next = 0
         self._found: FirstDifference | None = None
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with the wanted entries of the next frames of the log."""
+        """Compare the queue with ``entries``, which the next frames of the log should
+        have in it.
+        """
         entries = entries[entries["base"] >= 0]
         if not len(entries):
             return
@@ -272,7 +284,8 @@ class BatchQueueAudit:
         cuts = falls(starts, stops, expected)
         for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
             if at in cuts:
-                # The topic was recreated: the queue holds only the newest messages.
+                # The topic was deleted and created again: the queue has only the messages since
+                # then.
                 self._at, self._found = None, None
             if at < stop:
                 self._take_run(entries[at:stop])
@@ -298,7 +311,7 @@ class BatchQueueAudit:
     def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
         assert self._at is not None
         if is_behind_gap:
-            # Entries of lost messages can lie between entries of messages in the log.
+            # The queue can still have entries of messages that the log lost in this gap: skip them.
             self._pass_lost(int(wanted["physical_offset"][0]))
         there = own_messages(self._read(self._at, self._at + len(wanted)))
         same = np.zeros(len(wanted), np.bool_)
@@ -328,7 +341,11 @@ class BatchQueueAudit:
         )
 
     def _first_position(self, place: int) -> int:
-        """Return the number of the first message's entry; earlier entries must be expired."""
+        """Return the number of the first entry that points to ``place`` or a later offset.
+
+        ``place`` is the physical offset of the queue's first message in the log. Retention must
+        have deleted the messages of earlier entries.
+        """
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE
         while at < self._had:
@@ -340,12 +357,15 @@ class BatchQueueAudit:
         return self._had
 
     def _pass_lost(self, place: int) -> None:
-        """Skip the entries of lost messages that point before a physical offset."""
+        """Skip entries of lost messages, up to the first that points to ``place`` or a later
+        offset.
+        """
         assert self._at is not None
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, the first ones only fill a large gap.
+            # If a frame has several entries, all but the last have no message: they only bridge a
+            # gap in the queue offsets that is too large for one entry.
             if not is_lost and entry["reserved"] != entry["count"]:
                 return
             self._at += 1
@@ -365,7 +385,7 @@ class BatchQueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result; call this after the whole log is read."""
+        """Return the result. Call this only after the whole log is compared."""
         first = None
         if self._disk is not None and self._disk.files:
             first = self._disk.files[0].base // ENTRY_SIZE

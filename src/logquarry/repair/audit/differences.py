@@ -1,4 +1,6 @@
-"""Typed differences between log, queues and index, with the rules and limits that decide them."""
+"""The differences between log, queues and index: their types, and the rules and limits by which
+they are found.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,22 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
-"""Parts of the log without a readable message."""
+"""Parts of the log in which no message can be read: damaged bytes, and files that retention
+deleted.
+"""
 
-# MOST_GAP and MOST_OFFSET, which limit the writer too, are in logquarry.write.queue_writer.
+# Two further limits, MOST_GAP and MOST_OFFSET, also limit the writer, and so are in
+# logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""A gap in the queue offsets may have this many more messages than fit into the damaged bytes."""
+"""Number of queue offsets by which a gap may exceed the messages that fit into the
+damaged bytes.
+"""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of stretches of misplaced entries to report for one queue."""
+"""Maximum number of ranges of misplaced entries that verify reports for one queue. The entries of a
+range follow each other, and are misplaced in the same way.
+"""
 _CLOCK_MS: Final = 1_000
 
 
@@ -43,7 +52,7 @@ class Difference:
         file: path below the store's folder.
         offset: physical offset in the log; position in any other file.
         length: number of affected bytes, 0 if unknown.
-        is_explained: a crash explains the difference, so it is not damage.
+        is_explained: whether a crash explains the difference, so that it is not damage.
     """
 
     kind: str
@@ -58,7 +67,8 @@ class Difference:
 class EntryGroup:
     """Entries of a queue or of an index file that differ from the log in the same way.
 
-    ``number`` and ``reason`` describe the first entry; in a queue, ``number`` is its queue offset.
+    ``number`` and ``reason`` are those of the first entry, ``count`` is the number of entries. In a
+    queue, ``number`` is the first entry's queue offset.
     """
 
     kind: str
@@ -67,13 +77,15 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """Return the difference for verify."""
+        """Return the group as one difference; ``position`` is the byte position of its
+        first entry.
+        """
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
 
 
 def and_more(count: int) -> str:
-    """Return the end of a text that names only the first of ``count`` items."""
+    """Return ", and N more" for a text that names only one of ``count`` items; "" for one item."""
     return f", and {count - 1} more" if count > 1 else ""
 
 
@@ -81,8 +93,9 @@ def and_more(count: int) -> str:
 class FirstDifference:
     """The first place where a queue differs from the log.
 
-    ``offset`` is a queue offset; in a batch queue, the number of an entry. ``resume_at`` is the
-    physical offset of the message at this place, or of the next message.
+    ``offset`` is the queue offset of the first wrong entry; in a batch queue, the number of this
+    entry. ``resume_at`` is the physical offset of the message with this queue offset. If the log
+    has no such message, it is the physical offset of the queue's next message.
     """
 
     offset: int
@@ -98,12 +111,13 @@ class AuditedQueue:
 
     Attributes:
         had_until: queue offset at which the queue ends on the disk.
-        ends_empty: whether the last of several files has no entry.
+        ends_empty: whether the queue has several files, and the last file has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: if there is no difference, each entry before this queue offset stays: its
-            message is in the log, or was lost or deleted.
-        moved: the right queue offset of each message whose queue offset is harmed, by physical
-            offset.
+        kept_until: a recovery keeps the entries before this queue offset, and cuts off the later
+            ones. The message of a kept entry is in the log, was lost by damage, or was deleted by
+            retention. Valid only if ``difference`` is None.
+        moved: the right queue offset of each message whose frame has a harmed queue offset. The
+            keys are the physical offsets of these messages.
     """
 
     key: QueueKey
@@ -119,20 +133,26 @@ class AuditedQueue:
 
 # ------------------------------------------------------------------------------------------- files
 class FileFault(Enum):
-    """A contradiction between a file's name or size and the file's place in the sequence."""
+    """The ways in which a file of the log or of a queue does not fit the files around it."""
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file is empty: the writer crashed between creating and sizing the file."""
+    """The last file has 0 bytes: the writer created the file, and crashed before it set
+    the size.
+    """
     PLACE = "place"
     """The offset in the file's name is no multiple of the file size."""
     GAP = "gap"
-    """Files before this file are missing."""
+    """Files between the previous file and this file are missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file that does not fit its sequence; ``size`` is the right size of each file in bytes."""
+    """A file whose name or size does not fit the files around it.
+
+    ``before`` is the previous file, None for the first. ``size`` is the right size of each file in
+    bytes.
+    """
 
     fault: FileFault
     file: StoreFile
@@ -141,12 +161,16 @@ class FileDifference:
 
     @property
     def missing(self) -> range:
-        """Offsets in the names of the missing files; only for GAP."""
+        """The offsets that the names of the missing files would have. Only for
+        ``FileFault.GAP``.
+        """
         assert self.before is not None
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """Return the fault as text; ``path`` replaces the path below the store's folder."""
+        """Return the fault as text. If ``path`` is given, the text shows it in place of the file's
+        path below the store's folder.
+        """
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -156,10 +180,13 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """Return verify's difference for a wrong size; ``offset`` is 0 for a file outside of the
-        log.
+        """Return the difference that verify reports for a wrong size.
+
+        ``offset`` is the physical offset at which the file's fault begins; 0 if it is no file of
+        the log.
         """
-        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
+        # QUIRK: RocketMQ refuses to start if the last file has 0 bytes, although no message is
+        # lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -171,12 +198,13 @@ def file_differences(
 ) -> Iterator[FileDifference]:
     """Yield the files that have a wrong size or place.
 
-    ``lacks_first``: the first file represents missing files (``StoreLayout.lost_head``).
+    If ``lacks_first``, the log's first files are lost, and the first item of ``files`` stands in
+    their place, with size 0 (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
     for file in files:
-        # The missing files at the log's start count as one empty file.
+        # The item for the lost first files has size 0: this is no wrong size.
         if file.size != size and (file.size or file is not lost):
             is_empty_last = not file.size and file is files[-1]
             fault = FileFault.EMPTY_LAST if is_empty_last else FileFault.SIZE
@@ -189,7 +217,7 @@ def file_differences(
 
 
 def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Difference]:
-    """Yield a difference for each file of a queue that is missing or has a wrong size."""
+    """Yield a difference for each gap between the files of a queue, and each wrong file size."""
     for found in file_differences(files.files, files.file_size):
         if found.fault is FileFault.GAP:
             missing = f"{folder}/{found.missing.start:0{NAME_DIGITS}d}"
@@ -203,7 +231,7 @@ def queue_file_differences(folder: str, files: FileSequence) -> Iterator[Differe
 def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
     """Return the reason why the files of a queue are unusable, or None."""
     for found in file_differences(files, size):
-        # The writer has not yet written to an empty last file.
+        # An empty last file does no harm: the writer has not yet written an entry to it.
         if found.fault is not FileFault.EMPTY_LAST or found.before is None:
             return found.reason()
     return None
@@ -212,14 +240,15 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """The tags codes to accept in an entry in addition to the code of the message.
+    """The tags codes that an entry may have besides the tags code of its message.
 
-    An address in ConsumeQueueExt, which is below ``INT_MIN``, is always accepted.
+    A tags code below ``INT_MIN`` is an address in ConsumeQueueExt. It is always accepted.
 
     Attributes:
-        any_time: accept every positive number. Entries of the schedule topic hold a delivery time,
-            which depends on the broker's delay levels.
-        slack_ms: largest accepted error of a delivery time in milliseconds.
+        any_time: whether to accept every positive number. An entry of the schedule topic has the
+            delivery time as its tags code. This time cannot be checked without the delay levels.
+        slack_ms: maximum difference in milliseconds between an accepted delivery time and the
+            expected one.
     """
 
     any_time: bool = False
@@ -227,7 +256,7 @@ class TagsRule:
 
     @classmethod
     def of_readers(cls, topic: str) -> TagsRule:
-        """Return the rule for a check that does not know the broker's delay levels."""
+        """Return the rule for verify, which does not know the broker's delay levels."""
         return cls(any_time=topic == SCHEDULE_TOPIC)
 
     @classmethod
@@ -235,7 +264,8 @@ class TagsRule:
         """Return the rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
-        Queue -1 holds messages that a broker stored before the broker loaded its delay levels.
+        Queue -1 has the messages that a broker stored before it loaded its delay levels, so their
+        delivery times follow no delay level.
         """
         topic, queue_id = key
         if topic != SCHEDULE_TOPIC:
@@ -244,7 +274,9 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Mark entries with the wanted physical offset and size, and an accepted tags code."""
+    """Return a mask: whether each entry has the wanted physical offset and size, and a tags code
+    that ``tags`` accepts.
+    """
     same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
@@ -259,7 +291,9 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 
 
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) for each part of an array whose offsets increase by 1."""
+    """Yield (start, stop), as array indices, for each part in which every offset is one more than
+    the offset before it.
+    """
     cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
     for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
         if start < stop:
@@ -268,9 +302,10 @@ def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
 
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
-    """Return, for each physical offset, the number of the span that contains it, or -1.
+    """Return, for each physical offset, the index in ``spans`` of the span (part of the log) that
+    contains it; -1 if none does.
 
-    The spans must be ordered and must not overlap.
+    The spans must be in ascending order, and must not overlap.
     """
     if not spans:
         return np.full(len(places), -1, np.int64)
@@ -282,14 +317,18 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Mark the physical offsets within spans of the log."""
+    """Return a mask: whether each physical offset lies in one of the spans. The spans
+    may overlap.
+    """
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside
 
 
 def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether the message of an entry is lost: its first and last byte are in damage."""
+    """Whether damage destroyed the message of an entry: both the first and the last byte of the
+    message are in ``damage``.
+    """
     first, size = entry.physical_offset, entry.size
     return size > 0 and first in damage and first + size - 1 in damage
 
@@ -297,17 +336,19 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
     """Whether an entry without a message in the log may stay in a queue.
 
-    Fillers and entries of lost messages may stay. Removing an entry would move the later entries to
-    other queue offsets.
+    It may stay if it is a filler, or if its message was lost. Such an entry is not removed, because
+    the later entries would then move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether an index header has the physical offsets of the file's first and last entry."""
+    """Whether the physical offsets in an index header are those of the file's first and
+    last entry.
+    """
     return (header.begin_offset, header.end_offset) == (first, last)
 
 
 def queue_name(key: QueueKey) -> str:
-    """Return a queue's name for reasons and findings."""
+    """Return the text with which reasons and findings name a queue."""
     return f"queue {key[1]} of {key[0]}"

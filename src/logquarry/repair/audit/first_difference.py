@@ -1,9 +1,13 @@
-"""Audit of the consume queues for a recovery: the first difference of each queue from the log.
+"""Compares the consume queues with the log, for a recovery: finds the first difference of each
+queue.
 
-No CRC covers the queue offset in a frame, so damage can change the offset unnoticed ("harmed"). An
-offset that does not fit counts as harmed in two cases: the queue has the message at another queue
-offset, or the offsets of the neighbouring messages show the right one. Otherwise, an offset that
-falls back means a recreated topic, and a gap means lost messages.
+No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
+still seems valid. This audit calls such a queue offset harmed.
+
+A queue offset that does not continue the previous one is harmed in two cases: the queue has the
+message's entry at another queue offset, or the neighbouring messages in the log show another queue
+offset. In all other cases, the audit believes the frame. A lower queue offset then means that the
+topic was deleted and created again, and a gap means that messages were lost.
 """
 
 from __future__ import annotations
@@ -39,9 +43,10 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
 class QueueAudit:
-    """Compares one queue with the log; if ``mends``, corrects harmed queue offsets.
+    """Compares one queue with the log; if ``mends``, also finds the right value of harmed offsets.
 
-    ``disk`` is None if the queue has no usable files. Memory does not grow with the log.
+    ``disk`` is the queue on the disk, None if its files are missing or unusable. Memory does not
+    grow with the log.
     """
 
     def __init__(
@@ -64,8 +69,8 @@ class QueueAudit:
         self._known_until = 0
         self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, kept only if its offset does not fit; the next message shows the right
-        # offset.
+        # The last message, if its queue offset does not continue the previous one; else None. The
+        # next message shows whether this queue offset is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._largest_gap = 0
@@ -87,7 +92,11 @@ class QueueAudit:
         self._take_run(offset, entries)
 
     def _settle(self, following: int | None) -> None:
-        """Decide the queue offset of the last message, from the next message's queue offset."""
+        """If the last message's queue offset is in doubt, decide it with the offset of the next
+        message.
+
+        ``following`` is the queue offset of the next message, None at the log's end.
+        """
         odd, self._odd = self._odd, None
         if odd is None:
             return
@@ -97,7 +106,7 @@ class QueueAudit:
             self._take_first(offset, entries, following)
             return
         is_far = offset - expected > self._room(entries)
-        # The offsets of a recreated topic begin at 0.
+        # A topic that was deleted and created again begins at offset 0. So 0 is no sign of harm.
         falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
         agrees = offset >= 0 and (following == offset + 1 or self._has(offset, entries))
         if following == expected + 1 or (not agrees and (is_far or falls_back)):
@@ -137,13 +146,15 @@ class QueueAudit:
     def _take_run(self, offset: int, entries: Units) -> None:
         expected = self._next
         if expected is not None and offset != expected and self._has(expected, entries):
-            # The offsets in all these frames are harmed, and the offsets in the queue are right.
+            # The queue has these entries at the expected offsets. So the offsets in all these
+            # frames are harmed.
             for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                 self._moved[place] = expected + at
             offset = expected
         is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
         if is_far or not 0 <= offset <= MOST_OFFSET:
-            # No queue reaches the offsets of these messages: continue after the last good offset.
+            # No queue can have these queue offsets, so they are harmed. Instead, continue after the
+            # last good offset.
             right = self._place_in_queue(entries[:1]) if expected is None else expected
             entries = entries[: MOST_MOVED - len(self._moved)]
             if not len(entries):
@@ -166,7 +177,9 @@ class QueueAudit:
             self._compare(offset, entries)
 
     def _room(self, entries: Units) -> int:
-        """Return the number of messages that can be missing before the first of these entries."""
+        """Return how many messages can have been lost between the previous message and
+        ``entries``.
+        """
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
@@ -177,7 +190,9 @@ class QueueAudit:
             self._found = None
 
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue has these entries at an offset, and no earlier difference exists."""
+        """Whether the queue has these entries at an offset. False if a difference was already
+        found.
+        """
         if self._disk is None or self._found is not None:
             return False
         at, stop = offset, offset + len(entries)
@@ -243,7 +258,8 @@ class QueueAudit:
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """Return the first entry of a range that must be removed; ``stop`` if there is none.
+        """Return the queue offset of the first entry between ``start`` and ``stop`` that a recovery
+        must remove; ``stop`` if all of these entries may stay.
 
         Entries that point before ``log_start`` may stay, because retention deleted their messages.
         """
@@ -263,7 +279,7 @@ class QueueAudit:
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result; call this after the whole log is read."""
+        """Return the result. Call this only after the whole log is compared."""
         found, end = self.difference, self._next
         if self._first is not None:
             stop = min(self._first, self._had)
@@ -296,7 +312,8 @@ def _unknown(offset: int, resume_at: int) -> FirstDifference:
 class QueueAudits:
     """Compares all queues of a store with its log.
 
-    A queue with unusable files is None in ``queues``. ``damage`` grows while the log is read.
+    In ``queues``, a queue with unusable files has the value None. ``damage`` has the damaged bytes
+    of the part of the log that was read so far.
     """
 
     def __init__(

@@ -45,7 +45,8 @@ Slots = Int32
 class IndexAudit:
     """Compares the index of a store with its log.
 
-    A Spark task found all chains right in the files of ``known_chains``.
+    ``known_chains`` has the paths of the files in which a Spark task found all chains right. This
+    audit does not check these chains again.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -53,7 +54,8 @@ class IndexAudit:
         self.entries = 0
         self._files = OpenFiles(layout)
         self._index = Index(layout, files=self._files)
-        # Read the headers before the log, because a live writer extends the index.
+        # Read the headers before the log, because a running writer appends to both. The log then
+        # has the message of each entry that the headers count.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -72,7 +74,9 @@ class IndexAudit:
         return IndexEntries(self._index.files, self._files, self._log_start)
 
     def add(self, followed: Followed) -> None:
-        """Compare the keys of a run of the log with the next entries."""
+        """Compare the keys of the messages in a run of the log with the next entries of
+        the index.
+        """
         self._has_keys = True
         hashes = followed.key_hashes
         if len(hashes) and not self._stream.is_broken:
@@ -80,26 +84,31 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether ``start`` is the next entry to compare, or the comparison in order has ended."""
+        """Whether the comparison can go on at ``start``: it is the next entry to compare, or a
+        difference has already ended the comparison in order.
+        """
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
-        """Accept the next entries, up to ``stop``, because a Spark task has compared them."""
+        """Skip the next entries, up to ``stop``, because a Spark task has already compared them."""
         self._has_keys = True
         self._stream.skip_to(stop)
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has exactly the entries of the log's keys, in the order of the keys.
+        """Whether the index has one entry for each key in the log, in the same order, and no other
+        entries.
 
-        If False, call :meth:`count` for each run of the log.
+        If False, read the log again, and call :meth:`count` for each run.
         """
         if not self._has_keys:
             return True
         return self._stream.is_through and not self._all.has_odd_header
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run, so that :meth:`finish` can count the missing ones."""
+        """Count the keys of a run; :meth:`finish` subtracts the entries to find the
+        missing keys.
+        """
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
@@ -186,7 +195,9 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether an index file is complete, and all its chains are right."""
+        """Whether the file holds all entries that its header counts, and each slot and each entry
+        leads to the right earlier entry.
+        """
         file = next((file for file in self._index.files if file.path == path), None)
         if file is None or file.header.entry_count <= 1 or file.shape is None:
             return False
@@ -261,7 +272,7 @@ class IndexAudit:
         audit.check(entries)
         for group in audit.wrong.values():
             yield group.at(file.path, shape.entry_position(group.number), ENTRY.size)
-        # Do not count a wrong entry as a missing key too.
+        # The key of a wrong entry would also be counted as missing: report it only once.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
         if audit.is_ordered and missing > 0:
@@ -270,7 +281,9 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """Return the ranges before and between index files; empty if a header is invalid."""
+    """Return the parts of the log before the first index file and between index files. Return no
+    part if a header is invalid.
+    """
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -279,9 +292,11 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """Counts of wrong entries and slots of an index file, and the first wrong entry and slot.
+    """The wrong entries and wrong slots of one index file: how many there are, and the first of
+    each.
 
-    The entry at position ``first`` should lead to the entry with number ``expected``.
+    ``first`` is the position of the first wrong entry. It should lead to the entry with number
+    ``expected``.
     """
 
     wrong: int
@@ -324,7 +339,7 @@ def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str 
 
 
 def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> str | None:
-    """Return the fault of an index file's header or entries as text, or None."""
+    """Return why the header or the entries of an index file are wrong, as text, or None."""
     fault = _header_fault(data, size, shape, log_end)
     if fault is not None:
         return fault
@@ -357,7 +372,9 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return the fault of a file of another log, or of a file that overlaps the previous file."""
+    """Return a text if an index file is of another log, or overlaps the previous file;
+    else None.
+    """
     if header.entry_count > 1 and not _is_of(log, log_start, header):
         return f"the log has no message at {header.end_offset}, where its last key points"
     if before is not None and header.end_offset < before.end_offset:
@@ -366,7 +383,9 @@ def sequence_fault(
 
 
 def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
-    """Whether the log has, or retention has deleted, the message of an index file's last key."""
+    """Whether an index file is of this log: the log has the message of the file's last key, or
+    retention has deleted it.
+    """
     if header.end_offset < log_start:
         return True
     outcome = log.outcome_at(header.end_offset, check_crc=False)
@@ -374,9 +393,9 @@ def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:
-    """Return the number of entries at a file's end that belong to its last message.
+    """Return how many of the file's last entries are keys of the file's last message.
 
-    The next file can have further keys of that message.
+    The entries of this message's other keys can be in the next file.
     """
     number = header.entry_count
     while number > 1:

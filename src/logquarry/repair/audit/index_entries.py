@@ -1,8 +1,9 @@
 """Audit of index entries against the keys of the messages to which they point.
 
 :class:`EntryStream` compares entries and keys in order while the log is read. If an entry differs,
-:class:`EntryAudit` checks each entry of a file. The chains alone do not show a wrong hash: a hash
-that is off by a multiple of the slot count is in the right chain.
+:class:`EntryAudit` checks each entry of a file. Checking the chains would not be enough: a chain
+holds all hashes of one slot, so a wrong hash stays in the right chain if it differs from the right
+one by a multiple of the slot count.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ ENTRY_DTYPE: Final = ENTRY.dtype()
 Entries = Records
 
 _CHUNK: Final = 1 << 18
-"""Number of entries to check together, so that memory does not grow with the file."""
+"""Number of entries that are checked in one step. The limit keeps memory small for a large file."""
 _LOW: Final = 0xFFFFFFFF
 
 
@@ -39,8 +40,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry; counts only messages between two physical
-            offsets (both exclusive), without COMMIT messages.
+        keys: number of distinct keys that have an entry. Counts only the keys of messages after one
+            physical offset and before another, and no keys of COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -56,12 +57,13 @@ class EntryAudit:
         self._between = between
 
     def check(self, entries: Entries) -> None:
-        """Check all entries of the file, from number 1 on."""
+        """Check all entries of the file. ``entries`` begins with entry number 1."""
         start = last = 0
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # Check all entries of a message in one chunk, so that none of its keys counts twice.
+            # A chunk must not end within the entries of one message: a key of this message could
+            # then be counted twice.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]
@@ -104,8 +106,11 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Mark the entries whose hash belongs to a key of the frame in row ``numbers``."""
-        # An entry of a tag is accepted, but not required: an older broker indexed no tags.
+        """Return a mask: whether the hash of each entry is that of a key of its frame. ``numbers``
+        has the row of the frame for each entry.
+        """
+        # An entry whose key is the message's tag may exist, but need not: older brokers indexed no
+        # tags.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
             known = np.sort(_pairs(owners, positive(raw)))
@@ -125,10 +130,10 @@ class EntryAudit:
 
 
 class KeyCounter:
-    """Counts the keys that index files should have, run by run.
+    """Counts the keys for which index files should have entries, one run of the log at a time.
 
-    Only keys of the messages between a file's first and last message count, because the keys of
-    those two messages can be in the neighbouring files. COMMIT messages do not count, because 3.x
+    For each file, the keys of its first and its last message are not counted, because entries of
+    these keys can be in the previous or the next file. COMMIT messages do not count, because 3.x
     did not index their keys.
     """
 
@@ -138,7 +143,9 @@ class KeyCounter:
         self.keys = np.zeros(len(ranges), np.int64)
 
     def add(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run; ``has_key`` marks its frames with keys for the index."""
+        """Count the keys of a run. ``has_key`` is a mask: whether each frame has keys for the
+        index.
+        """
         if not ((self._begins < run.end) & (self._ends > run.start)).any():
             return
         rows = run.rows[has_key & ~_is_commit(run)]
@@ -184,8 +191,10 @@ def _is_commit(run: Run) -> Bools:
 
 # ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""The place of an entry: (number of the file, number in the file), from 0. Files without entries do
-not count. The place after the last entry is (number of files, 0)."""
+"""The place of an entry: (number of the file, number of the entry in the file), both counted from
+0. Files without entries are left out of the count. The place after the last entry is (number of
+files, 0).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +206,7 @@ class _Part:
 
 
 class IndexEntries:
-    """The entries of all index files with a sound header, oldest file first.
+    """The entries of all index files with a valid header, oldest file first.
 
     Entries at a file's start that point before ``log_start`` are skipped.
     """
@@ -223,7 +232,9 @@ class IndexEntries:
 
     @cached_property
     def has_odd_header(self) -> bool:
-        """Whether a header names another first or last message than the file's entries."""
+        """Whether a header has other physical offsets than the first and the last entry of its
+        file.
+        """
         for number, part in enumerate(self._parts):
             first, last = self._offset(number, 0), self._offset(number, part.count - 1)
             if not names_ends(part.header, first, last):
@@ -231,7 +242,9 @@ class IndexEntries:
         return False
 
     def start(self, number: int) -> int:
-        """Return the first entry of a file whose message may still be in the log."""
+        """Return the position in a file of the first entry whose message retention has
+        not deleted.
+        """
         known = self._starts[number]
         if known is None:
             known = 0
@@ -242,7 +255,9 @@ class IndexEntries:
         return known
 
     def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Return the entries of a file from ``first`` to ``stop``, or to the last."""
+        """Return the entries of a file from ``first`` up to ``stop`` (exclusive), or up to the
+        file's end.
+        """
         part = self._parts[number]
         stop = part.count if stop is None else min(stop, part.count)
         place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
@@ -253,9 +268,9 @@ class IndexEntries:
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def first_from(self, offset: int) -> Place:
-        """Return the first entry that points to physical offset ``offset`` or a later one.
+        """Return the place of the first entry whose physical offset is ``offset`` or higher.
 
-        If the entries are not in the order of the log, the place is arbitrary.
+        The entries must be in the order of the log; else the search returns a wrong place.
         """
         for number, part in enumerate(self._parts):
             if self._offset(number, part.count - 1) < offset:
@@ -291,15 +306,17 @@ class EntryStream:
 
     @property
     def place(self) -> Place:
-        """The next entry to compare."""
+        """The place of the next entry to compare."""
         return self._place
 
     def skip_to(self, place: Place) -> None:
-        """Skip entries that a Spark task has compared."""
+        """Go on at ``place``, because a Spark task has compared the entries before it."""
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys: physical offsets of their messages, and hashes."""
+        """Compare the next keys. ``places`` has the physical offsets of their messages, ``hashes``
+        the keys' hashes.
+        """
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place
@@ -319,5 +336,7 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether each key had exactly one entry, in order, and all entries have been compared."""
+        """Whether index and keys agree: each key had exactly one entry, in the order of the log,
+        and no entry is left.
+        """
         return not self.is_broken and self.is_at_end

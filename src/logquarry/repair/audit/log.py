@@ -1,17 +1,18 @@
 """Audit of the log for a repair: decides whether a break is the log's end or damage.
 
-A break ends the log (torn tail or stale frames) if one of these rules applies:
+A break is a place at which no valid frame begins. It ends the log (torn tail or stale frames) if
+one of these rules applies:
 
 1. The break is at or after the durable offset.
 2. The store was shut down cleanly, and the break is after the last message in a queue.
 3. The frame after the break is older than the frame before the break. Or the store was shut down
-   cleanly and is not of RocketMQ 5.5, and the frame is newer than the checkpoint.
+   cleanly, and the frame after the break is newer than the checkpoint (not for RocketMQ 5.5).
 4. No frame follows.
 
 Any other break is damage, and the log continues. If rule 3 or 4 applies to a break before
 :attr:`KnownBounds.least`, the bytes up to this offset are damage, and the log ends there. Verify
-reads the log without these rules (:func:`logquarry.read.log_end.log_bound`), except for frames
-after the log's end.
+does not use these rules to find the log's end (:func:`logquarry.read.log_end.log_bound`). It uses
+them only for the frames after the log's end.
 
 :func:`are_stale_bytes` recognizes bytes of earlier messages after the log's end.
 """
@@ -50,22 +51,23 @@ from logquarry.read.log_end import checkpoint_times, last_entries
 from logquarry.read.queue import Queue
 
 _PAGES: Final = (4 << 10, 16 << 10, 64 << 10)
-"""Page sizes of the systems that run RocketMQ."""
+"""Page sizes, in bytes, of the systems on which RocketMQ runs."""
 _BACK: Final = 16 << 20
-"""Number of bytes before the log's end to search for the earlier messages."""
+"""Number of bytes before the log's end that are searched for the source of stale bytes."""
 _MOST_FRAMES: Final = 1 << 14
 _MOST_BATCH: Final = 128
-"""Maximum number of messages in the last append, which can be a batch."""
+"""Maximum number of messages that the last append is assumed to have. A batch is one append."""
 _CERTAIN: Final = 32
-"""Number of bytes that suffice as evidence if the store was shut down cleanly."""
+"""Number of bytes that must match earlier messages if the store was shut down cleanly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
-    ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp``
-    comes from the checkpoint, and is None for a store that may be from RocketMQ 5.5.
+    ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
+    the store time of the last message in the queues, as the checkpoint has it. It is None if the
+    store may be from RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -75,7 +77,7 @@ class KnownBounds:
 
     @property
     def likely_end(self) -> int | None:
-        """Physical offset near the log's end, None if unknown."""
+        """Physical offset that the log has probably reached, None if unknown."""
         return max(self.durable or 0, self.queued or 0) or None
 
     @property
@@ -88,9 +90,9 @@ class KnownBounds:
 def find_bounds(
     layout: StoreLayout, queues: Iterable[Queue], *, ignores_cut: bool = False
 ) -> KnownBounds:
-    """Return the known bounds; ``ignores_cut`` also counts messages that a recovery cut off."""
+    """Return the known bounds; ``ignores_cut`` also uses entries of messages a recovery cut off."""
     entries = last_entries(layout, queues)
-    # RocketMQ 5.5 writes the time when it syncs the queues, and not at the shutdown.
+    # RocketMQ 5.5 updates this time only when it syncs the queues, and not at a clean shutdown.
     may_lag = ROCKSDB_STORE in layout.folders
     queued = entries[0].end if entries else None
     cut = None if ignores_cut else layout.cut_end
@@ -103,7 +105,7 @@ def find_bounds(
 
 
 class TimedRun(Guess, Protocol):
-    """Sound frames without a gap, from a thread or a Spark task (:class:`AuditedRun`)."""
+    """A run (valid frames without a gap) from a thread or a Spark task (:class:`AuditedRun`)."""
 
     @property
     def count(self) -> int:
@@ -124,12 +126,12 @@ F = TypeVar("F", bound=TimedRun)
 class LogAudit:
     """Reads a log once, from its start to its end.
 
-    The attributes are final after :meth:`runs` or :meth:`guided_runs` has ended.
+    Read the attributes only after :meth:`runs` or :meth:`guided_runs` has ended.
 
     Attributes:
-        start: physical offset of the first byte of a file.
+        start: physical offset at which the audit begins; always the first byte of a file.
         last_timestamp: store time of the last message in milliseconds, 0 if there is none.
-        latest_timestamp: latest store time; later than the last one if a clock was set back.
+        latest_timestamp: latest store time; later than ``last_timestamp`` if a clock was set back.
         words: reasons for the log's end, as text.
     """
 
@@ -156,11 +158,13 @@ class LogAudit:
         self._log = CommitLog(layout)
 
     def runs(self) -> Iterator[Run]:
-        """Yield the frames in order, including frames whose only damage is in the body."""
+        """Yield all frames in order. A frame whose only damage is in its body is included."""
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield the frames in order, from the runs of threads or tasks. Not for a live log."""
+        """Yield all frames in order, in runs that threads or tasks have read. No writer may be
+        active.
+        """
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -190,8 +194,8 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut off these frames. A queue entry that points to a stale
-                    # frame does not prove that the log continues.
+                    # An earlier recovery cut off these frames, so they are not in the log. A queue
+                    # entry that points to one of them does not prove that the log continues.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
                     break
@@ -199,13 +203,13 @@ class LogAudit:
                 broken = []
             if isinstance(event, BlankSpan):
                 # A writer puts at least one message into each file. So a blank at a file's start
-                # shows that the file was lost.
+                # shows that the file was lost, and that a repair put the blank in its place.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Do not use the latest time: after a clock was set back, later frames would seem
-                # stale.
+                # Compare later frames with the last store time and not with the latest: after a
+                # clock was set back, all later frames would seem stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -240,7 +244,7 @@ class LogAudit:
         if stored < self.last_timestamp:
             return f"{where} are older: an earlier recovery left them"
         known = bounds.dispatched_timestamp
-        # A checkpoint older than the frames before the break is wrong.
+        # If the checkpoint is older than the frames before the break, it is wrong: ignore it.
         is_known = known is not None and known >= self.last_timestamp
         if bounds.is_closed and bounds.durable is None and is_known and stored > (known or 0):
             return f"{where} are newer than the last dispatched message in the checkpoint"
@@ -277,9 +281,9 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add spans for the zeros between and after damaged spans.
+        """Add spans for the zeros that lie between damaged spans, and after them up to ``least``.
 
-        Without a durable offset, the method adds zeros only in files with damage.
+        If the durable offset is unknown, the method does so only in files that have other damage.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -320,7 +324,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
     QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
     PUT_OK. RocketMQ writes a queue entry that points to the second file and has the size of a file.
-    A sound message never has this size, because a frame leaves room for a blank of 8 bytes.
+    A real message never has this size, because its frame leaves room for a blank of 8 bytes.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -332,7 +336,7 @@ def never_written(layout: StoreLayout) -> set[int]:
 
 
 def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
-    """Yield the frames with damage only in the body, at the start of a damaged span."""
+    """Yield the frames at the start of a damaged span whose only damage is in the body."""
     files = layout.commit_log
     file = files.at(span.offset)
     if file is None or not file.size:
@@ -350,10 +354,11 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 
 
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
-    """Return the physical offset of the log's last message if its properties or topic end in zeros.
+    """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    No CRC covers topic and properties. If a replica crashes while it receives a message, the zeros
-    of the file make the incomplete frame look whole.
+    A message counts as incomplete if its properties (or, without properties, its topic) end in a
+    zero byte. If a replica crashes while it receives a message, the rest of the frame stays zero.
+    The frame then still seems valid, because no CRC covers topic and properties.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -374,7 +379,7 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
 
 
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:
-    """Return the damage as JSON objects (docs/json.md)."""
+    """Return one JSON object for each damaged span (docs/json.md)."""
     return [
         {
             "kind": span.kind,
@@ -397,11 +402,12 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
         buffer   | last append | older append | append before that, longer | zeros
         file     | last frame  | stale bytes up to the end of the page     | next page
 
-    Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes are
-    never a valid frame, because their PHYSICALOFFSET is that of the earlier message.
+    Byte k of the buffer is byte k of the latest append with more than k bytes. Stale bytes never
+    form a valid frame, because their PHYSICALOFFSET is that of the earlier message.
 
     The last frame must end at physical offset ``end``. If the store was shut down cleanly with
-    complete queues, a match of the first bytes suffices, because earlier messages may have expired.
+    complete queues, only the first bytes must match: the source of the later bytes may have
+    expired.
     """
     file = layout.commit_log.at(end)
     reader = LogReader(layout, check_crc=False)
@@ -414,7 +420,7 @@ def are_stale_bytes(layout: StoreLayout, end: int, *, is_closed: bool) -> bool:
     if rest is None:
         return False
     if reader.find(end, end + rest) is not None:
-        # These bytes are whole frames, which an earlier truncation left.
+        # These bytes contain whole frames, so they come from a truncated log and not from a buffer.
         return False
     window = reader.window(end, rest)
     tail = window.data[: min(rest, window.length)].copy()
@@ -429,7 +435,7 @@ class _Appends:
     def __init__(self, data: Bytes, starts: Int64) -> None:
         self._data = data
         self._starts = starts
-        # An append ends with a frame; a batch is one append of several frames.
+        # An append can end at each frame's end. A batch is one append of several frames.
         self._is_end = np.zeros(len(data) + 1, np.bool_)
         self._is_end[starts] = True
         self._is_end[len(data)] = True
@@ -460,13 +466,13 @@ class _Appends:
     def explained(self, tail: Bytes, number: int) -> int:
         """Return how many bytes of ``tail`` come from appends before the last append.
 
-        The last append begins with frame ``number``. ``tail`` ends with a page.
+        The last append begins with frame ``number``. ``tail`` is the page's rest after the log.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])
         nonzero = np.flatnonzero(tail)
         zeros_from = int(nonzero[-1]) + 1 if len(nonzero) else 0
-        # For each position in the tail, the latest append that ends there.
+        # Position in the tail -> number of the latest frame whose append can end there.
         reached = {0: number}
         due, best = [0], 0
         while due:

@@ -1,9 +1,10 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
-Differences are reported after the whole log is read, because a queue of a recreated topic has only
-the newest messages. Memory does not grow with the log. A spare entry has a queue offset for which
-the log has no message: the message is expired or lost, or the entry is misplaced or a copy by
-multi-dispatch. All entries of a queue file with a wrong name are misplaced.
+The audit reports differences after it has read the whole log: if a topic was deleted and created
+again, the earlier differences do not count. Memory does not grow with the log. An entry is spare if
+the log has no message of the queue with the entry's queue offset. Its message is expired or lost,
+has another queue offset, or has a multi-dispatch copy in the queue. In a queue file with a wrong
+name, all entries have wrong queue offsets.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ _COPIES: Final = re.compile(
     rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
 )
 _OWN, _COPY, _FOREIGN = range(3)
-"""Owner of a message: this queue, this queue by multi-dispatch, or another queue."""
+"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
 _FITS, _MOVED, _STRANGE = range(3)
-"""Result for an entry: right, at another queue offset, or of another queue."""
+"""Result for an entry: right, message of another queue offset, or message of another queue."""
 
 
 class SpareEntries:
@@ -71,11 +72,11 @@ class SpareEntries:
         self._groups: dict[str, EntryGroup] = {}
         self._stretches: list[EntryGroup] = []
         self._begin = 0
-        # How the previous entry was misplaced, and by how many entries.
+        # The result for the previous entry, and by how many queue offsets it was misplaced.
         self._last = (_FITS, 0)
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """Return the wrong entries in ascending ranges of queue offsets.
+        """Return the wrong entries among those in ``ranges`` (queue offsets, ascending).
 
         Fillers before ``begin`` are right: they pad the queue's first file.
         """
@@ -143,10 +144,11 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        # The frame of a copy has the queue offset of the message's own topic, not of this queue.
+        # For a multi-dispatch copy, the frame has the queue offset in another queue: do not compare
+        # it.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A stretch ends if the kind or the distance of the misplacement changes.
+        # A new group begins if the result, or the distance to the right queue offset, changes.
         changes = ways != np.append(self._last[0], ways[:-1])
         changes |= shifts != np.append(self._last[1], shifts[:-1])
         self._last = int(ways[-1]), int(shifts[-1])
@@ -175,20 +177,20 @@ class SpareEntries:
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
-"""Maximum number of gaps to record separately for one queue; later gaps are joined."""
+"""Maximum number of gaps to record for one queue; the last record covers all further gaps."""
 
 
 @dataclass(slots=True)
 class SeenMessages:
-    """The messages of one queue in the log so far, since its topic was last recreated.
+    """The messages of one queue that were read so far, since its topic was last created again.
 
     Attributes:
         next_offset: queue offset after the last message.
-        epoch_start: physical offset at which the topic was recreated; None if it was not.
+        epoch_start: physical offset of the first message of a recreated topic; else None.
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of the message at ``missing_from``, in milliseconds.
         gaps: (start, stop) of missing queue offsets between the first and the last message.
-        log_start: the log's start after the queue's files were listed; None until it is needed.
+        log_start: the log's start after the queue's files were listed; None if not yet read.
     """
 
     queue: Queue | None
@@ -216,18 +218,19 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The entries between the two gaps are checked twice, with the same result.
+                # The joined gap also covers right entries, which are checked again. This does no
+                # harm.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
-        """Forget the earlier messages: the topic was recreated at physical offset ``place``."""
+        """Forget the earlier messages: the topic was created again at physical offset ``place``."""
         self.groups.clear()
         self.gaps.clear()
         self.messages = 0
         self.first_offset, self.epoch_start, self.missing_from = first, place, None
 
     def advance(self, count: int) -> None:
-        """Count messages with right entries."""
+        """Count messages whose entries are right."""
         self.next_offset += count
         self.messages += count
 
@@ -256,19 +259,19 @@ class QueuesAudit:
             seen = self._of(key, int(part.offsets[0]))
             if not self._is_next_part(seen, part):
                 values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
-                # A multi-dispatch copy has another queue offset than the message itself.
+                # For a multi-dispatch copy, the frame has the queue offset in another queue.
                 values["queue_offset"] = part.offsets
                 self._compare(key, values)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether each queue continues at the given offset, without a gap or a step back."""
+        """Whether each first queue offset directly follows the previous message of its queue."""
         return all(
             key not in self._seen or self._seen[key].next_offset == first
             for key, (first, _) in queues.items()
         )
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
-        """Accept the entries in these queue offsets, because a Spark task has compared them."""
+        """Count these entries as right: a Spark task has already compared them."""
         for key, (first, stop) in queues.items():
             self._of(key, first).advance(stop - first)
             self.entries += stop - first
@@ -301,7 +304,7 @@ class QueuesAudit:
     def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
         offsets: Int64 = values["queue_offset"]
         seen = self._of(key, int(offsets[0]))
-        # If a queue offset does not increase, the topic was recreated.
+        # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
         starts = [0, *falls.tolist(), len(offsets)]
         for number, (start, stop) in enumerate(pairwise(starts)):
@@ -347,7 +350,7 @@ class QueuesAudit:
             seen.note("queue_entry_wrong", offsets, wrong, reason)
 
     def _note_head(self, seen: SeenMessages, offsets: Int64, early: Bools, places: Int64) -> None:
-        """Record messages before the queue's first entry, unless retention deleted them."""
+        """Record messages before the queue's first entry that retention has not deleted."""
         if seen.queue is None or not early.any():
             return
         if seen.log_start is None:
@@ -362,7 +365,8 @@ class QueuesAudit:
     ) -> Iterator[Difference]:
         """Yield all differences, queue by queue, after the whole log is read.
 
-        If ``is_explained``, a crash explains the missing entries at the ends of the queues.
+        ``is_explained``: whether a crash explains that newest entries are missing
+        (:meth:`is_crash`).
         """
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
@@ -375,13 +379,14 @@ class QueuesAudit:
             yield from self._queue_differences(key, seen, log_end, lost, is_explained=is_explained)
 
     def is_crash(self, log_end: int) -> bool:
-        """Whether a crash explains the messages that the queues lack at their ends.
+        """Whether a crash explains that the queues lack the entries of the newest messages.
 
         Two conditions must hold:
 
-        - Every queue has the messages before the place that the dispatcher had reached. (RocketMQ
-          dispatches message by message, logquarry run by run, and within a run queue by queue.)
-        - No missing message is older than the checkpoint, which covers only dispatched messages.
+        - Every queue has all messages before the physical offset that the dispatcher had reached.
+          (RocketMQ dispatches single messages. logquarry dispatches part after part of the log, and
+          within a part, queue after queue.)
+        - No missing message is older than the checkpoint, because older messages were dispatched.
         """
         if not self.layout.has_abort:
             return False
@@ -447,7 +452,7 @@ class QueuesAudit:
 
     def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
         reason = f"the log has {messages} messages of it"
-        # The dispatcher makes no queue for a topic that cannot be a folder name.
+        # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
         if not self._has_rocksdb:
             place = self._folder(key)
@@ -467,7 +472,7 @@ class QueuesAudit:
 
 
 def has_entries(queue: Queue, part: QueuePart) -> bool:
-    """Whether a queue has exactly these entries, byte for byte and without a gap."""
+    """Whether a queue has exactly the entries of ``part``, byte for byte and without a gap."""
     offsets = part.offsets
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     if stop - first != len(offsets) or first < queue.min_offset or stop > queue.max_offset:
@@ -484,7 +489,7 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
 
 
 def _entries_at(queue: Queue, offsets: Int64) -> Units:
-    """Return the entries at ascending queue offsets; zeros outside of the queue."""
+    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
     first, stop = int(offsets[0]), int(offsets[-1]) + 1
     result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
     for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):

@@ -1,6 +1,7 @@
-"""Audit of all queues of a store: queues in files, and queues in RocksDB (RocketMQ 5).
+"""Compares all queues of a store with the log: those in files, and those in RocksDB (RocketMQ 5).
 
-A store can have the same queue in files and in RocksDB (``rocksdbCQDoubleWriteEnable``).
+With ``rocksdbCQDoubleWriteEnable``, a store has each queue twice, in files and in RocksDB. The
+audit then compares both with the log.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether a Spark task's result can be accepted; tasks compare only queues in files."""
+        """Whether a Spark task's result suffices for these queues. False if the store has queues in
+        RocksDB, because a task compares only queues in files.
+        """
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
@@ -74,7 +77,8 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
-        # The audits of files and of each RocksDB find the same recreated topics in the log.
+        # Each audit (of files, and of each RocksDB) finds the same recreated topics: report each
+        # once.
         epochs: set[Difference] = set()
         for found in self._differences(log_end, lost):
             if found.kind == "new_epoch":
@@ -120,7 +124,9 @@ class RocksQueuesAudit(QueuesAudit):
         return RocksQueue(self._db, key, self.layout.commit_log.start, None)
 
     def add(self, followed: Followed, parts: Parts) -> None:
-        """Compare the frames of a run with their entries and the entries' store times."""
+        """Compare the frames of a run with their entries. In RocksDB, entries also have a store
+        time.
+        """
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
         for key, part in parts.items():
             seen = self._seen.get(key)
@@ -130,7 +136,7 @@ class RocksQueuesAudit(QueuesAudit):
                 or "queue_entry_wrong" in seen.groups
             ):
                 continue
-            # If the topic was recreated within the run, the queue has only the later messages.
+            # If the topic was created again within this run, compare only the messages after that.
             falls = np.flatnonzero(np.diff(part.offsets) <= 0)
             start = int(falls[-1]) + 1 if len(falls) else 0
             offsets = part.offsets[start:]
@@ -145,8 +151,8 @@ class RocksQueuesAudit(QueuesAudit):
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
-        # A broker holds its newest entries in memory. After a crash, the broker makes these entries
-        # again from the log.
+        # The newest entries of a broker are only in memory. So a crash loses them, and after its
+        # next start the broker makes them again from the log.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"

@@ -1,6 +1,7 @@
-"""Runs (sound frames without a gap between them), with the facts that an audit needs.
+"""Runs, with the facts that an audit needs. A run is a part of the log with only valid frames.
 
-An audit uses a run of a thread or task only if the run begins at the audit's position
+Threads and Spark tasks read runs before an audit reaches them. The audit uses such a run only if
+the run begins exactly where the audit is; otherwise, the audit reads this part of the log itself
 (:func:`logquarry.log.frames.guided`).
 """
 
@@ -33,7 +34,7 @@ from logquarry.repair.audit.queues import has_entries
 from logquarry.write.queue_writer import QueuePart, parts_with_copies
 
 Parts = dict[QueueKey, QueuePart]
-"""The entries of some frames by queue."""
+"""For each queue, the entries that some frames should have in it."""
 FrameFaults = dict[str, list[tuple[int, int]]]
 
 
@@ -52,7 +53,9 @@ F = TypeVar("F", bound=Facts)
 
 @dataclass(frozen=True, slots=True)
 class AuditedRun(Generic[F]):
-    """Sound frames between two physical offsets, without a gap."""
+    """The facts about one run: ``count`` valid frames between two physical offsets,
+    without a gap.
+    """
 
     start: int
     end: int
@@ -73,25 +76,31 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """Yield the sound stretches of a log, read by threads (:func:`stretches_ahead`)."""
+    """Yield the runs of a log, which threads read in advance (:func:`stretches_ahead`). Each run
+    has about ``stretch_bytes``.
+    """
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
 
 
 def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
-    """Return a run that the audit read itself, with its facts."""
+    """Return a run that the audit has read itself, with the facts that ``facts``
+    collects about it.
+    """
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return AuditedRun(run.start, run.end, len(run.rows), facts)
 
 
 class FrameFacts:
-    """Collects the faults of frames, and the facts to compare with queues and index, for verify.
+    """Collects what verify needs of a run: faulty frames, and the entries that queues and index
+    should have.
 
     Attributes:
-        faults: (physical offset, size) of each faulty frame, by kind of finding: above
-            maxMessageSize, invalid text in topic or properties, wrong property CRC.
+        faults: kind of finding -> (physical offset, size) of each frame with this fault. The faults
+            are a size above maxMessageSize, invalid text in topic or properties, and a wrong
+            property CRC.
         last_keyed: physical offset of the last frame with keys, None if there is none.
         latest_time: latest store time in milliseconds.
     """
@@ -124,7 +133,7 @@ class FrameFacts:
             self.first_time = int(times[0])
         self.last_time = int(times[-1])
         self.latest_time = max(self.latest_time, int(times.max()))
-        # Copy the arrays, because the follower reuses them.
+        # Copy the arrays, because the follower overwrites them with the data of the next frames.
         kept = replace(
             followed,
             rows=rows[:0],
@@ -135,7 +144,9 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """Collects queue entries of frames with multi-dispatch copies, and frames of transactions."""
+    """Collects what recover needs of a run: the queue entries of its frames (with those of
+    multi-dispatch copies), and its transaction messages.
+    """
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         self.parts: list[Parts] = []
@@ -162,12 +173,13 @@ class EntryFacts:
 # difference. Verify reads all other parts, so its findings do not depend on the number of tasks.
 @dataclass(frozen=True, slots=True)
 class SoundRun:
-    """Frames without a gap between them whose queue entries and index entries are right.
+    """A run whose frames all have the right entries in queues and index.
 
     Attributes:
-        queues: for each queue, the first queue offset in the run, and one past the last; the queue
-            has no gap in the run.
-        entries: the first index entry of the run's keys, and the place after the last one.
+        queues: queue -> (first queue offset in the run, one past the last). The run has a message
+            for each offset between them.
+        entries: place of the first index entry that belongs to the run, and the place after its
+            last entry.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """
 
@@ -183,14 +195,18 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """Sound runs of one store in order, and paths of the index files with right chains."""
+    """What Spark tasks have found right: runs of the log in order, and paths of index files whose
+    chains are right.
+    """
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()
 
 
 class SoundReader:
-    """Finds the sound parts of a store. Not thread-safe."""
+    """Finds the parts of a store that agree with each other (:class:`SoundParts`). Not
+    thread-safe.
+    """
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)
@@ -203,7 +219,9 @@ class SoundReader:
         self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
 
     def read(self, start: int, stop: int) -> list[SoundRun]:
-        """Return the sound runs that begin between two physical offsets of one file."""
+        """Return the runs without a difference that begin between two physical offsets
+        of one file.
+        """
         found: list[SoundRun] = []
         make = partial(FrameFacts, self.layout.config)
         for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
@@ -217,7 +235,9 @@ class SoundReader:
         return found
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """Return the run, or None if queues or index differ from it."""
+        """Return the run, or None if an entry of the run is missing or wrong in a queue or the
+        index.
+        """
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)
@@ -257,7 +277,9 @@ class SoundReader:
 
 
 def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Join two runs; return None if the runs or their entries have a gap between them."""
+    """Join two runs. Return None if there is a gap between the runs, or between their queue or
+    index entries.
+    """
     if before.end != after.start or before.entries[1] != after.entries[0]:
         return None
     queues = dict(before.queues)

@@ -1,7 +1,8 @@
 """Compares the timer files of RocketMQ 5 with the log, and writes new timer files.
 
-The check uses the wheel as a broker will have it after its start (``TimerMessageStore.recover``).
-So a wheel that is older than the timer log, as a crash can leave it, is sound.
+When a broker starts, it adds the last entries of the timer log to the wheel
+(``TimerMessageStore.recover``). The check does the same before it compares. So if a crash left a
+wheel that is older than the timer log, the check reports no fault.
 """
 
 from __future__ import annotations
@@ -46,13 +47,14 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
     try:
         check = read_check(layout)
     except UnreadableFile:
-        # verify reports unreadable bytes.
+        # Another check of verify reports the unreadable bytes.
         return
     except ValueError as error:
         yield Difference("timer_check_wrong", CHECK, 0, str(error))
         return
     if not layout.filesystem.exists(CHECK):
-        # The broker reads the queue from its start.
+        # Without ``timercheck``, the broker reads the timer queue from its start, so nothing can be
+        # wrong.
         return
     wheel = _Wheel(layout, check)
     queue = timer_queue(layout) if check.enqueued else None
@@ -67,7 +69,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
 
 
 class _Wheel:
-    """The wheel as a broker will have it after its start."""
+    """The timer wheel, with the changes that a broker makes to it at its start."""
 
     def __init__(self, layout: StoreLayout, check: TimerCheck) -> None:
         self._layout = layout
@@ -92,7 +94,8 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker deleted the file: _chain reports the slots that need it.
+                # The broker has deleted the file since. If a slot still needs the file, _chain
+                # reports the slot.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -100,7 +103,7 @@ class _Wheel:
         return dict(sorted(found.items()))
 
     def _read_end(self) -> None:
-        """Read the end of the timer log again, as the broker does."""
+        """Apply the last entries of the timer log to the wheel again, as the broker does."""
         begin = max(0, self._check.log_end - self._size)
         starts = [base for base in self._files if base <= begin][-1:] or list(self._files)[:1]
         for base, entries in self._files.items():
@@ -180,8 +183,8 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer's files of a store have faults, write new files; return whether files were
-    written.
+    """If the timer files of a store have faults, replace them with new files. Return whether it
+    did.
 
     The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """
@@ -198,13 +201,14 @@ def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, asid
 
 
 # --------------------------------------------------------------------------------------------------
-# New timer files, with only the timer messages that still wait
+# New timer files, which contain only the timer messages that are not delivered yet
 #
-# The next broker delivers each of these messages once. When a broker starts, it reads the whole
-# timer log, because ``timercheck`` declares no part of the timer log as flushed. The broker then
-# reads the queue of ``rmq_sys_wheel_timer``, from the message after the timer log's last entry
-# (``TimerMessageStore.recover``). So the last entry always points to the queue's last message. If
-# that message no longer waits, its entry goes into a slot that the broker has already read.
+# A broker that starts on these files delivers each of these messages once. At its start, it reads
+# the whole timer log, because the new ``timercheck`` gives 0 as the flushed position. The broker
+# then reads the queue of ``rmq_sys_wheel_timer``, from the message after the timer log's last entry
+# (``TimerMessageStore.recover``). So the last entry of the new timer log must point to the queue's
+# last message. If that message was already delivered, its entry is put into a slot before the
+# broker's read time, which the broker does not read again.
 
 _LEAST_BLANK: Final = timer.BLANK.size
 
@@ -218,7 +222,9 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Return the bytes of a timer log file: from the settings, existing files, or the default."""
+    """Return the size of a timer log file in bytes: from the settings, else the largest existing
+    file, else the default.
+    """
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)
@@ -237,14 +243,14 @@ def write_timer_files(
 ) -> None:
     """Replace timer wheel, timer log and ``timercheck`` of a store. The caller has synced the log.
 
-    No crash loses a message: until the new files are complete, ``timercheck`` makes the broker
-    start at the first message that waits. Old files go to the quarantine ``aside``, or are removed.
-    ``file_size`` is ``mappedFileSizeTimerLog``; ``precision_ms`` is ``timerPrecisionMs``.
-    If the disk fails or is full, raise StoreUnavailable.
+    A crash during the call loses no message: until the new files are complete, ``timercheck`` makes
+    the next broker read the queue from the first message that is not delivered yet. Old files go to
+    the quarantine ``aside``, or are removed. ``file_size`` is ``mappedFileSizeTimerLog``;
+    ``precision_ms`` is ``timerPrecisionMs``. If the disk fails or is full, raise StoreUnavailable.
     """
     begin = now // precision_ms * precision_ms
-    # The read time must stay before the time of every waiting message. Otherwise RocketMQ would
-    # skip the message.
+    # The read time must not be after the delivery time of any waiting message: RocketMQ would not
+    # deliver that message.
     read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
     read_time = min(begin, read_time - read_time % precision_ms)
     check = root / CONFIG / timer.CHECK_FILE
@@ -260,7 +266,9 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries in the queue's order; the last entry points to the queue's last message."""
+    """Yield the entries for the new timer log, in the order of the queue. The last one points to
+    the queue's last message.
+    """
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset
@@ -269,8 +277,8 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Overdue messages share the first slot. So the broker delivers the messages even if it starts
-    # up to a week later.
+    # Put all overdue messages into the first slot, that of the present time. So a broker delivers
+    # them even if it starts up to a week from now.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):
@@ -294,7 +302,9 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
 def _write_log(
     disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
 ) -> dict[int, list[int]]:
-    """Write the timer log; return time -> [first position, last position, count] of each slot."""
+    """Write the timer log. Return, for the time of each slot, a list: the position of its first
+    entry in the timer log, the position of its last entry, and the number of entries.
+    """
     room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
     slots: dict[int, list[int]] = {}
     for number in range(0, len(entries), room):
@@ -348,10 +358,13 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
 
 
 def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
-    """Remove the files that ``timercheck`` no longer needs: wheel, snapshots, timer log."""
+    """Remove the old wheel, its snapshots and the timer log: the new ``timercheck`` refers to none
+    of them.
+    """
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    # Also remove a file or a dangling link with the folder's name: it blocks the new folder.
+    # Also remove a file or a broken link that has the folder's name: otherwise, the new folder
+    # could not be made.
     paths += sorted(folder.iterdir()) if folder.is_dir() else []
     paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:

@@ -39,8 +39,9 @@ class LogDiff:
     """Compares two logs between two physical offsets.
 
     Attributes:
-        divergence: the first difference, None if there is none.
-        notes: differences that are not a divergence.
+        divergence: the first difference that a reader of the logs could notice, None if there is
+            none.
+        notes: differences in the padding of blanks, as text. They are no divergence.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -53,7 +54,7 @@ class LogDiff:
         self._end = end
 
     def run(self, progress: Progress | None = None) -> LogDiff:
-        """Compare the logs."""
+        """Compare the logs, and return this object with the result."""
         for start, stop in pairwise(self._bounds()):
             missing = self._missing(start)
             if missing is None:
@@ -77,7 +78,7 @@ class LogDiff:
         has_a, has_b = (self._file_name(layout, offset) for layout in (self._a, self._b))
         if has_a is None and has_b is not None:
             return "a"
-        # If both logs lack the file, there is no difference.
+        # A file that both logs lack is no difference.
         return "b" if has_a is not None and has_b is None else None
 
     @staticmethod
@@ -126,8 +127,8 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End chunks at multiples of _STEP, so that words are aligned if both files start at the
-            # same offset.
+            # End each chunk at a multiple of _STEP. Then the words of 8 bytes that are compared are
+            # aligned if both files start at the same offset.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -141,7 +142,9 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """If an offset lies in the padding of the same blank in both logs, return this blank."""
+        """If ``offset`` lies in the padding of a blank that both logs have, return this blank, else
+        None.
+        """
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
         if left.what != "blank" or not same or offset < left.offset + BLANK.size:
@@ -161,7 +164,7 @@ def _different(a: Bytes, b: Bytes) -> int:
 
 
 def place_at(layout: StoreLayout, offset: int) -> Place:
-    """Return the message, blank or damage at a physical offset of a log."""
+    """Return the message, blank or damage that contains a physical offset of a log."""
     path = layout.log_path(offset)
     file = layout.commit_log.at(offset)
     if file is None or offset >= file.base + file.size:
@@ -205,7 +208,9 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
 
 # ------------------------------------------------------------------------------------- the stores
 class _Store:
-    """One of the two stores, at the time of its opening; a writer may append afterwards."""
+    """One of the two stores. Records the ends of log and queues at its opening, because a writer
+    may append during the comparison.
+    """
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
@@ -215,15 +220,18 @@ class _Store:
         self.queues = StoreQueues.of(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # If a writer has the store open, it may have made a new log file after the listing.
+        # While a writer has the store open, queues may already point to a log file that is newer
+        # than the list of files. So only a closed store can show that its last files are missing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset after the last frame; the comparison ends there.
+        """Return the physical offset after the last frame, including frames after the log's end.
+        The comparison ends there.
 
-        Frames after the log's end are stale, or follow damage in the last file.
+        Frames after the log's end are left by an earlier truncation, or follow damage in the last
+        file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -243,8 +251,9 @@ def compare_stores(
 ) -> StoreDiff:
     """Compare two stores: logs byte by byte, then queues, then files of ``config/``.
 
-    A log that begins later or ends earlier is no divergence. If a writer has a store open, the
-    comparison stops at the present end of the log.
+    Only the part of the log that both stores have is compared. It is no divergence if one log
+    begins later or ends earlier than the other. If a writer has a store open, the comparison stops
+    at the end that the store's log had at the start of the call.
 
     Raises:
         UnsupportedStore: if the log of a store is not found.
@@ -253,11 +262,13 @@ def compare_stores(
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # After the divergence of the logs, the queues differ too.
+    # Compare the queues only up to the logs' first difference: after it, the queues must differ
+    # too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # Retention may have deleted log files, and then queue files, after the log was listed.
+        # Since the log was listed, retention may have deleted log files and the queue files with
+        # their entries: do not compare these entries.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

@@ -1,7 +1,8 @@
 """Compares the queues of two stores: consume queues, batch queues and queues in RocksDB.
 
-Two stores can have the same queue in different forms, because each broker has its own settings. The
-queues are then compared by the units that readers get. Otherwise all stored fields are compared.
+A queue can be in files in one store, and in RocksDB in the other, because the settings of the two
+brokers differ. Then only physical offset, size and tags code of the entries are compared, which
+both forms have. If both queues have the same form, all stored fields are compared.
 """
 
 from __future__ import annotations
@@ -34,15 +35,16 @@ _MORE_FIELDS: Final = {
 _ORDER: Final = ("equal", "behind", "differs")
 
 Forms = Mapping[type[Queue], Queue]
-"""One queue in each form in which the store has the queue."""
+"""One queue of a store, in each form in which the store has it (files, RocksDB)."""
 _Run = tuple[int, Records]
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The physical offsets that both logs have.
+    """The part of the log that both stores have, between two physical offsets.
 
-    If a writer has a store open (``is_live``), the store's queues can be behind its log.
+    If ``is_live``, a writer has a store open. Its queues may then still lack the newest messages of
+    its log.
     """
 
     start: int
@@ -50,7 +52,7 @@ class Common:
     is_live: bool
 
     def relevant(self, rows: Records) -> Bools:
-        """Mark the entries that point to messages in both logs."""
+        """Return a mask: whether each entry points to a message in the common part of the logs."""
         found: Bools = (
             (rows["size"] > 0)
             & (rows["size"] != FILLER_SIZE)
@@ -62,13 +64,14 @@ class Common:
 
 @dataclass(slots=True)
 class StoreQueues:
-    """The queues of one store, at the time of :meth:`of`.
+    """The queues of one store, as :meth:`of` has found them.
 
     Attributes:
-        unread: the folders of RocksDB that could not be read, each with the reason.
-        folder: path of the folder of RocksDB, and its name in the store; None without RocksDB.
-        dispatched_end: after a crash, the physical offset up to which RocksDB has all entries. None
-            if RocksDB has all entries, or the store has no RocksDB.
+        unread: folder of a RocksDB that could not be read -> the reason.
+        folder: (full path, path below the store's folder) of the folder of RocksDB; None if the
+            store has no RocksDB.
+        dispatched_end: after a crash, the physical offset up to which RocksDB has the entries of
+            all messages. None after a clean shutdown, or if the store has no RocksDB.
     """
 
     forms: dict[QueueKey, dict[type[Queue], Queue]] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class StoreQueues:
             except CorruptFile as error:
                 found.unread[folder] = error.reason
         if databases:
-            # Readers use the same database.
+            # Compare the RocksDB from which readers of the store read.
             newest = max(databases, key=lambda one: one.dispatched_end)
             start = layout.commit_log.start
             found._add(*(RocksQueue(newest, key, start, None) for key in newest.bounds))
@@ -105,14 +108,16 @@ class StoreQueues:
             self.forms.setdefault((queue.topic, queue.queue_id), {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
-        """Record that RocksDB is damaged; return whether it is the RocksDB of this store."""
+        """If the damaged RocksDB is that of this store, record the damage. Return whether it is."""
         if self.folder is None or self.folder[0] != error.path:
             return False
         self.unread[self.folder[1]] = error.reason
         return True
 
     def lags_at(self, queue: Queue | None, place: int) -> bool:
-        """Whether a crash explains that a queue lacks the entry of a message."""
+        """Whether a crash explains that a queue lacks the entry of the message at physical offset
+        ``place``.
+        """
         is_in_files = queue is not None and not isinstance(queue, RocksQueue)
         return self.dispatched_end is not None and not is_in_files and place >= self.dispatched_end
 
@@ -120,8 +125,8 @@ class StoreQueues:
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
     """Compare all queues of two stores, by name.
 
-    Queues that cannot be read are left out. If a store has unreadable queues, the queues that only
-    the other store has are left out too.
+    Queues that cannot be read are left out. If one store has unreadable queues, its list of queues
+    may be incomplete. So queues that only the other store seems to have are left out too.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})
@@ -146,7 +151,9 @@ def _any(forms: Forms) -> Queue | None:
 
 
 class _Pair:
-    """One queue of two stores. Entries of messages that only one log has are ignored."""
+    """Compares one queue of two stores. Entries whose message is in only one of the two logs are
+    ignored.
+    """
 
     def __init__(
         self,
@@ -166,7 +173,7 @@ class _Pair:
         self._is_same_form = type(a) is type(b)
 
     def compared(self) -> QueueDiff:
-        """Find the first difference."""
+        """Return the result, with the first entries that differ."""
         for start, left, right in _merged(*map(self._steps, self._queues)):
             found = self._first_difference(start, left, right)
             if found is not None:
@@ -233,7 +240,9 @@ def _bounds(queue: Queue | None) -> LogBounds | None:
 
 
 def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
-    """Join runs to arrays of ``_STEP`` queue offsets; an array without an entry is left out."""
+    """Copy runs of entries into arrays of ``_STEP`` queue offsets each, so that two queues can be
+    compared array by array. An array in which no entry was copied is left out.
+    """
     start, rows = -1, np.empty(0, UNIT_DTYPE)
     for offset, found in runs:
         at = 0
@@ -253,7 +262,9 @@ def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
 def _merged(
     a: Iterator[_Run], b: Iterator[_Run]
 ) -> Iterator[tuple[int, Records | None, Records | None]]:
-    """Yield the arrays of both sides that start at the same queue offset; None for no array."""
+    """Yield (queue offset, array of ``a``, array of ``b``) in ascending order. An array is None if
+    its side has no array that starts at this queue offset.
+    """
     left, right = next(a, None), next(b, None)
     while left is not None or right is not None:
         start = min(one[0] for one in (left, right) if one is not None)

@@ -10,7 +10,7 @@ Side = Literal["a", "b"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A message, a blank or damage in one log.
+    """What one log has at a physical offset: a message, a blank, damage, or nothing.
 
     Attributes:
         what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
@@ -34,7 +34,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The first byte at which two logs differ, and the place in each log."""
+    """The physical offset of the first byte at which two logs differ, and what each
+    log has there.
+    """
 
     offset: int
     a: Place
@@ -43,13 +45,13 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class LogPart:
-    """A part of the log within one file of each store.
+    """The result for one part of the logs, which lies within one file of each store.
 
     Attributes:
         offset: physical offset of the first byte.
-        length: number of bytes that were compared, or that one store lacks.
-        different_bytes: number of bytes that differ. Before the divergence, the padding of blanks
-            does not count.
+        length: number of bytes of this part.
+        different_bytes: number of bytes that differ. Different padding of blanks counts only after
+            the divergence.
         first_difference: physical offset of the first difference, None if there is none.
         missing_in: the store that lacks the file, None if both stores have the file.
     """
@@ -64,7 +66,9 @@ class LogPart:
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """First and end offset of one log (physical offsets) or queue (queue offsets)."""
+    """Where a log or a queue begins and ends: the first offset, and one past the last. The offsets
+    of a log are physical offsets, those of a queue are queue offsets.
+    """
 
     min_offset: int
     max_offset: int
@@ -72,7 +76,9 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first entries that differ: physical offset, size, tags code; None for no entry."""
+    """The first entries that differ, as (physical offset, size, tags code). None if a store has no
+    entry at this queue offset.
+    """
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -84,7 +90,8 @@ class QueueDiff:
     """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
 
     Attributes:
-        state: ``equal``; ``behind``: one queue is longer, like its log; ``differs``.
+        state: ``equal``, ``behind`` (one queue ends earlier, because its store has fewer messages)
+            or ``differs``.
     """
 
     topic: str
@@ -102,12 +109,13 @@ class StoreDiff:
 
     Attributes:
         start: physical offset of the common part's start.
-        end: physical offset of the common part's end; at most ``start`` if there is no common part.
+        end: physical offset of the common part's end. If the logs have no common part, it is not
+            greater than ``start``.
         divergence: the first difference of the logs, None if there is none.
-        config: files of config/: ``equal``, ``different``, ``only_a`` or ``only_b``. Consumers
-            change these files, so they do not affect the verdict.
-        notes: facts that are not a divergence.
-        lost: the stores without their last log files.
+        config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
+            Consumers change these files, so they do not affect the verdict.
+        notes: further facts about the comparison that are no divergence, as text.
+        lost: the stores whose last log files are missing.
         unread: the stores whose queues in RocksDB could not be read, and were not compared.
     """
 
@@ -127,14 +135,15 @@ class StoreDiff:
 
     @property
     def is_disjoint(self) -> bool:
-        """Whether both stores have a log, but the logs have no common part to compare."""
+        """Whether both logs have messages, but no physical offset is in both logs."""
         return all(log.max_offset > log.min_offset for log in (self.log_a, self.log_b)) and (
             self.start >= self.end
         )
 
     @property
     def verdict(self) -> str:
-        """``equal``, ``prefix`` (one log is longer), ``diverged``, ``disjoint`` or ``incomplete``.
+        """One of ``equal``, ``prefix`` (one log continues after the end of the other),
+        ``diverged``, ``disjoint`` (no common part) and ``incomplete``.
 
         ``incomplete``: no difference was found, but not all queues were compared.
         """
@@ -148,7 +157,9 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether no store can replace the other: the verdict is ``diverged`` or ``disjoint``."""
+        """Whether the verdict is ``diverged`` or ``disjoint``, so that neither store can replace
+        the other.
+        """
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:

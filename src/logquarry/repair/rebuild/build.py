@@ -1,9 +1,9 @@
 """Builds consume queues and index from the log into a folder, and moves the folder into place.
 
-A note next to the folder records the store and the settings of the build, so that a later rebuild
-does not mistake the files for files of another store. A build is complete if its file ``complete``
-exists; a later call finishes interrupted renames. :func:`replace_queues` builds queues in RocksDB
-for a recovery that has repaired the log.
+A note file next to the folder records the store and the settings of the build, so that a later
+rebuild does not continue with files of another store. The file ``complete`` is made when all files
+are built. If it exists, a later call finishes interrupted renames. :func:`replace_queues` builds
+queues in RocksDB for a recovery that has repaired the log.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 
 def read_note(note: Path) -> dict[str, Any]:
-    """Return a note's entries by folder, or {} for a missing or empty file (power cut).
+    """Return a note's entries by folder; {} if the file is missing, or empty after a power cut.
 
     Raises:
         UsageError: if the file is not a rebuild's note.
@@ -103,7 +103,7 @@ def write_note(note: Path, folders: dict[str, Any], disk: Disk) -> None:
 def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
     """Raise UsageError if a folder was built from another store or with other settings."""
     known = read_note(note)
-    # JSON turns tuples into lists, for example: convert the wanted note in the same way.
+    # JSON turns tuples into lists. The stored note comes from JSON: convert the wanted one too.
     wanted = json.loads(json.dumps(wanted))
     for name, expected in wanted.items():
         place = target / name
@@ -129,7 +129,7 @@ def check_made_of(target: Path, note: Path, wanted: dict[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileCount:
-    """Number of files in one folder of the store, and their size."""
+    """Number of files in one folder of the store, and their total size in bytes."""
 
     files: int
     bytes: int
@@ -142,8 +142,9 @@ class QueueReport:
     Attributes:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
-        restarts: number of times that the topic was recreated.
-        is_taken_over: whether the old files were copied: the log has no message of the queue.
+        restarts: number of times that the topic was deleted and created again.
+        is_taken_over: whether the old files were copied, because the log has no message of the
+            queue.
     """
 
     topic: str
@@ -157,18 +158,18 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """The result of a rebuild, or a preview. If the log was not read, the log's values are None.
+    """The result of a rebuild, or a preview. A preview has None for all values of the log.
 
     Attributes:
         into: folder of the new files, None for the store itself.
-        has_abort: whether the store is closed, but was not shut down cleanly.
+        has_abort: whether no process has the store open, but it was not shut down cleanly.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
         log_start: physical offset of the log's first byte.
-        messages: number of sound messages in the log.
+        messages: number of messages in the log, without damaged ones.
         queues: the new queues, None if no queues were built.
         index: the new index, None if no index was built.
-        left_out: messages that have no place in a queue.
+        left_out: messages for which no queue entry can be made.
     """
 
     store: str
@@ -219,9 +220,9 @@ class BuildJob:
         config: settings of the store, with all sizes.
         clock: the time in milliseconds, for the names of index files.
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
-        log: reads the log; after the build, all of the log is read.
-        likely_end: physical offset near the log's end.
-        batch: builds the batch queues; None to build no batch queues.
+        log: the audit that reads the log. After the build, it has read the whole log.
+        likely_end: physical offset near the log's end, for the progress.
+        batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
     """
 
@@ -310,7 +311,7 @@ COMPLETE: Final = "complete"
 
 
 def check_into(root: Path, target: Path, names: Iterable[str]) -> Path:
-    """Return the folder ``target``. Raises UsageError if ``names`` cannot be built there."""
+    """Return ``target``. Raises UsageError if it cannot receive the folders ``names``."""
     if target.resolve().is_relative_to(root.resolve()):
         raise UsageError(f"{target}: lies in the store; use --in-place to rebuild there")
     if target.exists() and not target.is_dir():
@@ -353,7 +354,7 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish the renames of an interrupted rebuild; raise UsageError if nothing is left to do."""
+    """Finish an interrupted rebuild's renames. Raises UsageError if this completes the rebuild."""
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:
@@ -383,7 +384,7 @@ def swap(
     """Move the old folders to quarantine, and the new folders into place.
 
     Returns:
-        The quarantine folder (None if no folder was moved there), and its path.
+        The quarantine folder, None if no old folder was moved there; and the folder's path.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
@@ -395,7 +396,7 @@ def swap(
                 _rename(disk, place, old)
             _rename(disk, build / name, place)
         except BaseException:
-            # Even after Ctrl-C, the store has each folder, old or new.
+            # Undo the first rename, also after Ctrl-C: the store has its old folder again.
             if old.exists() and not place.exists():
                 _rename(disk, old, place)
             raise
@@ -410,14 +411,14 @@ def _rename(disk: Disk, folder: Path, to: Path) -> None:
 
 
 def remove_empty(*folders: Path) -> None:
-    """Remove empty folders."""
+    """Remove those of the folders that are empty."""
     for folder in folders:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
 
 def folder_to_recover(layout: StoreLayout) -> str | None:
-    """Return the folder of queues in RocksDB, or None; raise UsageError if rocksdict is missing."""
+    """Return the folder of queues in RocksDB, or None; UsageError if rocksdict is missing."""
     require_package(layout)
     return next(iter(rocksdb_folders(layout)), None)
 
@@ -426,7 +427,7 @@ def why_replaced(
     layout: StoreLayout, folder: str, queues: Iterable[AuditedQueue], log_end: int
 ) -> str | None:
     """Return why queues in RocksDB must be rebuilt; None if the queues agree with the log."""
-    # Open RocksDB first: damage in RocksDB explains why its queues differ from the log.
+    # Open RocksDB first: if it is damaged, this is the reason why its queues differ from the log.
     try:
         database = QueueDb(layout, folder)
     except CorruptFile as error:
@@ -448,7 +449,7 @@ def why_replaced(
 
 
 def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """Return why a broker could not serve new queues in RocksDB; None if there is no reason."""
+    """Return why a broker could not serve all consumers from new queues in RocksDB, or None."""
     for queue in queues:
         if queue.largest_gap or queue.moved:
             return (

@@ -1,7 +1,8 @@
 """Builds the two kinds of queues that only RocketMQ 5 has: batch queues, and queues in RocksDB.
 
-The broker searches a batch queue for an offset, so its entries have no gaps: an entry also covers
-lost messages before it (:func:`logquarry.write.queue_writer.without_gaps`).
+To find a queue offset in a batch queue, the broker assumes that the entries have no gaps. So if
+messages are lost, the next entry also covers their queue offsets
+(:func:`logquarry.write.queue_writer.without_gaps`).
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class BuiltBatchQueue:
     """One batch queue during the build. Offsets are queue offsets.
 
     Attributes:
-        written: bytes of the entries in the files.
-        restarts: number of times that the topic was recreated.
-        fillers: number of messages that the log has lost in the middle of the queue.
+        written: number of bytes of the entries that are written to the files.
+        restarts: number of times that the topic was deleted and created again.
+        fillers: number of queue offsets of messages that the log has lost in the middle of the
+            queue.
     """
 
     first: int
@@ -87,7 +89,7 @@ class BatchFiles(EntryFiles):
         if queue is None:
             queue = self.queues[key] = BuiltBatchQueue(first, stop)
         elif first < queue.stop:
-            # The topic was recreated.
+            # The topic was deleted and created again: the earlier entries do not count any more.
             for path in self._paths(key, queue):
                 self._disk.remove(path)
             self.queues[key] = queue = BuiltBatchQueue(first, stop, restarts=queue.restarts + 1)
@@ -109,7 +111,7 @@ class BatchFiles(EntryFiles):
         self._held = 0
 
     def expired(self, layout: StoreLayout) -> list[BatchQueue]:
-        """Return the old queues that have no message in the log any more."""
+        """Return the old queues of which the log has no message any more."""
         return [
             queue
             for queue in BatchQueue.all_of(layout)
@@ -129,13 +131,13 @@ class BatchFiles(EntryFiles):
 
 
 _FORMAT: Final = 5
-"""RocksDB's table format, readable by the RocksDB library of brokers 5.3.3 to 5.5.0."""
+"""Version of RocksDB's table format. The RocksDB library of brokers 5.3.3 to 5.5.0 can read it."""
 _BUFFER: Final = 128 << 20
 _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 
 class RocksFiles(QueueFiles):
-    """Builds the queues of one store in RocksDB, with the records of the broker.
+    """Builds the queues of one store in RocksDB. The records are those that a broker would write.
 
     RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`.
 
@@ -162,8 +164,9 @@ class RocksFiles(QueueFiles):
         """Add the entries of the next frames, in the log's order.
 
         Raises:
-            UnsupportedStore: if a queue has lost messages in the middle. A broker would send a
-                consumer of a lost message to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
+            UnsupportedStore: if a queue has lost messages in the middle. If a consumer asks for a
+                lost message, a broker would send it to offset 0
+                (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():
@@ -202,7 +205,7 @@ class RocksFiles(QueueFiles):
         queue.parts.clear()
         try:
             self._db.write(batch)
-        # rocksdict raises no narrower exception class.
+        # rocksdict has no more specific exception class than Exception.
         except Exception as error:
             raise StoreUnavailable(f"{self._folder}: RocksDB cannot write: {error}") from error
 
@@ -211,7 +214,10 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Copy the ends of old queues that have no message in the log; close RocksDB."""
+        """Close RocksDB. Before that, copy the end of each old queue of which the log has no
+        message any more, so that its queue offsets continue there. Return one past the last queue
+        offset of each copied queue.
+        """
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:
@@ -226,7 +232,7 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries and the bounds."""
+        """Write all entries, and the first and last queue offset of each queue."""
         self._write_all()
         for key, queue in self.queues.items():
             self._set_bound(key, table.MIN, self._firsts[key], queue.first)
@@ -248,7 +254,10 @@ class RocksFiles(QueueFiles):
 
 
 def require_dispatched(layout: StoreLayout, log_end: int) -> None:
-    """Raise StoreUnavailable if only RocksDB shows that messages after the log's end are lost."""
+    """Raise StoreUnavailable if RocksDB shows that messages after the log's end are lost.
+
+    Only RocksDB shows this loss, so a rebuild of RocksDB would hide it.
+    """
     old = open_queues(layout)
     if old is not None and old.dispatched_end > log_end:
         raise StoreUnavailable(
@@ -261,7 +270,7 @@ def require_dispatched(layout: StoreLayout, log_end: int) -> None:
 def not_in_tasks(
     store: str, what: str, feature: str, evidence: tuple[str, ...]
 ) -> UnsupportedStore:
-    """Return the error for a rebuild by Spark, whose tasks build only queue files."""
+    """Return the error for a rebuild by Spark of a store that has more than queue files."""
     return UnsupportedStore(
         f"{store}: {what}, which Spark does not build. Nothing was changed. "
         "Type `logquarry rebuild` without Spark",
@@ -278,7 +287,7 @@ def _options(rocksdict: Any) -> Any:
     blocks.set_format_version(_FORMAT)
     options.set_block_based_table_factory(blocks)
     options.set_compression_type(rocksdict.DBCompressionType.none())
-    # The broker compacts the tables in its own way.
+    # Do not compact the tables here: the broker does so later, with its own settings.
     options.set_compaction_style(rocksdict.DBCompactionStyle.universal())
     options.set_disable_auto_compactions(True)
     options.set_write_buffer_size(_BUFFER)

@@ -1,8 +1,10 @@
 """Builds consume queues and index with Spark: each task reads a part of the log.
 
-1. Tasks report the queue offsets and the number of keys in the log (:class:`FoundRun`).
-2. The driver reads all other parts, and finds the odd queues (:func:`odd_queues`).
-3. Tasks write queue entries and index files; the driver writes the odd queues.
+1. Tasks read the runs of the log, and report the queue offsets and the number of keys in each
+   (:class:`FoundRun`). A run is a part of the log with only valid frames.
+2. The driver reads the rest of the log. It finds the queues that tasks cannot write, because their
+   queue offsets do not simply increase (:func:`odd_queues`).
+3. Tasks write index files and the entries of the other queues. The driver writes the odd queues.
 """
 
 from __future__ import annotations
@@ -32,16 +34,20 @@ T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Maximum number of segments of one queue in one run; with more, the driver writes the queue."""
+"""Maximum number of segments (ranges of queue offsets) that a task reports for one queue in one
+run. If a queue has more, the driver writes it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRun:
-    """A run: sound frames without a gap between them. Offsets are physical offsets, times are ms.
+    """A part of the log with only valid frames.
+
+    Offsets are physical offsets, times are store times in milliseconds.
 
     Attributes:
-        queues: queue offsets of each queue in the log's order, as segments (start, stop); None for
-            a queue with too many segments.
+        queues: queue -> the queue offsets of its messages, in the log's order, as ranges (start,
+            stop). The value is None if there are too many ranges.
     """
 
     start: int
@@ -92,7 +98,7 @@ class RunSummary:
                 known.append((first, last))
 
     def run(self, found: Stretch) -> FoundRun:
-        """Return the run of all added frames."""
+        """Return the facts about the added frames, which are those of ``found``."""
         return FoundRun(
             start=found.start,
             end=found.end,
@@ -109,7 +115,9 @@ class RunSummary:
 
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
-    """Return the runs between two physical offsets of one file; check the CRCs."""
+    """Return the runs between two physical offsets of one file. Frames with a wrong CRC are not
+    valid.
+    """
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
@@ -153,7 +161,9 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs again, but check no CRCs. ``take`` gets arrays that the next call overwrites."""
+    """Read runs a second time, without checking CRCs, and yield what ``take`` returns for their
+    frames. The next call of ``take`` overwrites the arrays that ``take`` gets.
+    """
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:
@@ -180,7 +190,9 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of runs (start, end) at their queue offsets; skip queues in ``odd``."""
+    """Write the entries of some runs into the queue files, each at its queue offset. Skip the
+    queues in ``odd``. ``spans`` has (start, end) of each run.
+    """
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
@@ -194,16 +206,21 @@ def write_entries(
 def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield the entries of runs by queue. Raises CorruptFrame if the log has changed."""
+    """Yield the entries of some runs, as queue -> entries. Raises CorruptFrame if the log has
+    changed since it was first read.
+    """
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
 
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Keys of the index, from the run (start, end), or from offsets, times and hashes in ``keys``.
+    """Some keys for the index.
 
-    Skip ``skip`` keys, then use ``take`` keys.
+    The keys are those of the run (``start``, ``end``), or if ``keys`` is given, those in it:
+    (physical offsets, store times, hashes).
+
+    Of these keys, ``skip`` are left out at the start, and the next ``take`` are used.
     """
 
     start: int
@@ -224,8 +241,8 @@ def write_index_file(
 ) -> None:
     """Write and sync one index file.
 
-    From the second file on, ``sources`` begins with the last key of the previous file, because the
-    file's header begins with the message of that key.
+    For every file but the first, ``sources`` must begin with the last key of the previous file:
+    this key is not written, but the header of the new file starts with its message.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -281,7 +298,7 @@ def keys_of(followed: Followed) -> tuple[Int64, Int64, Int64]:
 
 
 class KeyCount:
-    """Distributes keys over index files."""
+    """Decides which keys of the log go into which index file."""
 
     def __init__(self, shape: IndexShape) -> None:
         self._room = shape.entries - 1
@@ -299,11 +316,12 @@ class KeyCount:
         self._is_last_keyed = ends_with_key
 
     def files(self) -> list[list[KeySource]]:
-        """Return the keys of each index file, as :func:`write_index_file` takes them."""
+        """Return, for each index file, the argument ``sources`` of :func:`write_index_file`."""
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # If a message follows the last key of a full file, RocketMQ creates the next file.
+        # If the last file is full and more messages follow, RocketMQ creates another file, even if
+        # these messages have no keys.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [
@@ -323,7 +341,9 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Return the queues whose offsets decrease, jump or are unknown; the driver writes them."""
+    """Return the queues that only the driver can write: their queue offsets decrease, are negative,
+    have a gap of more than ``most_gap``, or were not reported.
+    """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()
     for queues in runs:

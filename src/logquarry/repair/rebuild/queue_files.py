@@ -1,7 +1,8 @@
 """Writes consume queues and index files in bulk, into a folder that no other process uses.
 
-:mod:`logquarry.write.queue_writer` writes the same files. This module writes entries in large
-pieces, so that thousands of queues need no memory maps and no open files.
+:mod:`logquarry.write.queue_writer` writes the same files. This module collects entries, writes them
+in large pieces, and closes each file at once. So it can build thousands of queues without keeping
+memory maps or files open.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _ANY_SAFE_NAME: Final = "store"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A message that has no place in a queue."""
+    """A message for which no queue entry can be made, with the reason."""
 
     topic: str
     queue_id: int
@@ -49,10 +50,10 @@ class BuiltQueue:
     """One queue during the build. All offsets are queue offsets.
 
     Attributes:
-        written: one past the last entry in the files; ``begin`` if there are no entries.
-        restarts: number of times that the topic was recreated.
-        gaps: ranges that get fillers, because the log has lost the messages.
-        parts: (offset, entries) in memory, in order.
+        written: one past the last entry that is written to the files; :meth:`begin` if none is.
+        restarts: number of times that the topic was deleted and created again.
+        gaps: ranges (start, stop) without a message in the log. Fillers are written for them.
+        parts: entries that are not written yet, as (first queue offset, entries), in order.
     """
 
     first: int
@@ -73,14 +74,16 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """New queue files in ``folder``/TOPIC/QUEUE/FILE; ``left_out``: messages without a place."""
+    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has the messages for which no entry
+    can be made.
+    """
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
         self._disk = disk
         self._folder = folder
         self._file_size = file_size
-        # Bytes of the entries that are in memory.
+        # Number of bytes of the entries that are not written yet.
         self._held = 0
         self._touched: dict[Path, None] = {}
 
@@ -155,7 +158,9 @@ class QueueFiles(EntryFiles):
         return None
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """Remove the entries from an offset on: the topic was recreated."""
+        """The topic was deleted and created again: remove the entries at ``offset``
+        and after it.
+        """
         queue.restarts += 1
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
@@ -173,11 +178,13 @@ class QueueFiles(EntryFiles):
 
     # ------------------------------------------------------------------- built by several tasks
     def takes(self, key: QueueKey) -> bool:
-        """Whether a queue can have this name."""
+        """Whether the topic of ``key`` can be the name of a folder."""
         return self._why_not(key, 0, None) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Leave room for entries that tasks write; fill the gap before them with fillers."""
+        """Count the entries from ``first`` to ``stop`` as written, because tasks write them. Write
+        fillers between the queue's previous end and ``first``.
+        """
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
@@ -190,7 +197,9 @@ class QueueFiles(EntryFiles):
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write entries at their queue offsets; other tasks write the other entries."""
+        """Write some entries of a queue, each at its queue offset. Other tasks write the other
+        entries.
+        """
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -211,7 +220,7 @@ class QueueFiles(EntryFiles):
         self._held = 0
 
     def finish_put(self) -> None:
-        """Write all entries of :meth:`put`, and sync the files."""
+        """Write the entries that :meth:`put` still holds in memory, and sync the files."""
         self._write_here()
         for path in self._touched:
             sync_file(self._disk, path)
@@ -283,9 +292,11 @@ _MOST_WAITING: Final = 8
 
 
 class KeyThread:
-    """Puts keys into an index in a thread, because random access to memory is slow.
+    """Adds keys to an index in a second thread. Each key changes a random place of the index file,
+    and the caller need not wait for this.
 
-    Not thread-safe. If ``most`` calls wait for the thread, :meth:`put` blocks.
+    Only one thread may call the methods. :meth:`put` waits while ``most`` earlier calls are
+    unfinished.
     """
 
     def __init__(self, writer: IndexWriter, most: int = 1) -> None:
@@ -295,15 +306,17 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """See :meth:`IndexWriter.put`; can raise the error of an earlier call."""
+        """Add keys, as :meth:`IndexWriter.put` does, but later. Raises the error of an earlier
+        call.
+        """
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
-        # Copy the arrays of keys, because the follower reuses them.
+        # Copy the arrays of keys: the follower overwrites them before the thread has used them.
         work = self._thread.submit(self._writer.put, offsets, times, hashes.copy(), numbers.copy())
         self._waiting.append(work)
 
     def wait(self) -> None:
-        """Wait until the index has all keys."""
+        """Wait until all keys are in the index."""
         while self._waiting:
             self._waiting.popleft().result()
 
@@ -313,7 +326,9 @@ class KeyThread:
 
 
 class IndexFiles:
-    """Builds the index of a store, in a thread. The counts include only complete files."""
+    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count only the files
+    that are full or finished.
+    """
 
     def __init__(
         self,
@@ -333,7 +348,9 @@ class IndexFiles:
         self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
-        """Add the keys of the next frames; can raise StoreUnavailable for earlier keys."""
+        """Add the keys of the next frames. Raises StoreUnavailable if earlier keys could not be
+        written.
+        """
         requests = run.requests
         self._thread.put(
             *(requests.physical_offset, requests.store_timestamp),
@@ -350,7 +367,7 @@ class IndexFiles:
         self.keys += file.header.entry_count - 1
 
     def finish(self) -> None:
-        """Sync all files."""
+        """Wait until all keys are in the index, and sync the last file."""
         self._thread.wait()
         if self._writer.last is not None:
             self._writer.last.flush()

@@ -1,8 +1,9 @@
-"""Rebuild: makes new consume queues and a new index from the log, in place or in another folder.
+"""Rebuild: makes new consume queues and a new index from the log, in the store or in another
+folder.
 
-The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. During
-the renames the file ``complete`` exists. After an interruption, the next rebuild finishes the
-renames if ``complete`` exists, and otherwise starts again.
+The new files are built in ``.logquarry/rebuild/``, synced, and moved into place by renames. The
+file ``complete`` is made before the renames, and removed after them. If a rebuild was interrupted,
+the next rebuild finishes the renames if ``complete`` exists. Otherwise, it builds all files again.
 """
 
 from __future__ import annotations
@@ -94,18 +95,21 @@ def rebuild(
     """Rebuild consume queues and index from the log.
 
     Args:
-        into: a folder for the new files, without queues and index. A writer may have the store
-            open; the rebuild reads up to the present end of the log.
-        apply: without ``into``: lock the store, replace its files, and move the old files to
-            quarantine.
+        into: a folder for the new files, which has no queues and no index yet. Another process may
+            write to the store during the call. The rebuild then stops at the end that the log had
+            at the start of the call.
+        apply: whether to replace the store's own files, if ``into`` is None. The store is locked,
+            and the old files are moved to quarantine.
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of index files and the quarantine.
-        progress: called with the bytes of the log read so far, and their total.
-        note: with ``into``: a file that records the store and its settings, for
-            :func:`finish_into`.
+        progress: called with two numbers of bytes of the log: those read so far, and all bytes to
+            read.
+        note: path of a file in which the rebuild records the store and its settings, so that
+            :func:`finish_into` can check them. Only with ``into``.
 
     Returns:
-        The result; without ``into`` and ``apply`` a preview.
+        The result. If ``into`` is None and ``apply`` is false, this is a preview, and nothing is
+        written.
 
     Raises:
         StoreNotFound: if there is no store.
@@ -114,8 +118,8 @@ def rebuild(
             ``into``, if the log's files have another size than ``config`` gives, if a folder or a
             broken link has the name of a log file (in place), or if the disk fails or is full; the
             store is unchanged.
-        LossRefused: without ``into`` (even for a preview), if the old queues point to lost
-            messages of the log, and more than a small share is lost. Recover the store first.
+        LossRefused: if ``into`` is None (even for a preview), and the old queues show that the log
+            has lost more than a small share of its messages. Recover the store first.
         UsageError: if a folder is invalid, or the settings belong to another store.
     """
     root = local_store(path)
@@ -145,10 +149,11 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None:
-        # Wrong entries of queues and index do no harm, because the rebuild moves their folders.
+        # Check only the log's folder. Files that do not belong in the folders of queues and index
+        # do no harm, because the rebuild moves these folders away.
         check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
-        # Check for missing log files now, not after hours of work.
+        # Check for missing log files before the log is read, which can take hours.
         end = layout.commit_log.end
         lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
         require_consent(layout.root, lost, None)
@@ -168,7 +173,8 @@ def rebuild(
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
-                # Check again: another process may have used the folder before this lock.
+                # Check again: before this process had the lock, another process may have used the
+                # folder.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -176,7 +182,8 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # A crash can leave only the spare hard link of a file: give the file its name back.
+        # After a crash, a file may have only its second hard link, and not its own name. Rename it
+        # back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:
@@ -253,9 +260,11 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """Record the log's damage and end in a store that RocketMQ has shut down cleanly.
+        """If RocketMQ has shut down the store cleanly and its log has damage, record damage and end
+        of the log.
 
-        Without the record, readers would end the log at damage in its last file, as RocketMQ does.
+        Without this record, readers treat damage in the last file as the log's end, as RocketMQ
+        does.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -290,7 +299,8 @@ class _Rebuild:
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # The new queues would no longer show which messages the log has lost.
+            # Only the old queues show which messages the log has lost, so check them before they
+            # are replaced.
             lost = find_loss(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
@@ -350,17 +360,18 @@ class _Rebuild:
         ]
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # If no queue has an entry, messages to which no queue points can still belong to the
-            # log.
+            # If no queue has an entry, the queues do not show where the log ends. So a message
+            # without an entry can still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
 
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy each old queue that has no message in the log any more.
+        """Copy each old queue of which the log has no message any more.
 
-        Without the copy, queue offsets would begin at 0 again, and consumers would miss messages.
+        Without the copy, the queue offsets of new messages would begin at 0. Consumers, whose
+        offsets are higher, would skip these messages.
         """
         taken = []
         if isinstance(queues, RocksFiles):

@@ -1,1 +1,1 @@
-"""Recovers a store after a crash, by logquarry's safe rules or by RocketMQ's own rules."""
+"""Recovers a store after a crash: safely, by logquarry's rules, or exactly as RocketMQ does."""

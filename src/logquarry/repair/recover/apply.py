@@ -1,11 +1,11 @@
-"""Applies the plan of a safe recovery, with the store's lock held.
+"""Applies the plan of a safe recovery. The caller holds the store's lock.
 
-A recovery can run again after an interruption, because it changes the store in this order:
+If the recovery is interrupted, it can be run again, because it changes the store in this order:
 
-1. the durable offset: once ``abort`` exists, nothing else shows where the log ended
+1. the durable offset, because it is the only sign of the log's end as soon as ``abort`` exists
 2. ``abort``
-3. the log, then queues and index, with a sync
-4. the durable offset with the times of the next checkpoint, then the checkpoint
+3. the log, then queues and index, followed by a sync of these files
+4. the durable offset, for which the times of the new checkpoint are valid, then the new checkpoint
 """
 
 from __future__ import annotations
@@ -59,20 +59,24 @@ from logquarry.write.queue_writer import MOST_GAP, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""Number of bytes at the end of a log without a durable offset that the recovery writes again.
+"""If the durable offset is unknown, the recovery writes this number of bytes at the log's end
+again.
 
-An earlier sync by another program may have failed. To write terabytes again takes too long.
+Another program may have written these bytes, and its sync may have failed. The limit exists because
+it would take too long to write terabytes again.
 """
 
 
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan that was made with the lock held. The caller removes ``abort`` afterwards.
+    """Apply a plan. The caller must have held the store's lock since before the plan was made. The
+    caller removes ``abort`` afterwards.
 
     Raises:
         StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if bytes have become unreadable; the store can be recovered again.
+        UnreadableFile: if bytes can no longer be read that could be read for the plan; the store
+            can be recovered again.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -113,7 +117,9 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write a durable offset that stays valid with the next checkpoint."""
+        """Write the durable offset ``offset``, which stays valid when the checkpoint is written
+        next.
+        """
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -152,14 +158,16 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # For an empty log, write no times: with times, readers would report missing files.
+                # For an empty log, write 0 as the times. Other times would mean that the log had
+                # messages, and readers would report missing files.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # A broker of 5.5 dispatches from this offset after a crash.
+            # After a crash, a broker of 5.5 starts to dispatch at this offset, so it must be in the
+            # log.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # An entry of the old timer wheel can point to a lost message. A broker would read a new
-            # message at this offset.
+            # The old timer wheel can have an entry of a lost message. A broker would then deliver a
+            # new message that was written to the same physical offset.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -220,7 +228,8 @@ class _Work:
     def _shorten(self, path: Path, size: int, excess: int) -> None:
         """Replace a file that is too long by a copy of the right size.
 
-        A complete file exists at every moment. Without a file, the log would end before this place.
+        The copy is renamed over the file, so the file exists at every moment. If it were missing
+        after a crash, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -233,11 +242,12 @@ class _Work:
         self._disk.copy(path, position, length, store_folders.free_path(target))
 
     def _find_mendings(self) -> None:
-        """Read the entries of lost messages before their queues are cut."""
+        """Collect the entries of lost messages, because the next step cuts them off."""
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
-        # An interrupted recovery may have cut the queues already.
+        # An interrupted recovery may have already cut the queues, and saved these entries in a
+        # file.
         noted = store_folders.load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
@@ -274,10 +284,11 @@ class _Work:
         for step in plan.steps:
             path = root / step.file
             if step.file == plan.rocksdb or step.file in plan.misnamed:
-                # A blank or a renamed file can already have the name of a misnamed file.
+                # An earlier step has moved the misnamed file. Another file may have its name now.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the folder itself: a broker does not start if it finds an empty folder.
+                # Move the whole folder, and not only its files: a broker does not start if the
+                # folder is empty.
                 if path.is_dir():
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
@@ -285,7 +296,7 @@ class _Work:
                 for name in disk.list(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
-                # Earlier steps moved files of the log and logquarry's own files.
+                # Skip files of the log and logquarry's own files, which earlier steps have moved.
                 disk.set_aside(path, quarantine(root, path.parent.name))
         ends = {
             queue.key: 0 if queue.action is QueueAction.REBUILD else queue.keep_until
@@ -294,7 +305,8 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until)
-        # An empty index folder would show that the store keeps an index.
+        # Make no index folder for a store without an index: the folder would mean that it has an
+        # index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)
@@ -302,7 +314,7 @@ class _Work:
         if plan.index is not None and self._config.index_shape is not None:
             shape = self._config.index_shape
             if checkpoint.index_timestamp > plan.index.kept_timestamp:
-                # The checkpoint must not cover new files before their sync.
+                # New index files are not synced yet, so the checkpoint must not cover them.
                 checkpoint.index_timestamp = plan.index.kept_timestamp
                 checkpoint.flush()
             index = IndexKeeper(
@@ -313,7 +325,7 @@ class _Work:
             for units in plan.transactions:
                 make_units(disk, root, units)
             for queue in plan.queues:
-                # ``plan.queues`` includes queues that are only cut.
+                # ``plan.queues`` also has queues that are cut, but get no new entries.
                 if not queue.is_sound:
                     queues.writers.get(queue.key)
             for files in queues:
@@ -380,27 +392,29 @@ class _Work:
 
 
 def disk_json(disk: Disk, path: Path, document: object) -> None:
-    """Replace a JSON file, and sync the file."""
+    """Write ``document`` as a JSON file in place of an older one, and sync the file."""
     text = json.dumps(document, ensure_ascii=False, indent=1)
-    # The name of a folder may be no valid UTF-8: escape surrogates.
+    # A folder's name may be invalid UTF-8, which Python represents by surrogates: escape them.
     disk.replace(path, text.encode(errors="backslashreplace") + b"\n")
 
 
 def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan] = ()) -> None:
-    """Record the log's end and damage for later readers."""
+    """Record the log's end and its damage in a file, from which later readers learn both."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
 
 
 class _IndexRest(KeyThread):
-    """Puts the keys that the index lacks, in a thread beside the dispatch to queues."""
+    """Adds the missing keys to the index, in a second thread, while this thread writes
+    the queues.
+    """
 
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
         super().__init__(writer)
         self._plan = plan
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Put keys, without the keys of the first message that the index has."""
+        """Add keys. If the index has some keys of the first message already, leave these out."""
         there = self._plan.keys_there
         if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
             hashes, numbers = hashes[there:], numbers[there:]
@@ -410,7 +424,9 @@ class _IndexRest(KeyThread):
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """Cut the bytes to dispatch into parts: (start, end, whether the index needs the keys)."""
+    """Return the parts of the log to dispatch, as (start, end, whether the index needs the keys).
+    Only the queues need the other parts.
+    """
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

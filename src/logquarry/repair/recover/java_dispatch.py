@@ -1,15 +1,16 @@
-"""Recognises and dispatches messages as RocketMQ does, by rules that depend on its version.
+"""Recognizes and dispatches messages as RocketMQ does. The rules depend on RocketMQ's version.
 
 Recovery mode ``rocketmq`` uses :func:`check_message` (``checkMessageAndReturnSize``). Unlike
 :mod:`logquarry.format.frame`, Java does not compare PHYSICALOFFSET with the frame's offset, and
-accepts a blank of any size. Java rejects a frame if its DELAY is not a number, or if its lengths
-reach past the buffer. RocketMQ 4.9.3 accepts every other V1 frame that
-:func:`logquarry.format.frame.decode_at` finds sound; 5.x also accepts V2 frames.
+accepts a blank of any size. Java rejects a frame if its DELAY property is not a number, or if its
+lengths point past the end of Java's read buffer. Apart from that, RocketMQ 4.9.3 accepts every V1
+frame that is valid for :func:`logquarry.format.frame.decode_at`. RocketMQ 5 also accepts V2 frames.
 
-The rules of the dispatch (``doDispatch``) are for stores with queue files. They come from
-``CommitLog.recoverNormally``, ``recoverAbnormally`` and ``DefaultMessageStore.load`` of 4.9.3,
-5.1.4, 5.3.3, 5.4.0 and 5.5.0. No file distinguishes 5.1 from 5.3, so 5.1 gets the rules of 5.3,
-which dispatches more: after a clean shutdown, 5.1 dispatches no message of the log.
+The rules by which messages are dispatched (``doDispatch``) apply to stores with queue files. They
+come from ``CommitLog.recoverNormally``, ``recoverAbnormally`` and ``DefaultMessageStore.load`` of
+4.9.3, 5.1.4, 5.3.3, 5.4.0 and 5.5.0. The files of a store do not show whether 5.1 or 5.3 wrote it,
+so the rules of 5.3 are used for both. The two differ after a clean shutdown: 5.1 then dispatches no
+message of the log.
 """
 
 from __future__ import annotations
@@ -39,20 +40,22 @@ from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import parts_of, units_of
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2
-"""Maximum bytes of an array in a Java virtual machine, regardless of its memory."""
+"""Maximum size of an array of bytes in Java, regardless of how much memory there is."""
 
 
 class JavaMemoryError(Exception):
-    """Java would raise OutOfMemoryError, which its recovery does not catch."""
+    """RocketMQ would end here: Java throws OutOfMemoryError, which the recovery does not catch."""
 
 
 class JavaRequest(NamedTuple):
-    """The fields for queues and index (``DispatchRequest``)."""
+    """The fields of a message from which entries of queues and index are made
+    (``DispatchRequest``).
+    """
 
     topic: str
     queue_id: int
     physical_offset: int
-    """PHYSICALOFFSET, which may differ from the frame's offset."""
+    """The field PHYSICALOFFSET, which may differ from the place where the frame is."""
     size: int
     tags_code: int
     store_timestamp: int
@@ -63,11 +66,11 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """Java's verdict on the bytes at a position; ``end`` is the position of Java's buffer
-    afterwards.
+    """What Java finds at a position of its read buffer.
 
-    ``size`` is 0 for a blank, and -1 for other bytes without a message. If ``is_success``, a
-    recovery continues after these bytes.
+    ``size`` is the size of the message in bytes, 0 for a blank, and -1 for other bytes. If
+    ``is_success``, a recovery continues after these bytes. ``end`` is the position to which Java's
+    buffer has moved.
     """
 
     size: int
@@ -85,17 +88,17 @@ def check_message(
     read_body: bool = True,
     is_5: bool = False,
 ) -> JavaVerdict:
-    """Return Java's verdict on the bytes at one position in Java's buffer.
+    """Return what Java finds at one position of its read buffer.
 
-    If Java would request an array that is too large, this raises JavaMemoryError.
+    Raises JavaMemoryError if Java would try to make an array that is too large.
 
     Args:
-        levels_ms: delay of each level; empty during a recovery, because Java reads the levels
-            later.
-        read_body: whether Java reads the body, which it does in a recovery. Dispatching skips the
-            body, and accepts a BODYLEN larger than the frame.
-        is_5: whether to use the rules of 5.3 and later: V2 frames are read, and a frame or blank
-            that reaches past the buffer is rejected.
+        levels_ms: delay of each delay level in milliseconds. Pass an empty tuple during a recovery
+            by 4.9, because Java reads the levels after that.
+        read_body: whether Java reads the body. A recovery does. The later dispatch skips the body,
+            and so accepts a BODYLEN that is larger than the frame.
+        is_5: whether to use the rules of 5.3 and later, which accept V2 frames, and reject a frame
+            or a blank that ends after the end of the buffer.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)
@@ -104,7 +107,7 @@ def check_message(
 
 
 class _Bad(Exception):
-    """Java throws an exception here, and does not treat the bytes as a message."""
+    """Java throws an exception while it reads the frame, and so does not accept it as a message."""
 
 
 def _check(
@@ -128,7 +131,7 @@ def _check(
     head = frame.HEAD.struct.unpack_from(data, position)
     _, _, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _ = head
     born, store = frame.host_sizes(sys_flag)
-    # Java copies parts of the frame into an array of TOTALSIZE bytes.
+    # Java copies each of the two hosts into an array of TOTALSIZE bytes, so it must fit.
     if max(born, store) > size:
         raise _Bad
     at = position + frame.HEAD.size + born
@@ -190,14 +193,17 @@ class JavaRules:
     """The rules of one RocketMQ version.
 
     Attributes:
-        is_5: read V2 frames, know the delay levels during the recovery, and dispatch afterwards
-            from the log's end on, not from the end of the queues.
-        most_files: maximum number of last files that the recovery reads; None for no limit.
-        starts_by_frame: the first frame of the first recovered file must be sound. A normal
-            recovery compares the frame's PHYSICALOFFSET, not the file's name, with the end of the
+        is_5: whether RocketMQ reads V2 frames, knows the delay levels during the recovery, and
+            starts the later dispatch at the log's end. RocketMQ 4.9 starts it at the end of the
             queues.
-        starts_by_offset: after a crash, begin at the file with the checkpoint's physical offset for
-            the queues. Without this offset, compare store times.
+        most_files: maximum number of files at the log's end that the recovery reads; None for no
+            limit.
+        starts_by_frame: whether the file at which the recovery begins must start with a valid
+            frame. To choose this file, a recovery after a clean shutdown compares the frame's
+            PHYSICALOFFSET with the end of the queues. Other versions compare the file's name.
+        starts_by_offset: whether a recovery after a crash begins at the file that contains the
+            checkpoint's physical offset of the queues. If the checkpoint has no such offset, or for
+            other versions, store times decide.
     """
 
     name: str
@@ -214,7 +220,9 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """Return the rules of the version that wrote a store, as far as the files show the version."""
+    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known version.
+    The files do not always show the exact version.
+    """
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
@@ -226,15 +234,15 @@ logger = logging.getLogger(__name__)
 _QUEUED: Final = (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT)
 _LONGEST_NUMBER: Final = 40
 _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
-"""Topics whose messages 5.x dispatches only to their own queue."""
+"""RocketMQ 5 makes no multi-dispatch copies of messages whose topic begins with one of these."""
 
 
 class JavaDispatch:
     """Dispatches messages in the order of the log.
 
-    ``open_index`` is called for the first message. ``messages`` and ``keys`` count dispatched
-    messages and keys. ``store_timestamp`` and ``physical_offset`` are those of the last message in
-    a queue.
+    ``open_index`` is called before the first message is dispatched. ``messages`` and ``keys`` count
+    the dispatched messages and keys. ``store_timestamp`` and ``physical_offset`` are those of the
+    last dispatched message that has a queue entry.
     """
 
     def __init__(
@@ -260,10 +268,11 @@ class JavaDispatch:
         return self._open_index()
 
     def run(self, window: Window, run: Followed, levels_ms: tuple[int, ...]) -> None:
-        """Dispatch a run of frames."""
+        """Dispatch the messages of a run (valid frames without a gap)."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # A queue can get copies and other messages of the run: keep the order of the log.
+            # A queue can get its own messages and multi-dispatch copies of others. Its entries must
+            # be in the order of the log.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(
@@ -322,7 +331,9 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """Return a queue, created if missing; None if a folder cannot have the topic's name."""
+        """Return a queue, and create it if it is missing. Return None if the topic's name cannot be
+        the name of a folder.
+        """
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -338,13 +349,16 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """Yield further queues of a message (``multiDispatchLmqQueue``)."""
+        """Yield the queues that get a multi-dispatch copy of a message
+        (``multiDispatchLmqQueue``).
+        """
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
-            # QUIRK: checkMultiDispatchQueue dereferences null properties.
+            # QUIRK: RocketMQ ends with a NullPointerException if a message has no properties
+            # (checkMultiDispatchQueue).
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, and RocketMQ's "
                 "multi-dispatch fails without them"
@@ -361,7 +375,7 @@ class JavaDispatch:
 
 
 def _split(text: str) -> list[str]:
-    """Split like Java's ``String.split``, which omits empty words at the end."""
+    """Split a text as Java's ``String.split`` does: empty words at the end are left out."""
     words = text.split(MULTI_SEPARATOR)
     while len(words) > 1 and not words[-1]:
         words.pop()

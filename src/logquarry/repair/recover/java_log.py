@@ -1,8 +1,8 @@
-"""Reads the log as RocketMQ does when it starts, quirks included.
+"""Reads the log as RocketMQ does when it starts, including RocketMQ's faults.
 
-Java's recovery ends the log at the first place without a message. Then ``ReputMessageService``
-dispatches the messages that are in no queue; it checks no CRC, and skips unreadable bytes. Java
-also accepts some frames that logquarry's kernels reject
+For Java's recovery, the log ends at the first place at which no message begins. After the recovery,
+``ReputMessageService`` dispatches the messages that are in no queue yet. It checks no CRC, and
+skips unreadable bytes. Java also accepts some frames that logquarry's compiled code rejects
 (:mod:`logquarry.repair.recover.java_dispatch`).
 """
 
@@ -40,10 +40,11 @@ _Found = tuple[Followed | None, int, Window]
 
 @dataclass(eq=False)
 class JavaLog:
-    """The files of a log.
+    """The files of a log, as RocketMQ treats them.
 
-    ``last_message`` is the physical offset of the last message that :meth:`find_end` read.
-    ``stopped_by`` describes the bytes at which the log ends, and is None for zeros.
+    ``last_message`` is the physical offset of the last message before the end that :meth:`find_end`
+    found. ``stopped_by`` describes the bytes after the log's end as text. It is None if they are
+    zeros.
     """
 
     root: Path
@@ -69,15 +70,17 @@ class JavaLog:
 
     def _view(self, file: JavaFile) -> memoryview:
         if self._open[0] != file.path:
-            # Without this check, the fill bytes of an unreadable block would end the log.
+            # mapped() refuses a file with unreadable blocks. Otherwise, the zeros that represent
+            # such a block would seem to be the log's end.
             self._open = file.path, mapped(self.root / file.path, "keeps the messages after it")
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
-        """Return the number of the file at which a normal recovery begins.
+        """Return the number of the file at which a recovery after a clean shutdown begins.
 
-        The queues point to messages up to ``known``. ``index_limit`` is the latest store time of
-        the file's first frame in milliseconds, None for no limit.
+        ``known`` is the physical offset up to which the queues point to messages. If
+        ``index_limit`` is not None, the store time of the file's first frame must not be later (in
+        milliseconds).
         """
         if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
@@ -90,7 +93,7 @@ class JavaLog:
     def recent(
         self, checkpoint: Checkpoint, offsets: Offsets, *, index_safe: bool, check_crc: bool
     ) -> int:
-        """Return the number of an abnormal recovery's first file."""
+        """Return the number of the file at which a recovery after a crash begins."""
         limit = min(checkpoint.physic_timestamp, checkpoint.logics_timestamp) - _GRACE_MS
         limit = max(0, limit)
         index_limit = checkpoint.index_timestamp if index_safe else None
@@ -124,7 +127,9 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Find the last file whose first frame matches, at most ``most_files`` before the end."""
+        """Return the number of the last file whose first frame matches, among the last
+        ``most_files``.
+        """
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
@@ -154,13 +159,13 @@ class JavaLog:
     def find_end(
         self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool, known: int = -1
     ) -> int:
-        """Find the log's end (``recoverNormally``, ``recoverAbnormally``).
+        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do.
 
-        ``dispatch`` is None for a normal recovery of 4.9, and gets only messages after ``known``.
-        JavaRefusal is raised if RocketMQ would fail.
+        Messages after ``known`` are given to ``dispatch``. It is None for a recovery by 4.9 after a
+        clean shutdown, which dispatches nothing here. Raises JavaRefusal if RocketMQ would fail.
         """
-        # QUIRK: 4.9 reads the delay levels only after its recovery. So the entry of a delayed
-        # message gets the hash of the tags, not the delivery time.
+        # QUIRK: 4.9 reads the delay levels only after its recovery. So it writes the hash of the
+        # tags into the entry of a delayed message, and not the delivery time.
         levels = self.levels_ms if self.rules.is_5 else ()
         index, at = start, 0
         with _Runs(levels, check_crc=check_crc, keys=self.keys) as runs:
@@ -176,7 +181,8 @@ class JavaLog:
                     elif dispatch is not None and known < self.last_message:
                         for position in run.rows[:, POSITION].tolist():
                             found = self._ask(file, data, at + position, levels, check_crc=False)
-                            # QUIRK: the message that begins exactly at ``known`` is not dispatched.
+                            # QUIRK: RocketMQ does not dispatch a message that begins exactly at
+                            # ``known``.
                             if found.request is not None and window.base + position > known:
                                 dispatch.one(found.request)
                     at += count
@@ -222,7 +228,9 @@ class JavaLog:
             ) from error
 
     def cut(self, offset: int) -> list[JavaFile]:
-        """Cut the log at a physical offset, and return the files that Java would destroy."""
+        """Cut the log at a physical offset, in memory. Return the files after it, which Java would
+        delete.
+        """
         kept, dropped = [], []
         for file in self.files:
             if file.base > offset:
@@ -235,9 +243,10 @@ class JavaLog:
         return dropped
 
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch from an offset to the log's end (``ReputMessageService.doReput``).
+        """Dispatch the messages from ``start`` to the log's end, as ``ReputMessageService.doReput``
+        does.
 
-        JavaRefusal is raised if RocketMQ would fail, or wait for ever.
+        Raises JavaRefusal if RocketMQ would fail, or would wait without end.
         """
         offset = start
         with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
@@ -245,11 +254,12 @@ class JavaLog:
                 offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
     def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
-        """Dispatch the messages of a file from an offset on; return the next offset.
+        """Dispatch the messages of one file from ``offset`` on. Return the offset at which to
+        continue.
 
-        QUIRK: if the lengths in a frame do not add up, Java moves its buffer by their sum, but its
-        offset by TOTALSIZE. The next error then moves the offset after the file's end. Unreadable
-        bytes end the file.
+        QUIRK: if the lengths of a frame's parts do not add up to TOTALSIZE, Java moves its buffer
+        by their sum, but adds TOTALSIZE to its offset. At the next bytes without a message, Java
+        skips the rest of the file, and the two differ: the offset is then after the file's end.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self.file_size), None)
         if file is None or offset - file.base >= file.wrote:
@@ -283,10 +293,12 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of frames of a log; a thread reads the next run during a dispatch."""
+    """Reads the runs of a log. While the caller dispatches one run, a second thread
+    reads the next.
+    """
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
-        # Use two followers, so that one result remains valid during the next read.
+        # Use two followers alternately: each overwrites its previous result, which is still in use.
         self._followers = [
             Follower(levels_ms, check_crc=check_crc, as_java=True, keys=keys) for _ in range(2)
         ]
@@ -302,14 +314,15 @@ class _Runs:
     def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
         """Return the run that begins at a position, its length in bytes, and its window.
 
-        The run is None if no frame begins at the position. The result is valid until the next call.
+        The run is None if no valid frame begins at the position. Use the result only until the next
+        call.
         """
         asked = file.path, at, len(data)
         if self._ahead is not None and self._ahead[0] == asked:
             found = self._ahead[1].result()
         else:
             if self._ahead is not None:
-                # Wait for the thread, because it uses the same followers.
+                # Wait until the thread has finished, because it uses one of the two followers.
                 self._ahead[1].result()
             found = self._follow(file.base, data, at)
         self._ahead = None

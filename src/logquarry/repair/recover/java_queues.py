@@ -1,7 +1,7 @@
-"""Consume queues as RocketMQ 4.9.3 recovers and fills them (``ConsumeQueue``), quirks included.
+"""Recovers and fills consume queues as RocketMQ 4.9.3 does (``ConsumeQueue``), with its faults.
 
-:class:`Noted` makes the changes in memory, for a plan; :class:`Applied` in the files. Like Java,
-the recovery leaves bytes after a queue's end in the files, and accepts gaps in a queue.
+:class:`Noted` makes the changes only in memory, to plan a recovery. :class:`Applied` makes them in
+the files. As in Java, bytes after a queue's end stay in the files, and a queue may have gaps.
 """
 
 from __future__ import annotations
@@ -52,12 +52,14 @@ class Noted:
         self._changed[path][position : position + len(data)] = bytes(data)
 
     def make(self, path: str, size: int) -> None:
-        """Create a file of zeros; refuse a file in place of a folder above it."""
+        """Create a file of zeros. Raise WrongEntry if a file has the path of the queue's folder."""
         check_queue_folder((self._root / path).parent)
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file, up to a size; this has no effect on a plan."""
+        """Append zeros to a file until it has ``size`` bytes. A plan does not depend on this, so
+        nothing is done.
+        """
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -65,7 +67,7 @@ class Noted:
 
 
 class Applied:
-    """Changes the files; moves a file to quarantine if Java would destroy it."""
+    """Makes all changes in the files. A file that Java would delete is moved to quarantine."""
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self._root = root
@@ -85,7 +87,8 @@ class Applied:
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
-            # Java leaves the file sparse, so a full disk can end Java later with SIGBUS.
+            # Reserve the disk space now. Java does not, so a full disk can end it with SIGBUS when
+            # it writes to its map of the file.
             file.allocate()
         self.written.add(path)
         file.buffer[position : position + len(data)] = data
@@ -110,7 +113,7 @@ class Applied:
         self.written.add(path)
 
     def set_aside(self, path: str) -> None:
-        """See :meth:`Noted.set_aside`. A file of zeros is deleted."""
+        """Move a file to quarantine, or delete it if it has only zeros."""
         self._release(path)
         self.written.discard(path)
         size = (self._root / path).stat().st_size
@@ -138,17 +141,19 @@ Target = Noted | Applied
 
 
 class WrittenFiles:
-    """Files that were written and are not synced yet."""
+    """The files that :class:`Applied` has written and that are not synced yet."""
 
     def __init__(self, root: Path, disk: Disk, paths: set[str]) -> None:
         self._root = root
         self._disk = disk
         self._paths = set(paths)
-        # A user can call flush at the same time as the flush thread.
+        # The flush thread and a call of flush by the user can be here at the same time.
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """Sync all files if ``least_pages`` is 0. Raise StoreUnavailable after a failed sync."""
+        """If ``least_pages`` is 0, sync all files; otherwise do nothing. Raise StoreUnavailable if
+        a sync has failed.
+        """
         if least_pages:
             return
         with self._flushing:
@@ -164,7 +169,7 @@ class WrittenFiles:
         try:
             descriptor = self._disk.open(path)
         except FileNotFoundError:
-            # Retention deleted the file.
+            # Retention has deleted the file since.
             yield None
             return
         except OSError as error:
@@ -176,9 +181,9 @@ class WrittenFiles:
 
 
 def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:
-    """Return all bytes of a file. JavaRefusal is raised if the disk cannot read one of them.
+    """Return all bytes of a file. Raises JavaRefusal if the disk cannot read one of them.
 
-    ``remedy`` describes what a safe recovery does instead.
+    ``remedy`` is the part of the error's text that describes what a safe recovery would do.
     """
     try:
         view = whole_file(path)
@@ -190,7 +195,7 @@ def mapped(path: Path, remedy: str = "makes the file again") -> memoryview:
 
 
 def refuse_unreadable(view: FileView, length: int, remedy: str = "makes the file again") -> None:
-    """Raise JavaRefusal if the disk cannot read some of the first ``length`` bytes of a file."""
+    """Raise JavaRefusal if any of the first ``length`` bytes of a file cannot be read."""
     fault = view.fault(0, length)
     if fault is not None:
         raise JavaRefusal(
@@ -200,19 +205,19 @@ def refuse_unreadable(view: FileView, length: int, remedy: str = "makes the file
 
 
 RECOVERED_FILES: Final = 3
-"""Number of files at the end from which a recovery begins."""
+"""A recovery reads this number of files at the end of a queue or of the log."""
 LARGEST_BASE: Final = java.LONG_MAX // 2
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _CHUNK: Final = 1 << 12
 
 
 class JavaRefusal(Exception):
-    """RocketMQ would not start on this store; the text gives the reason."""
+    """RocketMQ would not start on this store. The error's text has the reason."""
 
 
 @dataclass(slots=True)
 class JavaFile:
-    """A file of a queue or of the log; for Java, the file ends at position ``wrote``."""
+    """A file of a queue or of the log. Java uses only its first ``wrote`` bytes."""
 
     base: int
     path: str
@@ -221,14 +226,16 @@ class JavaFile:
 
 @dataclass(eq=False)
 class JavaQueue:
-    """One queue.
+    """One queue, as RocketMQ treats it.
 
     Attributes:
-        max_physical: physical offset after the last message (``maxPhysicOffset``), or -1.
-        files: the files in order, all of full size at the start.
-        set_aside: paths of the files that Java would destroy, each with its reason.
-        cut: position in bytes from which entries after the log's end were cut, or None.
-        put_from: position of the first new entry, in bytes.
+        max_physical: physical offset after the last message in the queue (``maxPhysicOffset``), -1
+            if there is none.
+        files: the files in order. At first, Java takes each file as full.
+        set_aside: (path, reason) of each file that Java would delete.
+        cut: position in bytes of the first entry that was cut off because it is after the log's
+            end; None if none was.
+        put_from: position in bytes of the first entry that was appended.
     """
 
     key: QueueKey
@@ -252,7 +259,9 @@ class JavaQueue:
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def recover(self) -> None:
-        """Find the end (``recover``): the first invalid entry from the third-last file on."""
+        """Find the queue's end, as ``recover`` does: the first invalid entry in the last three
+        files.
+        """
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -267,7 +276,8 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Count the valid entries from number ``start`` on; also return the last of them.
+        """Return how many valid entries follow each other from number ``start`` on, and the last of
+        them.
 
         A valid entry has a positive size, and a physical offset from 0 to below ``limit``.
         """
@@ -287,7 +297,9 @@ class JavaQueue:
         return at - start, last
 
     def _truncate(self, offset: int) -> None:
-        """``MappedFileQueue.truncateDirtyFiles``."""
+        """Cut the queue at position ``offset``, in bytes, as ``MappedFileQueue.truncateDirtyFiles``
+        does.
+        """
         while self.files[-1].base > offset:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
@@ -295,10 +307,10 @@ class JavaQueue:
         last.wrote = min(self.file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
-        """Remove the entries after the log's end (``truncateDirtyLogicFiles``).
+        """Remove the entries of messages after the log's end, as ``truncateDirtyLogicFiles`` does.
 
-        QUIRK: Java accepts the first entry of a file even if it is all zeros. (If each file holds
-        only one entry, Java loops for ever.)
+        QUIRK: Java accepts the first entry of a file even if it is all zeros. If each file holds
+        only one entry, Java never ends this loop.
         """
         self.max_physical = physical
         while self.files:
@@ -328,14 +340,15 @@ class JavaQueue:
         self.set_aside.append((file.path, reason))
 
     def put(self, offsets: Int64, units: Units) -> None:
-        """Append entries as RocketMQ's dispatcher does (``putMessagePositionInfo``).
+        """Append entries as RocketMQ's dispatcher does in ``putMessagePositionInfo``.
 
-        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry
-        whose queue offset (other than 0) the queue has already. If a queue offset is too large, the
-        dispatcher appends the entry at the queue's end, which is the wrong position.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. It also skips
+        an entry if the queue has an entry at the same queue offset, unless the offset is 0. If the
+        queue offset is after the queue's end, the dispatcher still appends the entry at the end,
+        and so at the wrong position.
 
-        ``units`` are in the order of their physical offsets. JavaRefusal is raised if no file name
-        can express the first offset of a new file.
+        ``units`` must be in the order of their physical offsets. Raises JavaRefusal if the position
+        of a new file is too large for a file name.
         """
         if not len(units):
             return
@@ -343,7 +356,7 @@ class JavaQueue:
             ends = units["physical_offset"].astype(np.int64) + units["size"]
             known = int(np.count_nonzero(ends <= self.max_physical))
             offsets, units = offsets[known:], units[known:]
-        # An entry of queue offset 0 is a separate part.
+        # Handle an entry with queue offset 0 alone, because other rules apply to it.
         breaks = np.diff(offsets) != 1
         if len(offsets) and int(offsets.min()) <= 0:
             breaks |= (offsets[:-1] == 0) | (offsets[1:] == 0)
@@ -354,7 +367,9 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append entries with consecutive queue offsets; an entry of offset 0 must be alone."""
+        """Append entries with consecutive queue offsets. An entry with queue offset 0 must be the
+        only one.
+        """
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)
@@ -375,7 +390,9 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """Return the last file, or a new file if the last is full (``getLastMappedFile``)."""
+        """Return the last file, or a new file if the last is full, as
+        ``getLastMappedFile`` does.
+        """
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

@@ -1,20 +1,21 @@
-"""Finds the messages that a recovery would lose, and decides whether the loss needs consent.
+"""Finds the messages that a recovery would lose, and decides whether the user must consent to it.
 
 A message is lost if a queue, the index, the durable offset or the checkpoint shows that the message
-existed, and the recovered log does not have the message. Expired messages and damage that an
-earlier recovery recorded do not count.
+existed, and the recovered log does not have the message. Messages that retention deleted, and
+damage that an earlier recovery recorded, do not count.
 
-After a crash, the newest messages are normally lost. Only messages that were certainly on the disk
-("vouched for") matter:
+After a crash, it is normal that the newest messages are lost. So the decision counts only messages
+that were certainly on the disk (the code calls them vouched for):
 
 - With a durable offset: the messages before this offset.
 - Without a durable offset, after a clean shutdown: the messages to which a queue points.
 - Without a durable offset, after a crash: the messages before the new end of the log, in later log
-  files, or in missing files. If sound frames follow the new end, or if the checkpoint is later than
-  the log's last message: all messages.
+  files, or in missing log files. If valid frames follow the new end, or if the checkpoint is later
+  than the log's last message, all messages count.
 
-The loss needs consent (``accept_loss``) if log files are missing, or if the loss has several of
-these messages and is not a small share of the log. docs/recovery.md has a table of all cases.
+The user must consent to the loss (``accept_loss``) if log files are missing. The user must also
+consent if more than one such message is lost, and they are not a small share of the log.
+docs/recovery.md has a table of all cases.
 """
 
 from __future__ import annotations
@@ -48,11 +49,15 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""Maximum number of lost entries to compare, so that each message counts only once."""
+"""If more entries than this are lost, they are not compared with each other, so a message with
+several entries counts several times.
+"""
 _MOST_NAMED: Final = 2
-"""Maximum number of missing parts of the log in a reason."""
+"""Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""Minimum number of entries far after the log's end that prove a loss: one may be damaged."""
+"""Minimum number of entries that must point far after the log's end to prove a loss. A single one
+may be a damaged entry.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,9 @@ class Loss:
     Attributes:
         messages: number of lost messages in the queues. Copies by multi-dispatch count once, unless
             more than 20 million messages are lost.
-        bytes: size of these messages, or of missing files and bytes before the durable offset.
-        known_bytes: known bytes of the log in total, lost bytes included.
+        bytes: size of the lost messages. If missing files, or lost bytes before the durable offset,
+            are larger, it is their size.
+        known_bytes: number of bytes of the log that remain, plus the lost bytes.
     """
 
     messages: int
@@ -76,7 +82,7 @@ class Loss:
         return self.words()
 
     def words(self, *, is_applied: bool = False) -> str:
-        """Return the loss as text."""
+        """Return a sentence that describes the loss."""
         verb = "lost" if is_applied else "would be lost"
         if not self.bytes:
             return f"messages {verb}, and their number is unknown: {self.reason}"
@@ -84,7 +90,9 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Return the reason to refuse the recovery, None if the user accepts this many bytes."""
+        """Return why the recovery is refused, as text. Return None if the loss needs no consent, or
+        if it is not larger than ``accept_loss`` (in bytes).
+        """
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -95,7 +103,7 @@ class Loss:
 
 
 class LossRefused(StoreUnavailable):
-    """The caller has not accepted the loss of a recovery. Nothing was changed."""
+    """A recovery would lose more than the caller accepts. Nothing was changed."""
 
     def __init__(self, message: str, *, loss: Loss) -> None:
         super().__init__(message)
@@ -120,17 +128,19 @@ def find_loss(
     last_timestamp: int | None = None,
     dropped: Mapping[QueueKey, int] | None = None,
 ) -> Loss | None:
-    """Return the messages that existed and that the recovered log lacks, or None.
+    """Return the messages that the store had and that the recovered log will lack; None if there
+    are none.
 
-    The search reads each queue backwards, up to the first entry whose message is not lost, and the
-    frames of the entries that the recovery drops.
+    The search reads each queue backwards until it finds an entry whose message is not lost. It also
+    reads the frames to which the entries point that the recovery will drop.
 
     Args:
-        layout: the store's files before the recovery, without misnamed log files.
+        layout: the store's files before the recovery. Log files with a wrong name must be left out.
         end: physical offset at which the log will end.
         last_timestamp: store time of the last message before ``end``, None if unknown.
-        dropped: the queue offset of the first entry to drop, for each queue that differs from the
-            log. With None, a few entries of each queue show which queues differ.
+        dropped: for each queue that differs from the log, the queue offset of the first entry that
+            the recovery will drop. If it is None, the search checks a few entries of each queue to
+            find the queues that differ.
     """
     return _Search(layout, end, damage, last_timestamp, dropped).loss()
 
@@ -138,21 +148,26 @@ def find_loss(
 def vouched_end(
     layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
 ) -> int:
-    """Return the physical offset up to which the store certainly had messages; at least ``end``."""
+    """Return the physical offset up to which the store certainly had messages. It is never less
+    than ``end``.
+    """
     return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
 
 
 def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
-    """Return the frames of log files that were replaced, for example by files of another store.
+    """Return the lost frames of log files that were replaced, for example by files of another
+    store.
 
-    Usually, the search checks only a few entries of each queue. ``layout`` must have no misnamed
-    log files.
+    Usually, the search checks only a few entries of each queue. Log files with a wrong name must be
+    left out of ``layout``.
     """
     return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
 
 
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """Yield path, physical offsets of the lost frames, and reason for each replaced log file."""
+    """For each replaced log file, yield its path, the physical offsets of the lost frames, and the
+    reason as text.
+    """
     bases = frames[:, 0] // layout.commit_log.file_size
     for base in np.unique(bases).tolist():
         inside = frames[bases == base]
@@ -219,7 +234,7 @@ class _Search:
         )
 
     def replaced(self, queues: Sequence[Queue]) -> Frames:
-        """Return the frames of replaced files, in the order of the log."""
+        """Return the lost frames of replaced log files, in the order of the log."""
         files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
@@ -233,7 +248,7 @@ class _Search:
 
     @property
     def _lacks_file(self) -> bool:
-        """Whether files of the log are certainly missing, even if no entry points to them."""
+        """Whether files of the log are certainly missing, whether entries point to them or not."""
         if any(span.kind == MISSING_FILE for span in self._damage):
             return True
         durable = self._durable or 0
@@ -247,7 +262,8 @@ class _Search:
         found = [replaced]
         for queue in queues:
             found += self._lost_of(queue, lowest)
-        # The index comes after the queues, because only queue entries have message sizes.
+        # Put the frames of the index last. Of frames with the same offset, the first is kept, and
+        # only queue entries have the size of the message.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -280,8 +296,8 @@ class _Search:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index if it deletes the whole log, so the index of an empty log proves
-        # no loss.
+        # RocketMQ keeps the index when it deletes the whole log. So if the log is empty, the index
+        # proves no loss.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)
@@ -294,7 +310,8 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery cut the log at the durable offset: later entries are stale.
+            # An earlier recovery has cut the log at the durable offset. Entries of later messages
+            # are left from before, and show no loss.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -307,7 +324,8 @@ class _Search:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        # Sound frames after the new end of the log show that these messages were on the disk.
+        # Valid frames after the new end of the log show that the messages before them were on the
+        # disk too.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         vouched = starts < self._end
@@ -359,7 +377,8 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If no put followed, the store has no trace of RocketMQ's deletion.
+                    # If RocketMQ's retention deletes files and no put follows, the store does not
+                    # show the deletion.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )
@@ -376,7 +395,7 @@ class _Search:
 
 
 def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
-    """Yield the parts of a log without a file, between two files."""
+    """Yield each part of the log between two files for which there is no file."""
     for file, following in pairwise(layout.commit_log.files):
         start = file.base + (layout.commit_log.file_size if file.size else 0)
         if start < following.base < end:
@@ -384,7 +403,7 @@ def missing_files(layout: StoreLayout, end: int) -> Iterator[DamagedSpan]:
 
 
 def missing_span(layout: StoreLayout, start: int, stop: int) -> DamagedSpan:
-    """Return a part of the log without a file."""
+    """Return a part of the log for which there is no file, as damage."""
     path = layout.filesystem.full_path(layout.log_file(start))
     reason = "there is no file for this part of the log"
     return DamagedSpan(start, stop - start, MISSING_FILE, reason, path)
@@ -394,6 +413,8 @@ _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether a loss needs no consent, because it is a small part of the known bytes."""
+    """Whether ``size`` lost bytes are so small a part of the ``known`` bytes that no consent is
+    needed.
+    """
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

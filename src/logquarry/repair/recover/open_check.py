@@ -1,7 +1,8 @@
 """Checks whether a store can be opened for writing without a recovery. Changes nothing.
 
-The log ends with the unbroken chain of frames that begins at the last message in any queue.
-Later frames are stale (docs/reliability.md, "Where the log ends").
+To find the log's end, the check starts at the last message to which any queue points, and follows
+the frames as long as one begins where the previous one ends. An earlier truncation left any frames
+after this end (docs/reliability.md, "Where the log ends").
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from logquarry.repair.recover.safe import SafePlan, plan_safe
 from logquarry.repair.recover.store_folders import check_entries, sync_files
 
 _CHECKED_FILES: Final = 3
-"""Number of log files at the end that RocketMQ reads at its start (``recoverNormally``)."""
+"""Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
 _OURS: Final = frozenset(
     {
         store_files.ABORT,
@@ -64,7 +65,7 @@ _OURS: Final = frozenset(
         "lost+found",
     }
 )
-"""Names that the folder of a new store may have."""
+"""Names of files that may be in a folder before a new store is created in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +75,12 @@ class StoreFound:
     Attributes:
         config: settings with all sizes.
         log_end: physical offset of the log's end.
-        pieces: the undamaged stretches of the log that are not dispatched yet.
-        queue_ends: end of each queue, counted in entries.
-        recovered: result of a recovery in mode ``rocketmq``, or None.
-        transactions: state table and redo log, in dialect 3.1.
+        pieces: the parts of the log that are not dispatched yet, without damage, as physical
+            offsets (start, end).
+        queue_ends: for each queue, the number of the first entry after its end.
+        recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
+        transactions: the state table and the redo log, which only a store in the format of RocketMQ
+            3.1 has.
     """
 
     config: StoreConfig
@@ -90,14 +93,16 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether the writer, like RocketMQ, keeps bytes after the ends of the log and of the
-        queues.
+        """Whether the writer must leave the bytes after the ends of log and queues as they are, as
+        RocketMQ does. Otherwise, it zeroes them.
         """
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Raise StoreNotFound if a folder is no store and has other files."""
+    """Raise StoreNotFound if a folder is no store, and has files that would not be in
+    a new store.
+    """
     try:
         if not root.exists():
             if any(part.startswith("~") for part in root.parts):
@@ -117,17 +122,21 @@ def check_folder(root: Path) -> None:
 
 
 class NeedsRecovery(StoreUnavailable):
-    """A store was not shut down cleanly, or its parts do not agree."""
+    """A store cannot be opened without a recovery: it was not shut down cleanly, or log, queues and
+    index do not agree.
+    """
 
 
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
-    """Check a store before it is opened for writing. Call this with the lock held.
+    """Check a store before it is opened for writing. The caller must hold the store's lock.
 
     Args:
-        is_recovered: accept an ``abort`` file, because the store was just recovered.
+        is_recovered: whether the store was just recovered. It then may still have an ``abort``
+            file.
 
     Raises:
-        NeedsRecovery: if the store was not shut down cleanly, or its parts do not agree.
+        NeedsRecovery: if the store was not shut down cleanly, or log, queues and index do not
+            agree.
         CorruptFile: if the files have other sizes than the settings.
     """
     if not _is_store(root):
@@ -153,7 +162,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     end = log.max_offset
     sound = end
     if queued > log.min_offset:
-        # Check only the last file: puts do not touch damage before it.
+        # Check only the last file: earlier damage does not prevent puts.
         sound = min(end, sound_bound(layout, queued) or 0)
     if sound < queued:
         raise NeedsRecovery(
@@ -184,7 +193,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # Put copies into further queues only if the existing messages have such copies.
+        # The settings leave it open whether to make multi-dispatch copies: make them only if
+        # messages in the log have some.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -195,9 +205,10 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """Return undamaged stretches of the log, and whether any message has multi-dispatch copies.
+    """Return the parts of the log without damage, and whether any message has multi-dispatch
+    copies.
 
-    Damage without a record raises NeedsRecovery.
+    Raises NeedsRecovery for damage that no earlier recovery has recorded.
     """
     if start >= end:
         return (), False
@@ -221,15 +232,17 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise CorruptFile if no file has the settings' size: the settings are of another store."""
+    """Raise CorruptFile if no file has the size in the settings, which then belong to another
+    store.
+    """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
     for found, size in sequences:
-        # A crash can leave an empty file.
+        # Ignore empty files, which a crash can leave.
         files = [file for file in found if file.size]
         sizes = [file.size for file in files]
-        # A crash can leave the very first file too short.
+        # If the store has only one file, a crash can have left it too short.
         is_torn = layout.has_abort and len(sizes) == 1 and size is not None and sizes[0] < size
         if size is not None and sizes and size not in sizes and not is_torn:
             path = layout.filesystem.full_path(files[0].path)
@@ -256,8 +269,8 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
-    # A crash can leave only the second name of a file: restore the file's name. Otherwise its
-    # messages count as lost.
+    # After a crash, a file may have only its second hard link, and not its own name. Rename it
+    # back, because otherwise its messages would count as lost.
     check_entries(root, config)
     folders = StoreLayout.open(root, config).log_folders
     NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
@@ -270,17 +283,20 @@ def recovered_store(
         if is_clean:
             abort.remove()
         raise
-    # The record of damage describes the log before this recovery.
+    # The file with the recorded damage describes the log before this recovery.
     disk.remove(root / store_files.DAMAGE)
     plan = result.plan
     if not is_clean:
-        # The durable offset will cover the log, which its writer may not have synced.
+        # The next durable offset will cover the whole log, but the crashed writer may not have
+        # synced it.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Before the lock is taken, refuse a store that cannot be opened or recovered."""
+    """Raise an error if the store cannot be opened or recovered. Called before the
+    lock is taken.
+    """
     if not _is_store(root):
         return
     plan: RecoveryPlan
@@ -298,7 +314,7 @@ def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) 
 
 
 def plan_to_open(root: Path, config: StoreConfig) -> SafePlan:
-    """Return the safe plan of a store that needs a recovery before it is opened."""
+    """Return the plan of a safe recovery for a store that cannot be opened without one."""
     return plan_safe(root, with_sizes(config, StoreLayout.open(root, config).by_content()))
 
 
@@ -309,7 +325,9 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Refuse files of a wrong size and missing files, as RocketMQ's ``load()`` does."""
+    """Raise NeedsRecovery if a file is missing or has a wrong size. RocketMQ's ``load()`` refuses
+    these too.
+    """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
     batch = layout.batch_queue_files()
@@ -331,16 +349,18 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """Check that a part of the log is sound, and that the queues have its messages.
+    """Check that a part of the log has no damage, and that the queues have entries for its
+    messages.
 
-    Java dispatches only from the end of the last message in any queue. A queue that lacks an
-    earlier message never gets this message (`noabort-cq-behind`, `noabort-one-topic-gone`).
+    After a clean shutdown, Java dispatches only messages after the last message to which any queue
+    points. So if a queue lacks an entry of an earlier message, Java never adds it (test stores
+    `noabort-cq-behind`, `noabort-one-topic-gone`).
     """
     if start >= stop:
         return
     known = known_damage(layout)
     audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
-    # Read only up to the bound, because the caller has checked the bytes after it.
+    # Read only up to ``stop``: the caller has already checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):
         if isinstance(event, Run):
@@ -353,7 +373,7 @@ def _check_queues(
 
 
 def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
-    """Return the physical offset up to which the index has the messages, 0 if unknown."""
+    """Return the physical offset after the last message that the index has, 0 if unknown."""
     found = Index(layout, files=files).files
     if not found or found[-1].is_empty:
         return 0
@@ -363,9 +383,11 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Check that only zeros follow the log's end: readers could take other bytes for later frames.
+    """Raise NeedsRecovery if other bytes than zeros follow the log's end: a reader could take them
+    for later frames.
 
-    A broker with ``writeWithoutMmap`` leaves stale bytes in a sound store; opening zeroes them.
+    Bytes of earlier messages, which a broker with ``writeWithoutMmap`` leaves there, are no reason
+    for a recovery. The writer zeroes them when it opens the store.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

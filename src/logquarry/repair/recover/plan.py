@@ -1,4 +1,4 @@
-"""Plans of a recovery: the steps, and the changes to each queue and to the index."""
+"""The plan of a recovery: its steps, and the changes to each queue and to the index."""
 
 from __future__ import annotations
 
@@ -29,38 +29,42 @@ class StepKind(Enum):
     """The kind of a step."""
 
     RENAME = "rename"
-    """Rename a log file to the name that its frames show; ``offset`` of the step is this name."""
+    """Rename a log file: its frames show the right name. The step's ``offset`` is this name."""
     CUT = "cut"
-    """Shorten the log or a queue."""
+    """Cut off the end of the log or of a queue."""
     ZERO = "zero"
-    """Overwrite the bytes after the log's or a queue's end with zeros; quarantine gets a copy."""
+    """Overwrite the bytes after the end of the log or of a queue with zeros. They are copied to
+    quarantine first.
+    """
     SET_ASIDE = "set_aside"
     """Move a file to quarantine."""
     EXTEND = "extend"
     """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Replace a lost log file by a file that is one blank, so that readers can skip it."""
+    """Create a file in place of a lost log file. It consists of one blank, so that readers can skip
+    it.
+    """
     BUILD_QUEUE = "build_queue"
     """Append the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
-    """Put the missing keys into the index."""
+    """Add the missing keys to the index."""
     WRITE_CHECKPOINT = "write_checkpoint"
-    """Write a new checkpoint, because the old one cannot be read or covers lost messages."""
+    """Write a new checkpoint: the old one is missing, cannot be read, or covers lost messages."""
     NOTE_DAMAGE = "note_damage"
-    """Record the damage of the log, so that readers skip it."""
+    """Record the places of the log's damage in a file, so that readers skip them."""
     REMOVE = "remove"
-    """Delete ``abort``. Afterwards the store counts as shut down cleanly."""
+    """Delete the file ``abort``. For later readers, the store was then shut down cleanly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One step of a plan.
 
-    ``file`` is a path below the store's folder: a file, or the folder of a queue or of the index.
-    ``offset`` is a physical offset in the log, and a position in any other file; None for the whole
-    file. ``length`` is in bytes, None if unknown.
+    ``file`` is the path of a file, of a queue's folder or of the index folder, below the store's
+    folder. ``offset`` is a physical offset for the log, and a byte position for any other file. It
+    is None if the step applies to the whole file. ``length`` is in bytes, None if unknown.
     """
 
     kind: StepKind
@@ -80,7 +84,7 @@ class Step:
 
 
 class Steps(list[Step]):
-    """The steps of a plan that is being made."""
+    """The list of steps, while a plan is made."""
 
     def add(
         self,
@@ -97,19 +101,21 @@ class Steps(list[Step]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryPlan:
-    """The plan of a recovery, made without a change to the store.
+    """The plan of a recovery. Making the plan does not change the store.
 
-    If a plan is applied twice, or again after an interruption, the result is the same.
+    A plan can be applied a second time, also after an interruption. The result is the same as after
+    one time.
 
     Attributes:
-        looked_at: the facts behind the plan, as text.
+        looked_at: the facts in the store on which the plan is based, as text.
         log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
-        dispatch_from: physical offset of the first message to dispatch again.
-        damage: damage within the log, which the recovery does not remove.
+        dispatch_from: physical offset of the first message that the recovery dispatches to queues
+            and index.
+        damage: damaged parts before the log's end. The recovery does not remove them.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
-        applied: whether the steps were done.
+        applied: whether the steps were carried out.
     """
 
     root: str
@@ -141,7 +147,9 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """Yield lines of text with the first ``most`` steps, and counts of the other steps."""
+        """Yield lines of text: one for each of the first ``most`` steps, then the number of further
+        steps of each kind.
+        """
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
@@ -159,7 +167,7 @@ class RecoveryPlan:
         yield f"the log begins at {self.log_start} and will end at {self.log_end}"
 
     def lines(self) -> Iterator[str]:
-        """Yield the plan as lines of text, the loss first."""
+        """Yield the plan as lines of text. The loss, if there is one, comes first."""
         yield from self._facts()
         for span in self.damage:
             yield f"damage stays: {span.path} at {span.offset}, {span.length} bytes: {span.reason}"
@@ -172,26 +180,30 @@ class RecoveryPlan:
 
 # ------------------------------------------------------------------------------------------ queues
 class QueueAction(Enum):
-    """The change to the entries of a queue."""
+    """What a recovery does with the entries that a queue already has."""
 
     KEEP = "keep"
     CUT = "cut"
-    """Remove the entries from ``keep_until`` on, and append the right ones from the log."""
+    """Cut off the entries at ``keep_until`` and after it, then append the entries of the log's
+    messages.
+    """
     REBUILD = "rebuild"
-    """Move all files to quarantine, and build new ones."""
+    """Move all files of the queue to quarantine, and build the queue from the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueuePlan:
-    """The plan for one queue, in queue offsets; in a batch queue, in numbers of entries.
+    """The plan for one queue. Its positions are queue offsets; in a batch queue, numbers of
+    entries.
 
     Attributes:
-        keep_until: the first entry to remove.
-        had_until: old end of the queue.
-        end: new end of the queue.
-        resume_at: physical offset of the first message that the queue lacks, or None.
-        moved: the right queue offset of each message whose queue offset is harmed, by physical
-            offset.
+        keep_until: the entries before this position stay, and all others are cut off.
+        had_until: the queue's end before the recovery.
+        end: the queue's end after the recovery.
+        resume_at: physical offset of the first message for which an entry must be appended, None if
+            there is none.
+        moved: the right queue offset of each message whose frame has a harmed queue offset (changed
+            by damage). The keys are the physical offsets of these messages.
     """
 
     key: QueueKey
@@ -211,7 +223,7 @@ class QueuePlan:
 
 
 def plan_queue(found: AuditedQueue) -> QueuePlan:
-    """Return the plan for a queue that was compared with the log."""
+    """Return the plan for one queue, from the result of its comparison with the log."""
     had, difference = found.had_until, found.difference
     if found.end is None or difference is None:
         end, resume_at = found.kept_until, None
@@ -219,7 +231,8 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # RocketMQ would treat the first entry of the empty last file as a message.
+                # The last file has no entry. But RocketMQ would treat the zeros at its start as an
+                # entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason)
         keep = end
@@ -240,7 +253,9 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 def kept_entries(
     queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield queue offset and entry of each lost message in a range of queue offsets."""
+    """Yield the queue offset and the entry of each message that damage destroyed, between two queue
+    offsets.
+    """
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
@@ -249,12 +264,14 @@ def kept_entries(
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The plan for the index; ``set_aside`` has names of files, each with its reason.
+    """The plan for the index. ``set_aside`` has the (name, reason) of each file to move to
+    quarantine.
 
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys in the index of the message at ``built_from``.
-        kept_timestamp: store time of the last key that stays, 0 if none stays.
+        keys_there: number of keys of the message at ``built_from`` that the index already has.
+        kept_timestamp: store time of the last message whose keys stay, 0 if none stay. In
+            milliseconds.
     """
 
     set_aside: tuple[tuple[str, str], ...]
@@ -274,8 +291,9 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only files that the checkpoint covers. RocketMQ, too, destroys the
-    files that the checkpoint does not cover, but indexes only some of their messages again (#8007).
+    After a crash, the plan keeps only the index files that are full, and whose last message is not
+    newer than the checkpoint. RocketMQ, too, removes files that are newer than the checkpoint, but
+    adds only some of their messages to the index again (RocketMQ issue #8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

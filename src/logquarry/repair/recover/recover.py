@@ -1,6 +1,6 @@
-"""Recover: makes the plan for a store that is not open, and applies it.
+"""Recover: makes and applies the recovery plan of a store that no process has open.
 
-Opening a store for writing recovers the store too, if necessary
+A store that needs a recovery is also recovered when it is opened for writing
 (:mod:`logquarry.store.store_engine`).
 """
 
@@ -44,7 +44,7 @@ from logquarry.repair.recover.store_folders import check_entries
 from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
-"""Files of logquarry that a recovery can make again."""
+"""Logquarry's own files that a recovery can make again if they cannot be read."""
 
 
 def recover(
@@ -58,22 +58,23 @@ def recover(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> RecoveryPlan:
-    """Plan the recovery of a store, and with ``apply`` recover the store.
+    """Plan the recovery of a store, and carry it out if ``apply`` is true.
 
     Without ``apply``, nothing changes. With ``apply``, the call takes the store's lock, makes the
-    plan and applies it. Afterwards the store counts as shut down cleanly. After an interruption, a
-    second call gives the same result.
+    plan and applies it. After that, the store can be opened like a store that was shut down
+    cleanly. If the call is interrupted, call it again: the result is the same.
 
     Args:
         path: the store's folder.
-        mode: ``safe`` keeps every message that is whole in the log; ``rocketmq`` gives RocketMQ's
-            own outcome.
-        accept_loss: number of bytes of messages whose loss you accept. Without consent, a recovery
-            loses only a small share of the messages that were on the disk
+        mode: ``safe`` keeps every complete message in the log. ``rocketmq`` changes the store as
+            RocketMQ itself would.
+        accept_loss: number of bytes of messages whose loss you accept. With None, the recovery is
+            refused if it would lose more than a small share of the messages that were on the disk
             (:mod:`logquarry.repair.recover.loss`).
         config: settings of the store; missing sizes are inferred from the files.
         clock: the time in milliseconds, for the names of new index files.
-        progress: called with the number of processed bytes of the log, and their total.
+        progress: called with two numbers of bytes of the log: those processed so far, and all bytes
+            to process.
 
     Returns:
         The plan; :attr:`RecoveryPlan.is_needed` shows whether the store needs a recovery.
@@ -82,8 +83,8 @@ def recover(
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a recovery would harm.
         LossRefused: with ``apply``, if the recovery would lose more than ``accept_loss`` allows.
-        StoreUnavailable: if a process has the store open; with ``apply`` also if the plan is
-            refused or the disk fails.
+        StoreUnavailable: if a process has the store open. With ``apply``, also if the store cannot
+            be recovered in this mode, or the disk fails.
         UsageError: if the store is not local, or the settings belong to another store.
     """
     root = local_store(path)
@@ -114,14 +115,16 @@ def recover(
         raise unsupported
     disk = disk or Disk()
     if not is_lockable(root):
-        # Check before StoreLock creates a file: a refused recovery must change nothing.
+        # StoreLock would create the missing lock file. A refused recovery must change nothing, so
+        # check first.
         check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # A crash can leave only the spare hard link of a file: restore the file's name.
+        # After a crash, a file may have only its second hard link, and not its own name. Rename it
+        # back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
@@ -144,7 +147,9 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """Return a mode's plan, with the steps that all modes share: checkpoint, damage, ``abort``."""
+    """Return the plan of a mode, and add the steps for checkpoint, damage and ``abort``, which are
+    the same in both modes.
+    """
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -152,14 +157,14 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # An earlier recovery recorded the same end. RocketMQ truncates only in memory, so no
-            # step is left.
+            # An earlier recovery has recorded the same end of the log. RocketMQ cuts only in
+            # memory, so the plan has the same steps again, although nothing is left to do.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The store needs no recovery: a broker overwrites its stale bytes, and a writer zeroes
-            # them.
+            # The store needs no recovery: a broker overwrites the bytes of earlier messages after
+            # the log's end, and logquarry's writer zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = list(plan.steps)
     try:
@@ -191,7 +196,9 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only zeroes bytes that a sound store can have after its log's end."""
+    """Whether a plan only zeroes bytes of earlier messages after the log's end. A store without
+    faults can have such bytes.
+    """
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]
@@ -209,12 +216,12 @@ def _carry_out(
         if step.kind is StepKind.SET_ASIDE and step.file in _OWN_FILES:
             disk.set_aside(root / step.file, quarantine(root))
     if isinstance(plan, RocketmqPlan):
-        # RocketMQ recovers by other rules if `abort` exists.
+        # RocketMQ's rules depend on whether `abort` exists, so note this before `abort` is made.
         is_clean = not abort.exists
         abort.make()
         apply_rocketmq(plan, disk, is_clean=is_clean)
         return
     assert isinstance(plan, SafePlan)
     apply_safe(plan, disk, clock, progress=progress)
-    # If find_store raises an error, `abort` stays.
+    # The caller removes `abort` after this check. If the check raises an error, `abort` stays.
     find_store(root, plan.config, is_recovered=True)

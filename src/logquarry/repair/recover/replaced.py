@@ -1,8 +1,9 @@
-"""Finds messages that queues point to, but whose place in the log now has other messages.
+"""Finds lost messages: queues point to them, but the log now has other messages at their offsets.
 
-The reason is a replaced log file, for example a file of another store. The log is sound then, and
-only the queues show the loss. An entry that points to no frame can also be damaged or of another
-store. The log is right, and the entry wrong, if queues have entries for the next frames of the log.
+This happens if a log file was replaced, for example by a file of another store. The log then has no
+damage, and only the queues show the loss. But if an entry points to no frame, the entry itself can
+also be damaged, or come from another store. To decide, the search reads the next frames of the log:
+if queues have entries for them, the log is right, and the entry is wrong.
 """
 
 from __future__ import annotations
@@ -26,19 +27,22 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units, has_message
 
 Frames = Int64
-"""Physical offset, size and number of messages of each frame."""
+"""An array with three columns: physical offset, size and number of messages of each frame."""
 _NONE: Final[Frames] = np.empty((0, 3), np.int64)
 _MOST_PROBES: Final = 4_096
-"""Approximate maximum number of entries to compare, to find the queues that differ."""
+"""To find the queues that differ from the log, about this number of entries is compared at most."""
 _QUEUE_PROBES: Final = 64
 _JUDGES: Final = 15
-"""Maximum number of places to check in a log file, to decide whether the file is wrong."""
+"""To decide whether a log file was replaced, this number of places in it is checked at most."""
 _FRAMES: Final = 8
-"""Maximum number of frames to compare at each place."""
+"""Maximum number of frames that are compared with the queues at each of these places."""
 
 
 class ReplacedFiles:
-    """Finds frames of log files that were replaced; ``is_expected`` marks the frames to find."""
+    """Finds the lost frames of log files that were replaced.
+
+    ``is_expected`` returns a mask: whether the log should have each of some frames.
+    """
 
     def __init__(
         self,
@@ -55,19 +59,22 @@ class ReplacedFiles:
         self._queues: Mapping[QueueKey, Queue] = {(q.topic, q.queue_id): q for q in queues}
         self._is_expected = is_expected
         self._known = known
-        # The queues with entries that point to no frame.
+        # The queues of which some entries point to no frame: their entries prove less.
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """Return the frames of entries whose places hold other messages now."""
+        """Return the lost frames: entries point to them, but the log has other
+        messages there now.
+        """
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A file was replaced, which is rare: check all entries, to count all messages of the file.
+        # A file was replaced. This is rare, so now check all entries, to count all its lost
+        # messages.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
-        """Check some queues, each from a queue offset on."""
+        """Return the lost frames of some queues, each from a queue offset on."""
         found = [_NONE]
         for queue in self._all:
             key = queue.topic, queue.queue_id
@@ -83,7 +90,9 @@ class ReplacedFiles:
         return frames[self._are_replaced(frames[:, 0])]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Return the queues with an entry that points to no frame; checks only a few entries."""
+        """Check a few entries of each queue. Return the queues with an entry that points to no
+        frame, and 0 as the queue offset at which to start.
+        """
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():
@@ -105,7 +114,9 @@ class ReplacedFiles:
                     yield (queue.topic, queue.queue_id), units
 
     def _without_frame(self, frames: Frames) -> Frames:
-        """Return the expected frames that the log does not have. Reads no bodies."""
+        """Return those of the frames that the log should have, but does not have. Checks no body
+        CRCs.
+        """
         frames = frames[self._is_expected(frames)]
         ordered = frames[np.argsort(frames[:, 0], kind="stable")]
         places, sizes = ordered[:, 0], ordered[:, 1].astype(np.int32)
@@ -117,7 +128,9 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: Int64) -> Bools:
-        """Mark the places in log files whose frames are in no queue."""
+        """Return a mask: whether each place is in a log file that was replaced, because its frames
+        are in no queue.
+        """
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
         for base in np.unique(bases).tolist():
@@ -128,17 +141,21 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether the queues lack most frames that follow the given places of a log file."""
+        """Whether the queues have no entries for at least half of the frames after some places of a
+        log file.
+        """
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):
                 counts[key in self._doubtful][is_queued] += 1
-        # Frames of a doubtful queue count only if there are no other frames.
+        # Count the frames of queues with wrong entries only if there are no frames of other queues.
         found = counts[False] or counts[True]
         return found[False] > 0 and found[False] >= found[True]
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
-        """Yield the queue of each frame from a place on, and whether the queue has the frame."""
+        """For each of the next frames after a place, yield its queue, and whether the queue has an
+        entry for it.
+        """
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
@@ -162,7 +179,7 @@ class ReplacedFiles:
 
 
 def frames_of(units: Units, *, is_batch: bool) -> Frames:
-    """Return the frames of entries, without entries that cannot be valid."""
+    """Return the frames to which entries point. Entries that cannot be valid are left out."""
     units = units[has_message(units)]
     places = units["physical_offset"].astype(np.int64)
     which, held = frames_in(places, is_batch=is_batch)
@@ -172,10 +189,11 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames of damaged entries.
+    """Remove the frames whose queue entries are damaged.
 
-    A queue has its entries in the order of the log. So an entry that points to a higher offset than
-    a later entry is damaged.
+    In a queue, the physical offsets of the entries ascend. So if an entry has a higher physical
+    offset than a later entry, it is damaged. ``after`` is the offset of the next entry after these,
+    None if there is none.
     """
     if not len(frames):
         return frames

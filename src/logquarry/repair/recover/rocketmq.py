@@ -1,8 +1,9 @@
-"""Recovery in the mode ``rocketmq``: makes the changes that RocketMQ's load() and start() make.
+"""Recovery in the mode ``rocketmq``: makes the same changes as RocketMQ's load() and start().
 
-The recovery follows the version that wrote the store, bugs included, or 4.9.3 if the files do not
-show the version. Like Java, the recovery changes the log's end only in memory. Files that Java
-destroys are moved to quarantine. If Java fails on a store, the recovery refuses the store.
+The recovery follows the RocketMQ version that wrote the store, including its bugs. If the files do
+not show the version, the recovery follows 4.9.3. As in Java, only the log's end in memory changes,
+and the bytes after it stay in the file. Files that Java deletes are moved to quarantine. If Java
+would fail on a store, the recovery raises an error.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ class RocketmqPlan(RecoveryPlan):
     """The plan of a recovery by RocketMQ's rules.
 
     Attributes:
-        queue_ends: one past the last queue offset of each queue, as Java counts them.
-        checkpoint: the checkpoint after a shutdown.
+        queue_ends: for each queue, one past the last queue offset. As in Java, this is the position
+            of the queue's end, divided by the size of an entry.
+        checkpoint: the checkpoint that RocketMQ would write at its shutdown.
         has_log: whether the log still has a file.
     """
 
@@ -72,7 +74,9 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The applied plan, and the files of queues and index that are not synced yet (``written``)."""
+    """The plan that was carried out. ``written`` has the files of queues and index that are not
+    synced yet.
+    """
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -81,24 +85,26 @@ class RocketmqResult:
 
 @rereads
 def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
-    """Return the plan for a store. The plan takes 20 bytes of memory for each new queue entry.
+    """Return the plan for a store. The plan keeps all new queue entries in memory (20 bytes each).
 
     Raises:
         StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
-            the place of a file.
-        UsageError: if the shape of the index is neither given nor can be inferred.
+            the path of a file.
+        UsageError: if the sizes of the index files are not given, and cannot be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan and sync all changes, with the lock held and ``abort`` in place.
+    """Apply a plan and sync all changes. The caller must hold the lock, and ``abort`` must exist.
 
     Args:
-        is_clean: whether the store was shut down cleanly (default: if ``abort`` is missing).
+        is_clean: whether the store was shut down cleanly. With None, it was if ``abort`` is
+            missing.
 
     Returns:
-        The applied plan; equal to ``plan`` if the store has not changed since.
+        The plan that was carried out. It equals ``plan`` if the store has not changed since that
+        plan.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -106,8 +112,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # DURABLE and DAMAGE describe the log before the recovery. Readers would trust these files if
-    # the checkpoint did not change.
+    # DURABLE and DAMAGE describe the log before the recovery. If the checkpoint stays the same,
+    # readers would still use them.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -118,7 +124,8 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # For an empty log, write no times: with times, readers would report missing files.
+            # For an empty log, write 0 as the times. Other times would mean that the log had
+            # messages, and readers would report missing files.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -138,7 +145,7 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does, in one pass over the log, with the lock held.
+    """Recover a store as RocketMQ does. Reads the log once. The caller must hold the lock.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
@@ -180,7 +187,8 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 treats a store of 3.x like a store of 4.x.
+        # RocketMQ 4.9 does not distinguish a store of 3.x from one of 4.x, so neither does this
+        # recovery.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
@@ -217,7 +225,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # If the plan was applied, the queues have already changed and no longer show a loss.
+            # If the steps were carried out, the queues have changed and no longer show a loss.
             loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
             config=self.config,
             rules=self._rules,
@@ -240,7 +248,7 @@ class _Recovery:
             self._checkpoint_file.close()
 
     def _run(self) -> None:
-        """Do ``load()``, and the parts of ``start()`` that change files."""
+        """Do what ``load()`` does, and those parts of ``start()`` that change files."""
         config, target = self.config, self._target
         log_size, queue_size = config.mapped_file_size_commit_log, config.queue_file_size
         assert log_size is not None and queue_size is not None
@@ -274,7 +282,8 @@ class _Recovery:
                 queue.destroy()
         start = max([0, log.min_offset, self._known])
         if self._rules.is_5:
-            # QUIRK: 5.x dispatches nothing afterwards, even if the queues end before the log.
+            # QUIRK: RocketMQ 5 dispatches nothing after its recovery, even if the queues lack
+            # messages.
             start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)
@@ -298,7 +307,7 @@ class _Recovery:
 
     @property
     def _known(self) -> int:
-        """Physical offset up to which the queues point to messages, -1 without an entry."""
+        """Physical offset after the last message in any queue, -1 if no queue has an entry."""
         return max((queue.max_physical for queue in self._dispatch.queues.values()), default=-1)
 
     def _recover_log(self, is_clean: bool, known: int) -> None:
@@ -339,7 +348,7 @@ class _Recovery:
                 queue.truncate_dirty(end)
 
     def _load(self, folder: str, size: int) -> list[JavaFile]:
-        """Return the files of a queue or of the log (``MappedFileQueue.load``)."""
+        """Return the files of a queue or of the log, as ``MappedFileQueue.load`` finds them."""
         try:
             with os.scandir(self.root / folder) as entries:
                 listed = sorted(entries, key=lambda entry: entry.name)
@@ -349,7 +358,7 @@ class _Recovery:
             raise StoreUnavailable(
                 f"{self.root / folder}: cannot be read: {error.strerror}"
             ) from error
-        # The handler of a missing folder must not see a broken link: Java refuses the link.
+        # Not in the ``try`` above: a broken link raises FileNotFoundError too, but Java refuses it.
         found = [(entry.name, status_of(Path(entry.path)).st_size, entry) for entry in listed]
         files = []
         for name, length, entry in found:
@@ -381,7 +390,9 @@ class _Recovery:
         )
 
     def _load_index(self, is_clean: bool) -> None:
-        """Set aside index files that the checkpoint does not cover (``IndexService.load``)."""
+        """Move index files that the checkpoint does not cover to quarantine; ``IndexService.load``
+        deletes them.
+        """
         shape = self.config.index_shape
         assert shape is not None
         limit = self._times.index_timestamp
@@ -418,7 +429,7 @@ class _Recovery:
         return self._keeper.writer
 
     def _after_run(self) -> None:
-        """Sync full index files, as RocketMQ does in the background."""
+        """Sync the index files that are full. RocketMQ does this in a background thread."""
         if self._keeper is not None:
             self._keeper.guard()
             self._keeper.flush(1)

@@ -1,8 +1,8 @@
-"""Plans a safe recovery: every message that is whole in the log stays.
+"""Plans a safe recovery, which keeps every complete message in the log.
 
-The planner reads the log once (:mod:`logquarry.repair.audit.log`,
-:mod:`logquarry.repair.audit.first_difference`). A recovery deletes only ``abort``, and moves other
-files to quarantine.
+The planner reads the log once, and compares it with the queues (:mod:`logquarry.repair.audit.log`,
+:mod:`logquarry.repair.audit.first_difference`). The only file that a recovery deletes is ``abort``.
+It moves all other files that must go to quarantine.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ class SafePlan(RecoveryPlan):
         config: settings of the store, with all sizes.
         transactions: the plans for state table and redo log of a store of 3.x.
         last_timestamp: store time of the last message in milliseconds.
-        message_count: number of sound messages.
-        pieces: the stretches of the log without damage: physical offsets of start and end.
-        misnamed: paths of files in the log's folder that do not belong to the log.
+        message_count: number of messages in the log after the recovery.
+        pieces: the parts of the log without damage, as physical offsets (start, end).
+        misnamed: paths of the files in the log's folder that do not belong to the log.
         rocksdb: folder of the queues in RocksDB, if a recovery builds these queues again.
     """
 
@@ -102,12 +102,13 @@ def plan_safe(
     stretch_bytes: int = STRETCH_BYTES,
     mends: bool = True,
 ) -> SafePlan:
-    """Return the plan for a store, without a change to the store.
+    """Return the plan for a store. The store is not changed.
 
     Args:
         config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        mends: correct harmed queue offsets. False for the log of a salvage: salvage has corrected
-            the offsets, and its log does not show how much is missing before a message.
+        mends: whether to correct harmed queue offsets (changed by damage). False for a log that
+            salvage has written: salvage has already corrected them, and in its log, the place of a
+            message does not show how many messages were lost before it.
 
     Raises:
         StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
@@ -143,7 +144,8 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # The end that an earlier recovery recorded holds until a writer changes the store.
+        # If an earlier recovery recorded the log's end, and no writer has changed the store since,
+        # the audit must stop there.
         log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
@@ -275,7 +277,7 @@ class _Planner:
                 self._steps.add(StepKind.SET_ASIDE, self._layout.right_path(file), reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        # Before a recovery zeroes bytes, it copies them to quarantine, which fails for unreadable
+        # A recovery copies the bytes to quarantine before it zeroes them. It cannot copy unreadable
         # bytes.
         fault = reader.fault(offset, length)
         if fault is not None:
@@ -286,13 +288,16 @@ class _Planner:
             )
 
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """Return the first entry that the recovery drops, for each queue that differs."""
+        """Return, for each queue that differs from the log, the queue offset of the first entry
+        that the recovery drops.
+        """
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # For a batch queue, this number counts entries, not queue offsets.
+                # For a batch queue, ``first`` is the number of an entry, and not a queue offset:
+                # use 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
@@ -311,7 +316,8 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # A queue ignores a file whose name is no multiple of the entry size.
+            # Take the files from the layout: a Queue leaves out a file whose name is no multiple of
+            # the entry size, but such a file must be found here.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
@@ -330,7 +336,9 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """Return the RocksDB folder to build again, and the reason if a build is impossible."""
+        """Return the folder of RocksDB if its queues must be built again, else None; and why they
+        cannot be built, else None.
+        """
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -393,8 +401,8 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
-        # Move the last file first. After an interruption, the wrong file is then still there.
-        # Without the wrong file, the next recovery would accept the files after it.
+        # Move the last file first, and the file with the fault last. After an interruption, the
+        # fault is then still there. Otherwise, the next recovery would accept the files after it.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)
@@ -406,10 +414,12 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the message that the end of a too short log file cuts off.
+    """Return the physical offset of the message that is incomplete because its log file is too
+    short.
 
-    The result is None unless zeros after the file's bytes make this message look whole. No CRC
-    covers properties, so readers would return the message with incomplete properties.
+    A recovery appends zeros to the file. Return None unless the message would then seem valid. This
+    can happen because no CRC covers the properties. Readers would then return the message with
+    incomplete properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]

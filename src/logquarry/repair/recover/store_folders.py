@@ -1,9 +1,10 @@
 """The folders of a store before and during a recovery: checks of the names, renames, and syncs.
 
 A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
-names, a recovery could overwrite bytes through one name, and need them through the other. A rename
-never replaces a file. The entry of a lost message exists only in its queue, so a recovery saves
-these entries in a file before it cuts the queue; otherwise a repeated recovery would write fillers.
+names (hard links), a recovery could overwrite bytes under one name that it needs under the other. A
+rename never replaces a file. The entry of a lost message exists only in its queue. So a recovery
+saves such entries in a file before it cuts the queue: if it were interrupted after that, the next
+recovery would have to write fillers instead.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ from logquarry.systems import folders_below, read_file
 def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
     """Carry out the RENAME steps of a plan, and sync the folders.
 
-    If files swap names, one file gets a temporary name that contains its new name.
+    If two files swap names, one of them first gets a temporary name, which contains its new name.
 
     Raises:
-        StoreUnavailable: if a rename fails, or if a file without a step has one of the new names.
+        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
+            names.
     """
     left: dict[Path, Path] = {}
     for step in steps:
@@ -73,7 +75,9 @@ def rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
 
 
 def free_path(path: Path) -> Path:
-    """Return a path without a file: ``path``, or the first free one with a number appended."""
+    """Return ``path`` if no file has this path. Otherwise, append the first number that makes it
+    free.
+    """
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
     return next(one for one in chain([path], numbered) if not one.exists())
 
@@ -84,7 +88,9 @@ KEPT_ENTRIES: Final = "kept_units.json"
 
 
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """Return the entries that an interrupted recovery saved; empty if missing or unreadable."""
+    """Return the entries that an interrupted recovery saved; {} if their file is missing or
+    invalid.
+    """
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(read_file(path)):
@@ -100,7 +106,9 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries durably for the next recovery; without entries, delete an old file."""
+    """Save entries in a file for the next recovery, and sync it. Without entries,
+    delete the file.
+    """
     document = [
         {
             "topic": topic,
@@ -117,9 +125,9 @@ def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes
 
 
 # -------------------------------------------------------------------------------- files of a store
-# A writer may have crashed before its sync, or ended after a failed sync. After a failed sync, the
-# operating system marks the pages as written, so the recovery writes doubtful bytes of the log
-# again.
+# The last writer may have ended without a successful sync. If its sync failed, the operating system
+# takes the pages for written, and another sync would not write them. So the recovery writes these
+# bytes again.
 _PARTS: Final = (CONSUME_QUEUE, BATCH_QUEUE, INDEX, TRANSACTION)
 _COPY_BYTES: Final = 1 << 20
 
@@ -134,7 +142,7 @@ def sync_files(
 ) -> None:
     """Sync the files of a store and their names.
 
-    The bytes of the log between the physical offsets in ``rewrite`` are written again first.
+    ``rewrite`` has two physical offsets. The bytes of the log between them are first written again.
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
@@ -154,7 +162,7 @@ def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
 
 
 def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
-    """Read a range of a file and write the same bytes again, except unreadable blocks."""
+    """Read a range of a file, and write the same bytes again. Skip blocks that cannot be read."""
     position, stop = max(0, start), min(disk.size(descriptor), stop)
     most = _COPY_BYTES
     while position < stop:
@@ -165,14 +173,14 @@ def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
             if most > block_end - position:
                 most = block_end - position
                 continue
-            # No mapped page has changed this block, so the disk has its final content.
+            # The block is not in memory, so no writer has changed it: there is nothing to write.
             position = block_end
             continue
         if not data:
             break
         disk.write_all(descriptor, data, position)
         position += len(data)
-        # Read each block after an unreadable block alone.
+        # After one unreadable block, read the next blocks one by one.
         most = most if most == _COPY_BYTES else BLOCK
 
 
@@ -191,8 +199,8 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """At the path of a store file is a folder, a pipe, a broken link, or another file's second
-    name.
+    """There is no regular file at the path of a store file, or it is a second name of
+    another file.
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -204,7 +212,7 @@ class WrongEntry(StoreUnavailable):
 
 
 def check_entries(root: Path, config: StoreConfig) -> None:
-    """Raise WrongEntry if the path of a store file has no plain file, or if a file has two paths.
+    """Raise WrongEntry if a store file is no regular file, or if it has two names in the store.
 
     A missing file is accepted.
     """
@@ -223,7 +231,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _found(topic)
         for queue in _entries(topic):
             found = _found(queue)
-            # Readers ignore a file at the path of a queue's folder.
+            # If a file has the path of a queue's folder, readers ignore it, so skip it.
             if found is not None and stat.S_ISDIR(found.st_mode):
                 _check_once(queue, found, places)
             for path in _entries(queue):
@@ -233,7 +241,9 @@ def check_entries(root: Path, config: StoreConfig) -> None:
 
 
 def check_places(root: Path) -> None:
-    """Raise WrongEntry for a wrong folder, or a wrong file outside of log and queues."""
+    """Check the paths of the store's folders, and of its files outside of log and queues. Raise
+    WrongEntry if one of them has something else.
+    """
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
@@ -241,10 +251,11 @@ def check_places(root: Path) -> None:
 
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
-    """Raise WrongEntry for a wrong entry in the log, or if the quarantine is not a folder.
+    """Check the paths of the log's folders and files, and of the quarantine folder. Raise
+    WrongEntry if one of them has something else.
 
     Returns:
-        The paths of the log's files, by device and inode.
+        (device number, inode number) -> path, for each file of the log.
     """
     places: dict[tuple[int, int], Path] = {}
     _check(store_files.quarantine(root), is_folder=True)
@@ -258,7 +269,7 @@ def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
 def check_queue_folder(folder: Path) -> None:
     """Raise WrongEntry if a file has the path of a queue's or topic's folder.
 
-    Readers ignore such a file.
+    Readers ignore such a file, but a recovery would have to create the folder there.
     """
     for path in (folder.parent, folder):
         _check(path, is_folder=True)
@@ -326,7 +337,7 @@ def _check_once(
 
 def _index_files(root: Path) -> Iterator[Path]:
     for path in _entries(root / store_files.INDEX):
-        # Readers ignore a folder here.
+        # Skip folders: readers ignore a folder with the name of an index file.
         if store_files.is_index_name(path.name) and not _is_folder(path):
             yield path
 
@@ -339,7 +350,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, by name; none if unreadable, because later steps report that."""
+    """Yield the paths in a folder, sorted by name. An unreadable folder yields none: later steps
+    report it.
+    """
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -348,21 +361,24 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------------- wrong names of log files
-# A recovery renames a log file by its frames (:mod:`logquarry.log.log_names`). A file whose frames
-# do not show its place is moved to quarantine.
+# The PHYSICALOFFSET fields in a log file show its right name, which a recovery gives it
+# (:mod:`logquarry.log.log_names`). If a file has a wrong name and no such frames, it is moved to
+# quarantine.
 
 _MOST_BLANKS: Final = 1 << 12
 """Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """Return the files that do not belong to the log, each with its reason.
+    """Return the files in the log's folder that do not belong to the log, each with the reason as
+    text.
 
-    ``layout`` must come from :meth:`StoreLayout.by_content`: frames give the offset of each file.
+    ``layout`` must come from :meth:`StoreLayout.by_content`, which takes each file's offset from
+    its frames.
 
     Raises:
-        StoreUnavailable: if a file belongs to a log with another file size, or its frames do not
-            show its place.
+        StoreUnavailable: if a file belongs to a log with another file size, or if its place in the
+            log cannot be found.
     """
     files = layout.commit_log
     for path, reason in layout.log_names.doubts:
@@ -378,8 +394,8 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # RocketMQ names log files by multiples of the file size. In a log with other names, the most
-    # frequent remainder is the right one.
+    # RocketMQ's names of log files are multiples of the file size. If names have other remainders,
+    # the most frequent remainder is taken as right.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -400,8 +416,9 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if a message lies after that size in a file, or begins a file that the
-            previous file would overlap with that size.
+        StoreUnavailable: if the size in the settings is too small, because a file has a message
+            after it; or too large, because a file would then overlap the next file, which starts
+            with a message.
         UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)
@@ -438,7 +455,7 @@ def _no_place(layout: StoreLayout, file: StoreFile) -> StoreUnavailable:
 
 
 def _check_length(layout: StoreLayout, file: StoreFile) -> None:
-    """Refuse settings of another store: a file has messages after the configured size."""
+    """Raise StoreUnavailable if a file has a message after the size in the settings."""
     size = layout.commit_log.file_size
     if file.size <= size:
         return
@@ -459,7 +476,7 @@ def _check_length(layout: StoreLayout, file: StoreFile) -> None:
 
 
 def refuse_wrong_names(layout: StoreLayout) -> None:
-    """Raise StoreUnavailable if a log file has a wrong name, because RocketMQ trusts the names."""
+    """Raise StoreUnavailable if a log file has a wrong name: RocketMQ would use the wrong name."""
     names = layout.by_content().log_names
     if names.are_right:
         return
@@ -474,7 +491,7 @@ def refuse_wrong_names(layout: StoreLayout) -> None:
 
 
 def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> None:
-    """Remove misnamed files from the log of a layout."""
+    """Remove files from the layout's list of log files. The files themselves are not touched."""
     gone = {file for file, _ in misnamed}
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)

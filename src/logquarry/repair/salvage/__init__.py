@@ -1,1 +1,1 @@
-"""Copies every sound message of a damaged store into a new store."""
+"""Copies every message that can be read without errors from a damaged store into a new store."""

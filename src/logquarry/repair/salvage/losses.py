@@ -1,8 +1,9 @@
-"""Finds the losses of a damaged log: spans, the known messages in the spans, and queue offsets.
+"""Finds what a damaged log has lost: the damaged parts, their messages, and harmed queue offsets.
 
-No CRC covers the queue offset in a frame, so damage can change the offset unnoticed. Such a harmed
-offset does not fit between the offsets of the neighbouring messages. If salvage trusted the offset,
-the topic would seem to be recreated, or billions of messages would seem to be missing.
+No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
+still seems valid. The code calls such a queue offset harmed. It does not fit between those of the
+neighbouring messages. If salvage believed it, the topic would seem to be deleted and created again,
+or billions of messages would seem to be missing.
 """
 
 from __future__ import annotations
@@ -27,22 +28,26 @@ from logquarry.repair.audit.differences import consecutive, span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
-"""Queue offsets: the first, and one past the last."""
+"""A range of queue offsets: (first, one past the last)."""
 
 _SMALL_GAP: Final = 1 << 12
-"""Largest gap to accept without lost bytes: an earlier salvage can leave such gaps."""
+"""Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
+earlier salvage can leave such gaps.
+"""
 
 
 @dataclass(slots=True)
 class _Break:
-    """A message whose queue offset does not follow the offset of the previous message."""
+    """A message whose queue offset is not one more than that of the queue's previous message."""
 
     place: int
     offset: int
     before: int
     number: int
     distance: int
-    """Number of bytes in the log since the queue's previous message."""
+    """Number of bytes in the log between the starts of the queue's previous message and this
+    message.
+    """
 
     @property
     def is_far(self) -> bool:
@@ -51,13 +56,15 @@ class _Break:
 
 @dataclass(frozen=True, slots=True)
 class QueueStory:
-    """The queue offsets of one queue in a log.
+    """The queue offsets of the messages of one queue in a log.
 
     Attributes:
-        first: queue offset of the first message since the topic was last recreated.
+        first: queue offset of the queue's first message. If the topic was deleted and created
+            again, only messages after that count.
         next: one past the last queue offset.
-        gaps: offsets between ``first`` and ``next`` without a message.
-        mended: corrected queue offsets of messages with a harmed offset, by physical offset.
+        gaps: ranges of queue offsets between ``first`` and ``next`` that no message has.
+        mended: physical offset -> corrected queue offset, for each message whose queue offset was
+            harmed.
     """
 
     first: int
@@ -66,7 +73,7 @@ class QueueStory:
     mended: dict[int, int] = field(default_factory=dict)
 
     def has(self, offsets: Int64) -> Bools:
-        """Mark the queue offsets at which the queue has a message."""
+        """Return a mask: whether the queue has a message at each queue offset."""
         inside: Bools = (offsets >= self.first) & (offsets < self.next)
         if self.gaps:
             starts, stops = np.array(self.gaps, np.int64).T
@@ -76,12 +83,12 @@ class QueueStory:
 
     @property
     def is_padded(self) -> bool:
-        """Whether the queue needs fillers."""
+        """Whether the new queue needs fillers, because it does not begin at 0 or has gaps."""
         return bool(self.first or self.gaps)
 
 
 class QueueNotes:
-    """Collects the queue offsets of one queue, in the log's order."""
+    """Collects the queue offsets of the messages of one queue, in the order of the log."""
 
     def __init__(self, first: int) -> None:
         first = first if 0 <= first <= MOST_OFFSET else 0
@@ -99,7 +106,9 @@ class QueueNotes:
         return self._next
 
     def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
-        """Add frames; ``counts`` has the number of messages in each frame (None: one in each)."""
+        """Add frames. ``counts`` has the number of messages in each frame; if it is None, each has
+        one.
+        """
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
@@ -119,7 +128,9 @@ class QueueNotes:
         self._next = int(last[-1]) + 1
 
     def story(self, *, mends: bool = True) -> QueueStory:
-        """Return all queue offsets. Raises ValueError if a gap is larger than MOST_GAP."""
+        """Return the queue offsets of all added frames. If ``mends``, harmed queue offsets are
+        corrected. Raises ValueError if a gap is larger than MOST_GAP.
+        """
         mended = (self._mend() if mends else {}) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
         for found in self._breaks:
@@ -135,12 +146,15 @@ class QueueNotes:
         return QueueStory(first, end, tuple(gaps), mended)
 
     def _mend(self) -> dict[int, int]:
-        """Drop breaks that a harmed offset explains; return the corrected offsets."""
+        """Correct the harmed queue offsets, and drop the breaks that they caused. Return the
+        corrected offsets.
+        """
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
         if breaks and breaks[0].number == 1 and 0 < breaks[0].offset <= breaks[0].before:
-            # The first offset is harmed: the offsets of a recreated topic would begin at 0.
+            # The first offset is harmed. If the topic had been created again, the second offset
+            # would be 0.
             self._first = breaks[0].offset - 1
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -167,7 +181,9 @@ class QueueNotes:
 
 
 def _is_harmed(here: _Break, behind: int) -> bool:
-    """Whether an offset does not fit between the offsets of the neighbouring messages."""
+    """Whether a queue offset does not fit between those of the previous message and of the next
+    one, ``behind``.
+    """
     if here.offset > here.before:
         return here.before + 1 < behind < here.offset
     return behind == here.before + 2
@@ -178,13 +194,14 @@ LostOffsets = dict[QueueKey, list[Range]]
 
 @dataclass(slots=True)
 class LostSpan:
-    """A part of the log that is not saved.
+    """A part of the log that the salvage cannot save.
 
     Attributes:
         kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
         offset: physical offset of the first byte.
-        messages: the known queue offsets of messages in this part.
+        messages: queue -> ranges of queue offsets, for the messages in this part that are known
+            from entries or frames.
     """
 
     kind: str
@@ -196,11 +213,11 @@ class LostSpan:
 
     @property
     def end(self) -> int:
-        """Physical offset after the span."""
+        """Physical offset after the last byte of this part."""
         return self.offset + self.length
 
     def to_json(self) -> dict[str, Any]:
-        """Return the span as a JSON object (docs/json.md)."""
+        """Return this part as a JSON object (docs/json.md)."""
         return {
             "kind": self.kind,
             "file": self.file,
@@ -223,13 +240,15 @@ class LostSpan:
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """Return the damaged spans, and the span between the log's end and ``known_end``."""
+    """Return the damaged parts of the log. If ``known_end`` is after the log's end, the part
+    between the two is one of them.
+    """
     found: list[LostSpan] = []
     for span in damage:
         path = layout.log_file(span.offset)
         last = found[-1] if found else None
         joins = last is not None and last.end == span.offset and last.kind == span.kind
-        # Join the missing files of one gap into one loss.
+        # Report consecutive missing files as one loss.
         if last is not None and joins and span.kind == MISSING_FILE:
             last.length += span.length
             continue
@@ -244,7 +263,9 @@ def lost_spans(
 def fill_messages(
     layout: StoreLayout, spans: Sequence[LostSpan], framed: Mapping[QueueKey, Pairs]
 ) -> None:
-    """Fill in the messages of lost spans, from queues and from frames with a damaged body."""
+    """Set ``messages`` of the lost parts, from queue entries and from frames whose body
+    is damaged.
+    """
     if not spans:
         return
     known: dict[QueueKey, list[tuple[Int64, Int64]]] = {
@@ -267,7 +288,9 @@ def fill_messages(
 
 
 def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
-    """Return the queue offsets of the entries that point to some physical offsets."""
+    """Return queue -> queue offsets of the entries that point to one of ``places`` (physical
+    offsets).
+    """
     found: LostOffsets = {}
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
@@ -286,18 +309,22 @@ def misnamed_messages(
     queues: Mapping[QueueKey, QueueStory],
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
-    """Find messages that a queue lacks because damage in the frame names another queue.
+    """Find messages that are missing in their queue, because damage has changed topic or queue id
+    in their frame to another queue.
 
-    Salvage saves the message in the queue that the frame names. The frame is damaged if:
+    Salvage saves such a message in the wrong queue, which the frame names. The frame counts as
+    damaged if all of this is true:
 
-    - An entry points to the frame, and has the frame's size and queue offset.
-    - The entry before or after this entry is right.
+    - A queue that the frame does not name has an entry that points to the frame, with the frame's
+      size and queue offset.
+    - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no entry for the message.
 
-    So the function does not report swapped queue files or entries of truncated messages.
+    With these conditions, neither swapped queue files nor entries of truncated messages are
+    reported.
 
     Args:
-        is_saved: returns, for physical offsets, whether the frames are saved.
+        is_saved: takes physical offsets of frames, and returns a mask: whether each frame is saved.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -351,7 +378,9 @@ def misnamed_messages(
 def lost_by_queue(
     spans: Iterable[LostSpan], gaps: Mapping[QueueKey, Sequence[Range]]
 ) -> LostOffsets:
-    """Return the queue offsets of all known lost messages; ``gaps`` are between saved messages."""
+    """Return the queue offsets of all known lost messages: those in ``spans``, and those in
+    ``gaps``, which lie between saved messages.
+    """
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
     for span in spans:
         for key, ranges in span.messages.items():
@@ -360,7 +389,7 @@ def lost_by_queue(
 
 
 def merged(ranges: list[Range]) -> list[Range]:
-    """Sort ranges, and join adjacent or overlapping ranges."""
+    """Return the ranges in ascending order. Ranges that touch or overlap are joined."""
     result: list[Range] = []
     for start, stop in sorted(ranges):
         if result and start <= result[-1][1]:
@@ -371,7 +400,7 @@ def merged(ranges: list[Range]) -> list[Range]:
 
 
 def ranges_of(offsets: Int64) -> list[Range]:
-    """Return the ranges that cover some offsets in any order."""
+    """Return the ranges that contain exactly the given offsets, which may be in any order."""
     if not len(offsets):
         return []
     ordered = np.unique(offsets)
@@ -379,28 +408,32 @@ def ranges_of(offsets: Int64) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------- store times
-# RocketMQ searches a queue by time, and assumes that store times never decrease. But damage can
-# change STORETIMESTAMP unnoticed, because no CRC covers it, and a clock can be set back.
+# When RocketMQ searches a queue by time, it assumes that store times never decrease. This can be
+# wrong: no CRC covers STORETIMESTAMP, so damage can change it, and a broker's clock can be set
+# back.
 class StoreTimes:
-    """Finds wrong store times, in the order of the new log.
+    """Finds wrong store times, and their new values. Messages are added in the order of the new
+    log.
 
-    If only one message is later than the next message, this message gets the time of the next
-    message. Otherwise, a message that is earlier than the previous message gets the previous time.
+    If a message is later than the next message, and the message before it is not, it gets the time
+    of the next message. In all other cases, a message that is earlier than the previous message
+    gets the time of the previous message.
 
     Attributes:
-        lowered: new store times of single messages that were too late, by physical offset.
-        raised: number of messages that were earlier than the previous message.
+        lowered: physical offset -> new store time, for each single message that was too late.
+        raised: number of messages that get a later store time, because they were earlier than the
+            previous message.
     """
 
     def __init__(self) -> None:
         self.lowered: dict[int, int] = {}
         self.raised = 0
         self._last = self._before = 0
-        # The last message so far; only the next message shows whether its time is wrong.
+        # The last added message. Its time is checked when the next message is added.
         self._open = np.empty((2, 0), np.int64)
 
     def take(self, places: Int64, times: Int64) -> None:
-        """Add some messages: physical offsets and store times in milliseconds."""
+        """Add messages: their physical offsets, and their store times in milliseconds."""
         places, times = np.append(self._open, np.stack([places, times]), axis=1)
         before = np.append(self._before, times[:-1])
         late = np.flatnonzero((times[:-1] > times[1:]) & (before[:-1] <= times[1:]))
@@ -411,7 +444,7 @@ class StoreTimes:
         self._settle(times[:-1])
 
     def finish(self) -> None:
-        """Add the last message."""
+        """Check the last added message too, after which no message follows."""
         self._settle(self._open[1])
 
     def _settle(self, times: Int64) -> None:
@@ -421,6 +454,8 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Raise store times, so that no time is earlier than the previous time or ``last``."""
+    """Return the store times, raised so that none is earlier than the time before it. The time
+    before the first is ``last``.
+    """
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

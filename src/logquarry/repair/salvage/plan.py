@@ -1,7 +1,7 @@
 """Plans a salvage: the frames to copy, and their places in the new log. Writes nothing.
 
-Each file of the old log becomes one file of the new log. So a loss moves only the later frames of
-the same file.
+Each file of the old log becomes one file of the new log. So if bytes are lost, only the later
+frames of the same file get new places.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ Pause = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of frames (physical offsets), and the physical offset of the run in the new log."""
+    """Consecutive frames between two physical offsets of the old log. ``to`` is their physical
+    offset in the new log.
+    """
 
     start: int
     stop: int
@@ -48,13 +50,13 @@ class Piece:
 
 @dataclass(slots=True)
 class StaleFrames:
-    """Sound frames after the log's end, left by an earlier truncation.
+    """Valid frames after the log's end, which an earlier truncation left there.
 
     Attributes:
-        spans: physical offsets of start and end of each run.
-        included: whether the salvage copies the stale frames.
-        moved: number of stale frames with a new queue offset, because another message has the old
-            queue offset.
+        spans: physical offsets (start, end) of each part that has only such frames.
+        included: whether the salvage copies these frames.
+        moved: number of these frames that get a new queue offset, because another message has their
+            old one.
     """
 
     messages: int = 0
@@ -66,7 +68,9 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """The saved messages of one topic, their bytes, and the number of known lost messages."""
+    """For one topic: the number of saved messages, their bytes, and the number of lost messages of
+    which a trace is known.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -80,18 +84,24 @@ class SalvagePlan:
     Attributes:
         store: path or URL of the store.
         config: settings of the new store, with all sizes.
-        looked_at: how the log's end was found, in words.
+        looked_at: the facts that show the log's end, as text.
         start: physical offset of the new log's first byte.
-        lost_messages: number of lost messages to which queues or index point.
-        queues: the queue offsets of the saved frames, by queue.
-        queue_offsets: changed queue offsets, by the frame's old physical offset.
-        rotten_offsets: number of messages with a harmed queue offset.
-        raised_times: number of messages with a lower store time than the previous message.
-        lowered_times: new store times of messages that were too late, by physical offset.
-        ends: number of COMMIT and ROLLBACK messages with a lost half message.
+        lost_messages: number of lost messages to which entries of queues or index point.
+        queues: queue -> the queue offsets of its saved messages.
+        queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
+            changes.
+        rotten_offsets: number of messages whose queue offset was changed by damage, and is
+            corrected.
+        raised_times: number of messages that get a later store time, because they were earlier than
+            the previous message.
+        lowered_times: old physical offset -> new store time, for each message that gets an earlier
+            store time.
+        ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
-        has_heads: whether the old log is a DLedger log.
-        unproved_start: why messages before the log's start may be lost too, in words.
+        has_heads: whether the old log is a DLedger log, in which each message has a head before its
+            frame.
+        unproved_start: why messages before the log's start may be lost too, as text. None if none
+            are.
     """
 
     store: str
@@ -120,7 +130,7 @@ class SalvagePlan:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the saved frames."""
+        """Number of bytes of the saved frames."""
         return sum(piece.stop - piece.start for piece in self.pieces)
 
     @property
@@ -150,7 +160,7 @@ def plan_salvage(
     progress: Progress | None = None,
     pause: Pause = lambda: None,
 ) -> SalvagePlan:
-    """Plan a salvage; change nothing.
+    """Return the plan of a salvage. Nothing is changed.
 
     Raises:
         CorruptStore: if queue offsets are invalid and cannot be corrected.
@@ -176,7 +186,8 @@ class _Planner:
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # The place of the next frame in the new log, and the base of the current old log file.
+        # _at is the physical offset of the next frame in the new log. _base is that of the old log
+        # file that is being read.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
@@ -211,7 +222,8 @@ class _Planner:
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # The checkpoint shows a loss, but no offset shows how many bytes are lost.
+            # Only the checkpoint shows a loss. It has no physical offset, so the size of the loss
+            # is unknown.
             plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
@@ -245,11 +257,12 @@ class _Planner:
         bounds = find_bounds(layout, queues, ignores_cut=True)
         queued = bounds.queued
         if not self._log.files:
-            # Without a log there is no upper limit for valid entries.
+            # Without log files, no entry is too far after the log to be valid: use all entries.
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
-        # Each message in a queue once had a frame, even if the store crashed.
+        # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues, the log's end is unknown, even if the store was shut down cleanly.
+        # Without queues and durable offset, nothing shows the log's end, even after a clean
+        # shutdown.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 
@@ -303,7 +316,8 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # The heads of DLedger entries are not copied, so each frame moves by another distance.
+            # The head of each DLedger entry is left out, so each frame moves further than the one
+            # before.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -347,7 +361,8 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message has this queue offset: use the queue's next offset.
+                        # Another message may have this queue offset: use the first free one at the
+                        # queue's end.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -368,7 +383,8 @@ class _Planner:
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         try:
-            # A copy by multi-dispatch has another queue offset than its frame.
+            # The frame of a multi-dispatch copy has the queue offset in another queue, so it would
+            # seem harmed.
             mends = not self._config.enable_multi_dispatch and not self._has_copies
             for key, notes in self._notes.items():
                 is_batch = key[0] in self._config.batch_topics
@@ -395,11 +411,11 @@ class _Planner:
         plan.ends = int(np.count_nonzero(places.of(halves) < 0))
 
     def _shift(self) -> int:
-        """Return the number of bytes to add to all physical offsets of the new log.
+        """Return the number of bytes by which all physical offsets of the new log are raised.
 
         QUIRK: a filler has physical offset 0. If the log's first file begins at 0, RocketMQ's
-        getMessage treats that file as deleted, and skips the entries of the file's messages. So the
-        new log must not begin at 0 if a queue has fillers.
+        getMessage treats that file as deleted, and skips the entries of the file's messages. So if
+        a queue has fillers, the new log begins one file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics
@@ -409,7 +425,7 @@ class _Planner:
 
 
 class NewPlaces:
-    """Maps old physical offsets of frames to new physical offsets."""
+    """Maps the physical offsets of frames in the old log to those in the new log."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         ordered = sorted(pieces, key=lambda piece: piece.start)

@@ -1,10 +1,11 @@
-"""Salvage and convert: copy every sound message of a store into a new store.
+"""Salvage and convert: copy every undamaged message of a store into a new store.
 
-The new store is made in ``DIR/.salvage``, and moved to ``DIR`` when the store is complete. So no
-program opens an incomplete store.
+The new store is made in the folder ``DIR/.salvage``. When it is complete, its files are moved to
+``DIR``, so that no program opens an incomplete store.
 
-Other files that refer to messages by queue offset are copied. The timer wheel refers to messages by
-physical offset, so the salvage writes a new wheel.
+Other files that refer to messages by queue offset are copied, because queue offsets stay the same.
+The timer wheel refers to messages by physical offset, which can change, so the salvage writes a new
+wheel.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
-"""Folder below ``.logquarry/`` of the new store, for the originals of changed files."""
+"""Folder below ``.logquarry/`` of the new store, with the unchanged originals of the files that
+salvage has changed.
+"""
 
 _LOST: Final = {
     names.ROCKSDB_QUEUES: "the queues become files of {} bytes, which each broker accepts only if "
@@ -62,12 +65,12 @@ _LOST: Final = {
     names.CONTROLLER: "the epochs of the controller: the new store begins as one without them",
     names.UNKNOWN: "not known to be a part of a store; copy them if you need them",
 }
-"""Feature -> the loss if the feature's files are left out."""
+"""Feature -> what the new store lacks because the feature's files are not copied, as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """A part of the old store that the new store lacks; ``feature`` is a name in
+    """Files of the old store that are not in the new store. ``feature`` is one of the names in
     docs/rocketmq-5.md.
     """
 
@@ -78,7 +81,9 @@ class LeftBehind:
 
 @dataclass(frozen=True, slots=True)
 class OtherFiles:
-    """The files to copy and to leave out, besides log, queues, index and files in ``config/``."""
+    """Which files are copied, and which are left out. Does not list log, queues, index, and the
+    files directly in ``config/``.
+    """
 
     carried: tuple[str, ...]
     left: tuple[LeftBehind, ...]
@@ -86,7 +91,9 @@ class OtherFiles:
 
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer offset that salvage lowers from ``was`` to the queue's new end ``now``."""
+    """A consumer offset that is after the queue's end in the new store. Salvage lowers it from
+    ``was`` to this end, ``now``.
+    """
 
     topic: str
     queue_id: int
@@ -97,14 +104,14 @@ class MovedProgress:
 
 @dataclass(slots=True)
 class Salvaged:
-    """The result of a salvage, or a preview.
+    """The result of a salvage. In a preview, nothing was written.
 
     Attributes:
         into: the new store's folder, None for a preview.
-        progress: changed consumer offsets.
+        progress: the consumer offsets that were changed.
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
-        timers: number of timer messages in the new store's wheel.
+        timers: number of timer messages in the new store's timer wheel.
     """
 
     plan: SalvagePlan
@@ -118,13 +125,14 @@ class Salvaged:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no message of the log and no other file is lost."""
+        """Whether the new store has all messages and all other files of the old store."""
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as ``salvage --json`` prints it (docs/json.md)."""
         plan, stale = self.plan, self.plan.stale
-        # All messages of a DLedger log get new offsets: a list would be as long as the log.
+        # In a DLedger log, each message moves by another distance, so the list would have an item
+        # for each message: leave it out.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -170,13 +178,14 @@ def salvage(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Copy every sound message of a store into a new store; the old store is not changed.
+    """Copy every undamaged message of a store into a new store. The old store is not changed.
 
-    :func:`logquarry.repair.calls.salvage` lists the errors, and describes the other arguments.
+    :func:`logquarry.repair.calls.salvage` describes the errors and the other arguments.
 
     Args:
-        disk: disk of the new store.
-        pause: called at safe points; raise to cancel.
+        disk: writes the new store; None for the default.
+        pause: called at points where the work can end safely. To cancel the salvage, raise an
+            exception in it.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -194,7 +203,7 @@ def salvage(
     found.carried, found.left_behind = list(others.carried), list(others.left)
     found.progress, documents = _config(layout, plan)
     found.left_behind += unreadable_files(layout, ())
-    # make_timer_files writes timercheck for the new timer wheel.
+    # Do not copy timercheck: make_timer_files writes a new one for the new timer wheel.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is None:
@@ -237,7 +246,9 @@ def salvage(
 
 # ------------------------------------------------------------------------------------ other files
 def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
-    """Decide which files besides the log are copied, and which files are left out."""
+    """Decide which files are copied, and which are left out. Log, queues, index, and the files
+    directly in ``config/`` are not decided here.
+    """
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
@@ -255,8 +266,8 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     compacted: Feature | None = found.get(names.COMPACTION)
     if compacted is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # Salvage writes these tables as JSON files. If it also copied RocksDB, a broker would read the
-    # tables in RocksDB instead.
+    # Do not copy the RocksDB with tables that salvage writes as JSON files: a broker would read its
+    # tables instead of these files.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -283,7 +294,9 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes; salvage skips them, or copies their readable bytes."""
+    """Yield the files with unreadable bytes. Salvage leaves such a file out, or copies it with
+    other bytes in place of the unreadable ones.
+    """
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)
@@ -301,7 +314,7 @@ def _config(layout: StoreLayout, plan: SalvagePlan) -> tuple[list[MovedProgress]
     for entry in layout.filesystem.list(CONFIG):
         if not entry.is_dir:
             path = f"{CONFIG}/{entry.name}"
-            # Pipes and devices cannot be read, and are not copied.
+            # Skip pipes and devices, which cannot be read, and files that are deleted meanwhile.
             with suppress(UnreadableFile, FileNotFoundError):
                 documents[path] = layout.filesystem.read(path)
     for file, table in (tables_in_rocksdb(layout.filesystem) or {}).items():
@@ -338,10 +351,10 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Find consumer offsets after the end of their queue.
+    """Return the consumer offsets that are after the end of their queue in the new store.
 
-    With an offset after the end, a broker would repeat all messages of the queue, or skip new
-    messages.
+    If an offset stayed after the end, a broker would deliver all messages of the queue again, or
+    skip new messages.
     """
     had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -360,15 +373,18 @@ class Converted:
     """The result of a conversion.
 
     Attributes:
-        uncommitted: number of messages of a DLedger log that the group had not committed. The new
-            store has these messages too, because a member may have acknowledged them.
+        uncommitted: number of messages in a DLedger log that the group of brokers had not
+            committed. The new store has these messages too, because one of the brokers may have
+            acknowledged them.
     """
 
     salvaged: Salvaged
     uncommitted: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON of ``convert``: the JSON of ``salvage``, and ``uncommitted``."""
+        """Return the document of ``convert --json``: that of ``salvage --json``, with
+        ``uncommitted`` added.
+        """
         return self.salvaged.to_json() | {"uncommitted": self.uncommitted}
 
 
@@ -380,11 +396,12 @@ def convert(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Converted:
-    """Make a plain store from a DLedger log, or from a log in several folders.
+    """Make a store with its log in ``commitlog/`` from one with a DLedger log, or with a log in
+    several folders.
 
-    A broker of RocketMQ 4.9 or 5 can serve the new store. The messages of a DLedger log get new
-    physical offsets, because the heads of the entries are not copied. The queue offsets do not
-    change.
+    A broker of RocketMQ 4.9 or 5 can serve the new store. In a DLedger log, each message has a head
+    before its frame. The heads are not copied, so the messages get new physical offsets. The queue
+    offsets do not change.
 
     Args:
         into: the folder of the new store, empty or missing; None to write nothing.
@@ -392,7 +409,7 @@ def convert(
     Raises:
         UsageError: if the log is in ``commitlog/``, or the folder is not empty or lies within the
             store.
-        UnsupportedStore: if a folder of the log is not found, or there are several logs.
+        UnsupportedStore: if a folder of the log is not found, or the store has several logs.
         StoreUnavailable: if a process has the store open, or the disk fails or is full.
     """
     if layout.log_folders.feature is None and layout.commit_log.files:
@@ -406,7 +423,9 @@ def convert(
 
 
 def _uncommitted(layout: StoreLayout) -> int:
-    """Count the messages that a DLedger group had not committed; 0 if the number is unknown."""
+    """Return how many messages a DLedger group of brokers had not committed; 0 if this
+    is unknown.
+    """
     folders = layout.log_folders
     if not folders.has_heads:
         return 0

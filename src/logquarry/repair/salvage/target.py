@@ -1,7 +1,7 @@
-"""Makes the new store of a salvage: the folder, the log and other files.
+"""Makes the new store of a salvage: its folder, its log and its other files.
 
-In a copied frame, :class:`LogWriter` can change PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
-STORETIMESTAMP, QUEUEOFFSET, and the property CRC.
+:class:`LogWriter` copies the frames. It changes only PHYSICALOFFSET, PREPAREDTRANSACTIONOFFSET,
+STORETIMESTAMP, QUEUEOFFSET, and the property CRC, each if it is necessary.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def settle(location: str, into: Path) -> bool:
 
     Raises:
         StoreUnavailable: if the salvage is still running.
-        UsageError: if another store was saved there, or the folder holds other files.
+        UsageError: if a salvage of another store wrote the folder, or if it has other files.
     """
     try:
         held_by_us = lock_folder(into)
@@ -116,13 +116,16 @@ def _undo_or_finish(into: Path) -> bool:
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log is moved last, so the store is complete, and a broker may already use the store.
+        # The log is moved last. So the new store is complete, and a broker may already use it: keep
+        # it.
         work.rmdir()
     return True
 
 
 def _carried_names(folder: Path) -> list[str]:
-    """Return the names in a folder that a salvage may have copied from a store's root."""
+    """Return the names in a folder that a salvage may have copied from the old store's
+    main folder.
+    """
     return sorted(
         path.name
         for path in folder.iterdir()
@@ -133,7 +136,7 @@ def _carried_names(folder: Path) -> list[str]:
 def _remove_unfinished(into: Path) -> None:
     work = into / SALVAGE
     report = Path(SIDECAR, REPORT)
-    # The report is written before any folder is moved to the target.
+    # Without a report, no folder was moved to the target yet: the report is written first.
     comes_out = (into / report).is_file() or (work / report).is_file()
     made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
     made += _carried_names(into)
@@ -149,7 +152,7 @@ def _remove_unfinished(into: Path) -> None:
             shutil.rmtree(into / name, ignore_errors=True)
         else:
             (into / name).unlink()
-    # Remove .salvage last: this folder shows that a salvage made the other files.
+    # Remove .salvage last: only this folder shows that a salvage has made the other files.
     shutil.rmtree(work)
 
 
@@ -159,7 +162,9 @@ def _unlock(descriptor: int | None) -> None:
 
 
 class SalvageTarget:
-    """The folder of the new store; ``work`` is the folder of the incomplete store."""
+    """The folder of the new store. In it, the store is made in the folder ``work`` until it is
+    complete.
+    """
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
@@ -177,7 +182,8 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program put the file there while the salvage read the damaged store.
+            # Another program has put the file there since the check, while the salvage read the old
+            # store.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -187,7 +193,9 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove only the files that this salvage has made; ignore the first Ctrl-C."""
+        """Remove the files that this salvage has made, and no others. The first Ctrl-C does not
+        interrupt this.
+        """
         if not self._has_begun:
             return
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
@@ -200,7 +208,7 @@ class SalvageTarget:
         self._held.close()
 
     def build(self, plan: SalvagePlan, progress: Progress | None = None) -> None:
-        """Build queues, index, checkpoint and durable offset from the log."""
+        """Make queues, index, checkpoint and durable offset of the new store from its log."""
         recovery = plan_safe(self.work, plan.config, progress=progress, mends=False)
         if recovery.message_count != plan.messages or recovery.damage:
             raise StoreUnavailable(
@@ -214,12 +222,14 @@ class SalvageTarget:
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
-        """Keep RocketMQ's clean-up from deleting queue files that end in a filler.
+        """Change the fillers at the ends of queue files, so that RocketMQ's clean-up does not
+        delete these files.
 
-        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start. A
-        filler points to 0. So a filler at a file's end gets a physical offset in the log: the start
-        of the log file with the queue's next message. Readers skip no message, because no entry
-        follows in the queue file.
+        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start,
+        and a filler has physical offset 0. So a filler at a file's end gets a physical offset in
+        the log: the start of the log file that has the queue's next message. A reader that jumps
+        from such a filler to the next file misses no message, because no entry follows the filler
+        in its file.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -243,7 +253,9 @@ class SalvageTarget:
             self.disk.write_all(descriptor, queue_entry.encode(unit), place - base)
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """Write the report, and move the store out of ``.salvage``, the log last."""
+        """Write the report, and move the store's files out of ``.salvage``. The log is
+        moved last.
+        """
         disk_json(self.disk, self.work / SIDECAR / REPORT, report)
         names = [path.name for path in self.work.iterdir()]
         last = [CHECKPOINT, BATCH_QUEUE, CONSUME_QUEUE, COMMIT_LOG]
@@ -266,14 +278,14 @@ _V6_MORE = message_id.HOST_SIZE_V6 - message_id.HOST_SIZE_V4
 
 
 class LogWriter:
-    """Writes the log of a salvage."""
+    """Writes the log of the new store."""
 
     def __init__(self, layout: StoreLayout, plan: SalvagePlan, disk: Disk, root: Path) -> None:
         self._layout = layout
         self._plan = plan
         self._disk = disk
         self._root = root
-        # The planner has already checked the CRCs.
+        # Check no CRCs: the planner has already checked them.
         self._reader = LogReader(layout, check_crc=False)
         self._places = NewPlaces(plan.pieces)
         size = plan.config.mapped_file_size_commit_log
@@ -286,7 +298,9 @@ class LogWriter:
         self._last_time = 0
 
     def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write the whole log, and sync the files. Raises CorruptStore if the store has changed."""
+        """Write the whole log, and sync its files. Raises CorruptStore if the old store has
+        changed.
+        """
         done, total = 0, self._plan.bytes
         try:
             for piece in self._plan.pieces:
@@ -297,7 +311,7 @@ class LogWriter:
                     if progress is not None:
                         progress(done, total)
             if self._file is None:
-                # Even a store without messages needs a log folder.
+                # A store without messages needs a log folder too.
                 self._disk.make_folders(self._root / COMMIT_LOG)
         finally:
             self._close(is_last=True)
@@ -344,7 +358,8 @@ class LogWriter:
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
-        # In a frame, RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and body follow the hosts.
+        # In a frame, the hosts are followed by RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN
+        # and the body.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
@@ -393,15 +408,16 @@ class LogWriter:
 
 
 def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
-    """Return row numbers of frames with a new value, and the new values."""
+    """Return two arrays: the row numbers of the frames that get a new value, and these values."""
     found = np.flatnonzero(np.isin(places, list(values)))
     return found, np.array([values[place] for place in places[found].tolist()], np.int64)
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
-    """Write the property CRC of each changed frame again.
+    """Compute the property CRC of each changed frame again, and write it into the frame.
 
-    A wrong CRC stays wrong: a right CRC would hide the damage from verify and the broker.
+    A CRC that was wrong before stays wrong. A right CRC would hide the damage from verify and
+    brokers.
     """
     carriers = property_crc.carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
@@ -412,11 +428,11 @@ def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> N
 
 
 def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
-    """Copy a folder with its contents into a new store."""
+    """Copy a folder, with all its files and folders, into a new store."""
     disk.make_folders(root / path)
     for one in below(layout.filesystem, path):
         if one.wrong is not None:
-            # other_files() has listed this entry as left out.
+            # Skip pipes and broken links: other_files() has reported them as left out.
             continue
         if one.is_dir:
             disk.make_folders(root / one.path)
@@ -455,7 +471,7 @@ def make_timer_files(
         now: the time in milliseconds.
 
     Returns:
-        The number of timer messages that are not delivered yet.
+        The number of timer messages in the new wheel, which are not delivered yet.
     """
     new = StoreLayout.open(root, config)
     if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:

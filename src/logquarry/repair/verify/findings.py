@@ -1,4 +1,6 @@
-"""Findings of verify: their kinds with severity, meaning and next step, and the report."""
+"""The findings of verify: their kinds, each with severity, meaning and next step, and the report
+that lists findings.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ Severity = Literal["damage", "note"]
 
 
 class Kind(NamedTuple):
-    """A kind of finding.
+    """One kind of finding, with the texts that verify and the docs show for it.
 
     Attributes:
         severity: ``damage``, or ``note`` for a fact that is not damage.
-        meaning: the meaning of the finding, in the docs' words.
-        words: the next step in the docs' words; if empty, the docs use ``action.value``.
+        meaning: what a finding of this kind means, as text for the docs.
+        words: the next step, as text for the docs. If it is empty, the docs show ``action.value``.
     """
 
     severity: Severity
@@ -48,7 +50,7 @@ class Kind(NamedTuple):
 
     @property
     def step(self) -> str:
-        """The next step, in the docs' words."""
+        """The next step, as text for the docs."""
         return self.words or self.action.value
 
 
@@ -257,7 +259,7 @@ class Finding:
         kind: a name in :data:`KINDS`.
         file: path below the store's folder.
         offset: a physical offset for the commit log; for other files a position in the file.
-        length: number of affected bytes, 0 if unknown.
+        length: number of bytes to which the finding applies, 0 if unknown.
     """
 
     kind: str
@@ -278,8 +280,10 @@ class VerifyReport:
 
     Attributes:
         store: path or URL of the store.
-        counts: numbers by name: messages, bytes, blanks, files, queue entries, index entries.
-        recorded: physical offsets of the damage that a recovery has recorded.
+        counts: name -> number of checked things: messages, bytes, blanks, files, queue entries,
+            index entries.
+        recorded: physical offsets of the damage that an earlier recovery found, and recorded in the
+            store.
     """
 
     store: str
@@ -325,7 +329,7 @@ class VerifyReport:
             )
 
     def downgrade(self, kinds: frozenset[str]) -> None:
-        """Turn findings of some kinds into notes."""
+        """Give all findings of these kinds the severity ``note``."""
         self.findings = [
             replace(one, severity="note") if one.kind in kinds else one for one in self.findings
         ]
@@ -336,7 +340,7 @@ class VerifyReport:
 
 
 def markdown() -> str:
-    """Return the kinds as a table for the documentation."""
+    """Return the table of all kinds that the documentation contains."""
     lines = ["| kind | severity | meaning | next step |", "|---|---|---|---|"]
     lines += [
         f"| {name} | {kind.severity} | {kind.meaning} | {kind.step} |"
@@ -349,8 +353,9 @@ class Next(NamedTuple):
     """The next step for a store.
 
     Attributes:
-        words: the command, then its options; the store's path goes between them.
-        before: what the user does before the command, in words.
+        words: the words of the command line: the command first, then its options. The caller puts
+            the store's path after the command.
+        before: the step that the user must do before the command, as text.
     """
 
     words: tuple[str, ...]
@@ -392,7 +397,7 @@ def next_step(report: VerifyReport) -> Next | None:
 
 
 def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
-    """Return the next step if a file that is no index has the name of an index file."""
+    """Return the next step if a file has the name of an index file, but is not one; else None."""
     strange = [f.file for f in report.findings if f.kind == "unknown_file"]
     inside = (file for file in strange if file.startswith(f"{INDEX}/"))
     file = next((file for file in inside if file.removeprefix(f"{INDEX}/").isdigit()), None)
@@ -403,7 +408,8 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery replaces no file of ``config/``, but a rebuild writes ``timercheck``.
+    # A recovery cannot repair a file of ``config/``. The exception is ``timercheck``, which a
+    # rebuild writes again.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action

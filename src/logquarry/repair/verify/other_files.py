@@ -1,7 +1,7 @@
 """Checks the files of a store besides log and index, and the names of queue files.
 
-A frame's topic, queue id and queue offset show the right file for its queue entry. If most entries
-of a queue file belong in another file, the file was renamed, or two files were swapped.
+Topic, queue id and queue offset of a message show in which queue file its entry belongs. If most
+entries of a queue file belong in another file, the file was renamed, or two files were swapped.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ from logquarry.repair.verify.findings import VerifyReport
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
 _MOST_ENTRIES: Final = 9
-"""Number of entries per queue file for which the check reads the frames."""
+"""Number of entries of each queue file whose frames the check of the names reads."""
 _REMEDY: Final = "move it out of the store, or correct the link"
 _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link in place of a file: writers refuse the store."""
+    """Report the first folder, pipe or broken link that has the name of a file of the store. A
+    writer cannot open such a store.
+    """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
@@ -87,7 +89,8 @@ def check_checkpoint(
     elif max(found) > last_time:
         lost = None if is_live else lost_tail(layout, last_time)
         reason = f"its time is {max(found)}, but the last message was stored at {last_time}"
-        # A power cut loses messages that were dispatched, but not synced.
+        # Messages can be dispatched before they are synced. If a power cut then loses them, the
+        # checkpoint is later than the log.
         is_crash = layout.has_abort and found.physic_timestamp <= last_time
         if lost is not None or messages:
             is_explained = lost is None or is_crash
@@ -95,12 +98,15 @@ def check_checkpoint(
 
 
 def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
-    """Read the files that no other check reads, to find unreadable blocks."""
+    """Read all files that no other check reads, because reading is the only way to find unreadable
+    blocks.
+    """
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
         for path, is_dir, wrong in below(layout.filesystem, folder):
-            # Editors leave hidden links and pipes behind.
+            # Skip hidden names: editors leave hidden links and pipes behind, and the store does not
+            # use them.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
                 report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
             if is_dir or wrong is not None:
@@ -108,7 +114,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
             try:
                 view = layout.filesystem.open(path)
             except FileNotFoundError:
-                # A running broker has deleted the file.
+                # A running broker has deleted the file since the listing.
                 continue
             except StoreNotFound as error:
                 report.add(UNREADABLE, path, 0, str(error))
@@ -150,7 +156,9 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_sidecar(
     layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
 ) -> None:
-    """Check logquarry's own files: settings, durable offset, and leftovers of interrupted work."""
+    """Check logquarry's own files: settings, durable offset, and files that an interrupted rebuild
+    has left.
+    """
     files = layout.filesystem
     try:
         kept_settings.decode(files.read(SETTINGS))
@@ -189,7 +197,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
     After a crash the findings are only notes, because the tables usually differ from the log.
     """
     check = TransactionCheck()
-    # Include frames whose only damage is in the body, like the audit of the queues.
+    # Frames whose only damage is in the body count too: the audit of the queues also counts them.
     for event in LogReader(layout, bound=end, check_crc=False).events():
         if isinstance(event, Run):
             check.take(transaction_frames(event.window, event.rows))
@@ -206,7 +214,9 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield the misnamed files of the queues to which ``files`` belong, each with the reason."""
+    """Yield each queue file with a wrong name, and the reason. Checks all files of the queues to
+    which ``files`` belong.
+    """
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
@@ -244,7 +254,8 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
         if entry.is_filler:
             continue
         found = log.outcome_at(entry.physical_offset, check_crc=False)
-        # A copy by multi-dispatch has its queue offsets in the properties.
+        # The fields of such a frame do not show the queue of a multi-dispatch copy, so skip the
+        # entry.
         if not isinstance(found, Frame) or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position

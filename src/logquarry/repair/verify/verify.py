@@ -1,7 +1,8 @@
 """Verify: reads the log once, checks the whole store, and changes nothing.
 
-The walk of the log compares frames with queues and index (:mod:`logquarry.repair.audit`). Then
-verify turns the differences into findings, and checks all other files.
+While verify reads the log, it compares each frame with the entries in queues and index
+(:mod:`logquarry.repair.audit`). After that, verify reports each difference as a finding, and checks
+all other files.
 """
 
 from __future__ import annotations
@@ -63,16 +64,18 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Findings that are only notes while a writer has the store open: a writer appends to the log
-before the dispatcher writes the queues.
+"""Kinds of findings that are only notes while a writer has the store open. The writer appends to
+the log first, and writes the queues later, so the queues can be incomplete for a moment.
 """
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Findings that are only notes after RocketMQ's recovery, which cuts queues and index in memory."""
+"""Kinds of findings that are only notes after a recovery by RocketMQ. RocketMQ cuts off such
+entries of queues and index only in memory, so the files still contain them.
+"""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
-"""Findings about messages in queues or index that the log may have lost."""
+"""Kinds of findings that show messages in queues or index which the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
-"""Findings that show a log file of another store."""
+"""Kinds of findings that a log file of another store causes."""
 _FRAME_FAULTS: Final = {
     "oversized": "{size} bytes are more than maxMessageSize, {most}",
     "suspect_text": "NUL bytes or invalid UTF-8 in topic or properties, which no CRC covers",
@@ -90,14 +93,15 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store without changing it. Damaged contents give findings, but no error.
+    """Check a store without changing it. Damage is reported as findings, and not as an error.
 
     Args:
-        progress: called with the bytes checked so far, and the total of log, queues and index.
-        sound: parts of the log that Spark tasks have already checked (default: none).
+        progress: called with two numbers of bytes: those checked so far, and all bytes of log,
+            queues and index.
+        sound: parts of the log in which Spark tasks have found no difference (default: none).
 
     Raises:
-        UsageError: if the files contradict the configuration.
+        UsageError: if files have other sizes than the configuration gives.
     """
     layout = layout.by_content()
     require_own_settings(layout)
@@ -197,7 +201,9 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that seem replaced: queues show other messages at their offsets."""
+        """Report log files that seem to be replaced by other files: at the physical offsets in the
+        queues, they contain other messages.
+        """
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
@@ -251,7 +257,8 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            # An earlier recovery may have left queues and index after the log's end.
+            # An earlier recovery may have cut off the log, and left the entries of the removed
+            # messages in queues and index.
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
@@ -304,8 +311,8 @@ class _Verification:
             for followed, parts in facts.parts:
                 self.queues.add(followed, parts)
                 if not self.live:
-                    # While a broker runs, retention can delete index files during the walk. The
-                    # deleted keys would seem to be missing.
+                    # While a broker runs, retention can delete index files during the check. The
+                    # keys in these files would seem to be missing.
                     self.index.add(followed)
         if facts.last_keyed is not None:
             self.last_keyed = facts.last_keyed
@@ -374,7 +381,9 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """Report bytes of older messages after the log's end; return whether there are any."""
+        """If the log's end is followed by bytes of earlier messages from a broker's reused buffer,
+        report them. Return whether there are any.
+        """
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -391,7 +400,7 @@ class _Verification:
             self.report.add("unknown_file", path, 0, "ignored; RocketMQ may refuse to start")
 
     def _unreadable(self) -> None:
-        """Report unreadable bytes outside of damaged frames."""
+        """Report the unreadable bytes that are not yet reported as damage of the log."""
         lost = [span for span in self.damage if span.kind == UNREADABLE]
         bases = {file.path: file.base for file in self.layout.commit_log.files}
         for path, ranges in sorted(self.layout.filesystem.unreadable.items()):
@@ -407,7 +416,9 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log from the start of the file with the byte before physical offset ``place``."""
+    """Audit the log to its end. Start at the file that contains the byte before physical offset
+    ``place``.
+    """
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

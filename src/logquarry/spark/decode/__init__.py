@@ -31,7 +31,10 @@ SAMPLE: Final = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeOptions:
-    """How to decode bodies. If `schema` is None, infer the schema from JSON bodies. Picklable."""
+    """How to decode bodies.
+
+    If `schema` is None, the export infers the schema from JSON bodies. Picklable.
+    """
 
     kind: str
     schema: bytes | None = None
@@ -39,7 +42,7 @@ class DecodeOptions:
 
     @property
     def needs_sample(self) -> bool:
-        """Whether the schema must be inferred from messages."""
+        """Whether no schema was given, so that it must be inferred from messages."""
         return self.schema is None
 
     def as_json(self) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class DecodeOptions:
 def parse_decode_options(
     kind: str, schema: str | None = None, message: str | None = None
 ) -> DecodeOptions | None:
-    """Read and check the schema; return None if bodies stay undecoded (raw).
+    """Read and check the schema; return None if the export does not decode bodies.
 
     Args:
         schema: for JSON a DDL, or a file with a DDL or a JSON Schema; for Avro a file (.avsc); for
@@ -87,7 +90,7 @@ def parse_decode_options(
 def decoder_for(
     options: DecodeOptions, known: pa.DataType | None, tasks: Sequence[ReadTask] = ()
 ) -> BodyDecoder | None:
-    """Make the decoder; return None if the schema must be inferred and there is no message.
+    """Make the decoder; return None if no message exists from which to infer the missing schema.
 
     Args:
         known: type of the column ``value`` of the table; None if the table does not exist.
@@ -131,7 +134,8 @@ def _sample(tasks: Sequence[ReadTask]) -> Iterator[bytes]:
 
     left = SAMPLE
     for task in tasks:
-        # The tasks of the export copy damage to the quarantine, so do not copy damage here.
+        # Only the sample is read here. The tasks of the export read the same bytes later, and copy
+        # damage to the quarantine.
         options = replace(task.options, quarantine_path=None)
         for batch in read_batches(replace(task, columns=("body",), options=options)):
             for body in batch.column("body")[:left].to_pylist():

@@ -37,7 +37,7 @@ class BodyDecoder(ABC):
             try:
                 values.append(self.value(body or b""))
             except Exception as error:
-                # The libraries raise many types of exceptions on arbitrary bytes.
+                # For invalid bodies, the libraries raise exceptions of many types.
                 failed[row] = reason(error)
                 values.append(None)
         try:
@@ -46,7 +46,7 @@ class BodyDecoder(ABC):
             return self._singly(values, failed), failed
 
     def _singly(self, values: list[Any], failed: dict[int, str]) -> pa.Array:
-        """Make an array; a value of a wrong type becomes null, and the value's row is a failure."""
+        """Make an array; replace each value of a wrong type by null and add its row to `failed`."""
         for row, value in enumerate(values):
             try:
                 pa.array([value], self.arrow_type)
@@ -129,7 +129,7 @@ def is_column_name(name: str) -> bool:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """Replace types that a library has changed, such as large_string, by logquarry's types."""
+    """Replace types that a library substituted, such as large_string, by the types of logquarry."""
     types = pa.types
     if types.is_struct(kind):
         return pa.struct([(child.name, plain(child.type)) for child in kind])
@@ -190,7 +190,7 @@ class _Parser:
             found.append((name, self.type()))
             for word in ("not", "null"):
                 if (token := self._look()) is not None and (token[2] or "").lower() == word:
-                    # Ignore NOT NULL: bodies decide which values are null.
+                    # Ignore NOT NULL: a body can lack any field, whose value is then null.
                     self._at = token.end()
             if not self._symbol(","):
                 if end is not None:

@@ -2,8 +2,7 @@
 
 An Avro body is a single datum without the header of an Avro file; all bodies have the same schema.
 If a Protobuf message lacks a field, the column gets the field's default, or null if Protobuf tracks
-the field's presence. An enum becomes the name of its value; a value without a name becomes its
-number.
+the field's presence. An enum value becomes its name, or its number (as text) if it has no name.
 """
 
 from __future__ import annotations
@@ -90,7 +89,11 @@ class AvroDecoder(BodyDecoder):
 
 
 def _without_times(schema: Any) -> Any:
-    """Remove logical types of times from a schema: Python's datetime ends with the year 9999."""
+    """Remove the logical types of times from a schema.
+
+    fastavro would convert such values to Python's datetime, which cannot represent years after
+    9999.
+    """
     if isinstance(schema, list):
         return [_without_times(own) for own in schema]
     if not isinstance(schema, dict):
@@ -108,7 +111,7 @@ class _Types:
     """Maps Avro types to Arrow types, and to converters for values that Arrow rejects."""
 
     def __init__(self) -> None:
-        # (schema, namespace that contains the definition), by full name.
+        # By full name of a type: its schema, and the namespace in which the type is defined.
         self._named: dict[str, tuple[Any, str]] = {}
         self._open: list[str] = []
 
@@ -122,7 +125,7 @@ class _Types:
             own = self._named.get(name, self._named.get(schema))
             if own is None:
                 raise UsageError(f"Avro schema: {path}: there is no type {schema!r}")
-            # Resolve the names in the schema in the namespace that contains the definition.
+            # Short names in the schema refer to the namespace in which the type is defined.
             return self.of(own[0], path, own[1])
         kind = schema["type"]
         if isinstance(kind, dict | list):
@@ -246,7 +249,7 @@ class ProtobufDecoder(BodyDecoder):
 
     @cached_property
     def _planned(self) -> tuple[Any, tuple[pa.DataType, Convert]]:
-        """The message's Python class, its Arrow type, and the converter of its values."""
+        """Python class and Arrow type of the message, and the function that converts its values."""
         try:
             from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
         except ModuleNotFoundError:
@@ -330,7 +333,7 @@ def _field(field: Any, path: str, within: tuple[str, ...]) -> tuple[pa.DataType,
         key_type, key = _single(field.message_type.fields_by_name["key"], path, within)
         item_type, item = _single(field.message_type.fields_by_name["value"], path, within)
         if key_type != pa.string():
-            # Some table formats allow only text as map keys.
+            # Some table formats accept only maps whose keys are text.
             key_type, key = pa.string(), _as_text
         return pa.map_(key_type, item_type), lambda message: [
             (key(k), item(v)) for k, v in getattr(message, name).items()

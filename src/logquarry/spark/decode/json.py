@@ -1,8 +1,8 @@
 """Decodes JSON bodies, with a DDL, a JSON Schema, or types inferred from a sample.
 
 A field that a body lacks is null; a field without a column is ignored. A column of type string
-holds any value: a value that is not a string becomes its JSON text. From a JSON Schema, the decoder
-reads only the types, not ranges, patterns and required fields.
+accepts any value; of a value that is not a string, it stores the JSON text. From a JSON Schema, the
+decoder reads only the types, not ranges, patterns and required fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if depth > _DEEPEST:
         raise UsageError(f"JSON Schema: {path[:80]} contains itself: not supported")
     if isinstance(schema, bool):
-        # The schema `true` allows any value, so the column gets the JSON text.
+        # The schema `true` allows any value, so the column stores the value's JSON text.
         return pa.string()
     if not isinstance(schema, Mapping):
         raise _invalid(path, "a schema is an object, true or false", schema)
@@ -68,14 +68,15 @@ def _type(schema: Any, root: Mapping[str, Any], path: str, depth: int) -> pa.Dat
     if set(kinds) == {"integer", "number"}:
         kinds = ["number"]
     if len(kinds) != 1:
-        # For values of several types, the column gets the JSON text.
+        # If values can have several types, the column stores their JSON text.
         return pa.string()
     kind = kinds[0]
     if kind == "object":
         return _object(schema, root, path, depth)
     if kind == "array":
         items = schema.get("items", True)
-        # If `items` is a list, it has a schema for each position: the elements have several types.
+        # If `items` is a list, it has one schema for each position in the array, so the elements
+        # can have several types. An Arrow list has only one.
         items = True if isinstance(items, list) else items
         return pa.list_(_type(items, root, f"{path}[]", depth + 1))
     if kind == "string":
@@ -382,7 +383,7 @@ def _merged(one: pa.DataType | None, other: pa.DataType) -> pa.DataType:
 
 
 def _complete(kind: pa.DataType) -> pa.DataType:
-    """Replace the type null and empty structs by string: tables do not support them."""
+    """Replace the type null and empty structs, which tables do not support, by string."""
     if pa.types.is_null(kind):
         return pa.string()
     if pa.types.is_list(kind):

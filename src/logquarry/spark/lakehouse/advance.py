@@ -1,7 +1,9 @@
-"""Exports to a table in steps, each message exactly once: plan a batch, write its files, commit.
+"""Exports to a table in steps.
 
-The table holds all state of a step, so any process can make the next step. Needs no PySpark: the
-caller passes a function that runs tasks.
+A step plans a batch, writes its files and commits them, so each message is exported exactly once.
+
+The table holds all state of a step, so any process can make the next step. This module does not
+import PySpark: the caller passes a function that runs tasks.
 """
 
 from __future__ import annotations
@@ -43,14 +45,14 @@ from logquarry.spark.tasks import ReadTask
 from logquarry.systems import held
 
 QUIET_BYTES: Final = 256 << 20
-"""After this many bytes of log without a message for the table, the export commits only offsets, so
-that a restart does not read these bytes again.
+"""If this many bytes of log contain no message for the table, the export commits their end as the
+new offset, without adding files. A restart then does not read these bytes again.
 """
 
 Work = Callable[[int, ReadTask], TableResult]
-"""Does the work of a task; called with the task's number and the task."""
+"""Function that writes the messages of one task; called with the task's number and the task."""
 RunTasks = Callable[[Sequence[ReadTask], Work], list[TableResult]]
-"""Runs tasks and returns their results in the order of the tasks."""
+"""Function that runs all tasks and returns their results in the order of the tasks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,7 @@ class Target:
 
     Attributes:
         dead_letters: table of the bodies that cannot be decoded; None without decoding.
-        moved: whether a store may have another path than at the last export.
+        moved: whether to accept a store whose path has changed since the last export.
     """
 
     table: Table
@@ -94,7 +96,10 @@ class Target:
 
 @dataclass(slots=True)
 class Done:
-    """Totals of all steps; `is_stopped`: whether damage has ended the export (on_damage="stop")."""
+    """Totals of all steps.
+
+    `is_stopped` is true if damage has ended the export (on_damage="stop").
+    """
 
     summary: Summary = field(default_factory=Summary)
     files: int = 0
@@ -158,7 +163,7 @@ class Advance:
             for name, value in self._committed.items()
             if name.startswith(_broker(""))
         }
-        # The start in the options applies only to stores that are new to the table.
+        # The start in the options applies only to stores from which the table has no messages yet.
         start = OffsetLimit(default=read.start.default, brokers={**read.start.brokers, **known})
         planner = StreamPlanner(replace(read, start=start), read.names)
         first = dict(planner.initial())
@@ -177,8 +182,9 @@ class Advance:
         """Export the next batch; return False if there was no new batch.
 
         Raises:
-            CorruptFrame: on damage, depending on the options.
-            StoreUnavailable: if another export has written to the table meanwhile.
+            CorruptFrame: if a log is damaged, unless the options make the read skip or stop at
+                damage.
+            StoreUnavailable: if another export has committed to the table since this export began.
             CommitUnknown: if it is unknown whether the commit succeeded.
         """
         read = self._target.read
@@ -221,14 +227,17 @@ class Advance:
         return True
 
     def settle(self) -> None:
-        """Commit the offsets of the last read, even if the read found no message."""
+        """Commit the offsets that the steps have reached but not yet committed.
+
+        A step that finds no message for the table usually commits nothing.
+        """
         marks = self._marks(self._at)
         if self._is_ahead(marks) and self._can_decode(()):
             with held():
                 self._commit([], [], marks)
 
     def _can_decode(self, tasks: Sequence[ReadTask]) -> bool:
-        """Make the decoder if needed; return False if there is no message to infer a schema."""
+        """Make the decoder if needed; return False if its schema is still unknown."""
         if self._target.decode is not None and self._decoder is None:
             self._decoder = decoder_for(self._target.decode, None, tasks)
         return self._target.decode is None or self._decoder is not None
@@ -332,7 +341,11 @@ def _names(places: Mapping[str, str]) -> list[str]:
 
 
 def _forward(marks: Marks, before: Marks) -> dict[str, int]:
-    """Return the larger value of each mark: after a crash, marks of dead letters can be ahead."""
+    """For each mark, return the larger of both values.
+
+    The dead letters are committed first. After a crash between the two commits, their marks are
+    larger than the marks of the messages, and must not be set back.
+    """
     return {name: max(value, before.get(name, value)) for name, value in marks.items()}
 
 
@@ -342,7 +355,7 @@ def _begins(task: ReadTask) -> int:
 
 
 def _first_damage(tasks: Sequence[ReadTask], results: Sequence[TableResult]) -> dict[str, int]:
-    """Return the physical offset of the first damage of each damaged store, by broker."""
+    """For each broker whose log has damage, return the physical offset of the first damage."""
     found: dict[str, int] = {}
     for task, result in zip(tasks, results, strict=True):
         spans: list[DamagedSpan] = result.summary.damage

@@ -1,4 +1,4 @@
-"""A Delta table, with the package `deltalake`.
+"""Reads and commits a Delta table with the package `deltalake`.
 
 A commit of files stores the marks (see :mod:`.table`) as application transactions (``txn``
 actions), and Delta's checkpoints keep these transactions. If two concurrent commits change the same
@@ -60,13 +60,19 @@ class Delta:
         return self.folder.location
 
     def is_called(self, name: str) -> bool:
-        """See :meth:`Table.is_called`; symbolic links are followed."""
+        """See :meth:`Table.is_called`.
+
+        Two local paths are equal if they resolve to the same folder.
+        """
         if not self.folder.is_local:
             return name == self.name
         return os.path.realpath(name) == os.path.realpath(self.name)
 
     def has_neighbours(self) -> bool:
-        """See :meth:`Table.has_neighbours`; the destination is the table's own folder."""
+        """See :meth:`Table.has_neighbours`.
+
+        The destination of a Delta table contains only this table.
+        """
         return False
 
     def _open(self) -> DeltaTable | None:
@@ -186,7 +192,7 @@ def _add_action(file: TableFile, types: Mapping[str, pa.DataType], now: int) -> 
 
 
 def _json_value(value: Any, kind: pa.DataType | None) -> Any:
-    """Return a bound in the form of Delta's statistics; None if the bound is unknown."""
+    """Convert a column's smallest or largest value to the form of Delta's statistics."""
     if kind is None:
         return None
     if pa.types.is_integer(kind):

@@ -67,10 +67,11 @@ class TableOptions:
     Attributes:
         partition_by: any of broker, topic, queue_id and day (of the store timestamp, UTC).
         decode: how to decode bodies into the column ``value``; None to leave bodies undecoded. The
-            text ``json`` infers the schema from a sample.
+            text ``json`` means JSON bodies, whose schema is inferred from a sample of messages.
         dead_letters: folder for undecodable messages; None for a folder beside the table.
-        follow: whether to also export new messages until the user interrupts the export.
-        interval: with `follow`: seconds between two steps.
+        follow: whether to continue with messages that arrive during the export, until the user
+            interrupts it.
+        interval: seconds between two steps of an export with `follow`.
         moved: whether to accept a store whose path has changed since the last export.
     """
 
@@ -182,16 +183,19 @@ def export_delta(
     Args:
         spark: a session whose workers reach the stores and ``dest`` under the same paths.
         options: options of the data source. ``maxBytesPerTrigger`` and ``maxOffsetsPerTrigger``
-            limit the size of a commit. Filters and columns must equal those of the table's first
-            export.
+            limit the size of a commit. Filters and columns must equal the filters and columns of
+            the first export into the table.
         table_storage_options: options of `deltalake` for a URL.
-        progress: called with (bytes of log done, bytes in total) for each commit.
+        progress: called with (bytes of log done, bytes in total), which start again for each
+            commit.
         on_commit: called after each step with the totals so far.
         **table_options: see :class:`TableOptions`.
 
     Raises:
-        CorruptFrame: on damage, depending on the options; the table keeps its last commit.
-        UsageError: if an option is invalid, or differs from the table's first export.
+        CorruptFrame: if a log is damaged, unless the options make the export skip or stop at
+            damage; the table stays as its last commit left it.
+        UsageError: if an option is invalid, or if it must equal the option of the table's first
+            export but differs.
         StoreNotFound: if a path is not a store.
         StoreUnavailable: if another export is running in ``dest``.
     """
@@ -325,7 +329,7 @@ def _target(
 
 
 def _check_letters_apart(table: Table, letters: Table) -> None:
-    """Raise UsageError if the table or the table of dead letters is in the folder of the other.
+    """Raise UsageError if the tables of messages and of dead letters are one inside the other.
 
     A cleanup of the outer table (Delta's ``vacuum``) would remove the files of the inner table.
     """
@@ -343,7 +347,7 @@ def _check_letters_apart(table: Table, letters: Table) -> None:
 def _check_free(folder: OutputFolder, table: Table) -> None:
     """Raise UsageError if the destination of a new table holds files that no export wrote.
 
-    A destination of Iceberg tables can hold other Iceberg tables.
+    If the new table is an Iceberg table, other Iceberg tables in the destination are allowed.
     """
     below = table.folder.location.removeprefix(folder.location).lstrip("/")
     ours: tuple[str, ...] = (CONTROL,)

@@ -1,8 +1,8 @@
-"""An Iceberg table, with the package `pyiceberg`.
+"""Reads and commits an Iceberg table with the package `pyiceberg`.
 
 The marks (see :mod:`.table`) are a property of each snapshot. A commit writes all marks, so a
-rollback to an earlier snapshot also restores the marks of that snapshot. The table has the marks as
-a property too, in case all snapshots of exports have expired.
+rollback to an earlier snapshot also restores the marks of that snapshot. The marks are also a
+property of the table, for the case that all snapshots made by exports have expired.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ _DAY: Final = "day"
 _TRIES: Final = 5
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
-"""Column of the store timestamp: in a native table, and in a table of Kafka's columns."""
+"""Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
+columns.
+"""
 
 
 class Iceberg:
@@ -109,9 +111,9 @@ class Iceberg:
     def folder(self) -> OutputFolder:
         """Folder of the table's files.
 
-        An existing table keeps its folder. A new folder has the full name of the table; in
-        DEFAULT_NAMESPACE it has only the last part of the name, unless another table uses that
-        folder.
+        An existing table keeps its folder. A new folder is named like the table, with its
+        namespace. The namespace is omitted if it is DEFAULT_NAMESPACE and no other table uses the
+        folder with the shorter name.
         """
         if self._folder is None:
             short, whole = self._identifier[-1], ".".join(self._identifier)
@@ -127,7 +129,7 @@ class Iceberg:
         return self._folder
 
     def _is_taken(self, folder: OutputFolder) -> bool:
-        """Whether another table, with the same last part of the name, may use the folder."""
+        """Whether the folder may belong to another table whose name has the same last part."""
         if self._has_no_catalog():
             return False
         with self._catalog() as catalog:
@@ -255,7 +257,8 @@ class Iceberg:
             if table is None:
                 raise StoreUnavailable(f"{self.name}: the table no longer exists")
             found = _marks(table)
-            # A commit of another program leaves the marks unchanged, so the next try succeeds.
+            # If the commit of another program made this commit fail, the marks are unchanged and
+            # the next try succeeds.
             check_unmoved(self.name, _some(found, marks), before)
             self._append(table, files, {**found, **marks})
 
@@ -300,8 +303,8 @@ class Iceberg:
     def data_files(self) -> list[TableDataFile]:
         """List the files of the current snapshot that a compaction can merge.
 
-        The list has no files outside of the folder, with an earlier partitioning or with deleted
-        rows.
+        The list omits files outside of the folder, files with an earlier partitioning, and files of
+        which rows were deleted.
         """
         with self._catalog() as catalog:
             table = self._load(catalog)
@@ -326,7 +329,8 @@ class Iceberg:
         """Replace files with new files that have the same rows, in one commit.
 
         Raises:
-            TableUnchanged: if an old file has left the table, or other writers always commit first.
+            TableUnchanged: if the table no longer contains one of the old files, or if other
+                writers committed first at each try.
             StoreUnavailable: if the catalog fails; the commit may have succeeded.
         """
         removed = {file.path: file for file in old}
@@ -352,7 +356,7 @@ class Iceberg:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableDataFile:
-    """A file of the table."""
+    """A Parquet file of the table's current snapshot, with the values that a compaction needs."""
 
     path: str
     rows: int
@@ -364,7 +368,8 @@ class TableDataFile:
 def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the identifiers of all tables of a catalog."""
     for namespace in catalog.list_namespaces(below):
-        # A catalog without nested namespaces may list the top namespaces again.
+        # Asked for the namespaces inside a namespace, a catalog without nested namespaces may list
+        # the top namespaces again.
         if len(namespace) == len(below) + 1:
             yield from catalog.list_tables(namespace)
             yield from _tables(catalog, namespace)
@@ -393,7 +398,10 @@ def _marks(table: IcebergTable) -> dict[str, int]:
 
 @contextmanager
 def _one_try(table: IcebergTable) -> Iterator[None]:
-    """Turn off pyiceberg's retries, which would commit without checking the marks again."""
+    """Turn off pyiceberg's retries.
+
+    Before a retry, pyiceberg would not check the marks again.
+    """
     from pyiceberg.table import TableProperties
 
     properties = table.metadata.properties
@@ -418,7 +426,10 @@ def _uri(folder: OutputFolder) -> str:
 
 
 def _data_file(table: IcebergTable, folder: OutputFolder, file: TableFile) -> DataFile:
-    """Make the table's entry for a file, from the worker's result, without opening the file."""
+    """Make the entry that describes a new file in the table's metadata.
+
+    The entry is made from the worker's result, so the file is not opened again.
+    """
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
     from pyiceberg.typedef import Record

@@ -1,8 +1,10 @@
-"""The interface of a table for exports, and the document that describes a table's export.
+"""The interface of a table to which exports append, and the document that each table stores.
+
+The document describes the first export into the table: its filters, columns and start.
 
 All exports into a table must use the same filters and columns; other filters would leave gaps that
-a reader cannot detect. The table keeps the document of its first export as a property. The table
-rejects an export with another document.
+a reader cannot detect. The table stores the document as a property. A later export compares its own
+options with the document, and fails if they differ.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ def document(own: Mapping[str, Any], start: Mapping[str, Any], dead_letters: str
     """Return the text of a table's document, which describes the table's export.
 
     Args:
-        own: the result of :func:`identity`.
+        own: the options that must stay the same; the result of :func:`identity`.
         start: start conditions of the first export, without offsets; later exports use the same
             conditions.
         dead_letters: name of the table of dead letters; None if there is none.
@@ -117,8 +119,9 @@ def check_letters(
             f"{letters.name}: is a table of messages, so it cannot hold the dead letters of "
             f"{table.name}: {advice}"
         )
-    # A user can move a Delta table and its dead letters: the id stays. An earlier version wrote no
-    # id: compare the recorded names of both tables.
+    # A user can move a Delta table and its dead letters. The table's id does not change then, so
+    # compare the ids. A document of an earlier version contains no id; in this case compare the
+    # recorded names of both tables.
     if state is not None:
         table_id = found.get("table_id")
         names = str(owner), str(parsed(table.name, state.document).get("dead_letters"))
@@ -130,7 +133,8 @@ def check_letters(
         raise UsageError(
             f"{letters.name}: holds the dead letters of {owner}, not of {table.name}: {advice}"
         )
-    # The table was created again, or an earlier version wrote the document.
+    # The ids differ if the table was deleted and created again; the id is missing in documents of
+    # an earlier version.
     if isinstance(found.get("identity"), dict):
         check_same(letters.name, own, found["identity"])
     elif state is None:
@@ -141,7 +145,10 @@ def check_letters(
 
 
 def _is_moved(before: tuple[str, str], now: tuple[str, str]) -> bool:
-    """Whether the same change of a common prefix turns the earlier names into the present names."""
+    """Whether both tables moved together.
+
+    That is so if replacing one common prefix turns both earlier names into the present names.
+    """
     start = len(commonprefix(before))  # noqa: RUF071 - "a" is a prefix of "a_dead_letters"
     ends = [name[start:] for name in before]
     starts = {name.removesuffix(end) for name, end in zip(now, ends, strict=True)}
@@ -165,7 +172,7 @@ DEAD_LETTERS: Final = "_dead_letters"
 Marks = Mapping[str, int]
 """Physical offsets up to which a table has the messages of the stores.
 
-A store has the same offset under two names: ``broker:NAME`` and ``store:PATH``.
+The offset of each store is stored under two names, ``broker:NAME`` and ``store:PATH``.
 """
 
 
@@ -202,7 +209,10 @@ class CommitUnknown(StoreUnavailable):
 
 
 class Table(Protocol):
-    """A table that exports append to. Each call reads the table's current state."""
+    """A table that exports append to.
+
+    Each call reads the table's current state, because other programs can change the table.
+    """
 
     @property
     def name(self) -> str:
@@ -213,7 +223,7 @@ class Table(Protocol):
         """Folder of the table's files."""
 
     def is_called(self, name: str) -> bool:
-        """Return whether `name`, which an export recorded for its table, is this table."""
+        """Return whether `name`, which an earlier export recorded, is the name of this table."""
 
     def has_neighbours(self) -> bool:
         """Return whether another table can have files in the same destination."""
@@ -236,7 +246,8 @@ class Table(Protocol):
 
         Args:
             marks: new values.
-            before: expected current values of the existing marks among ``marks``.
+            before: for each mark in ``marks`` that the table already has, the value that the table
+                must have now.
 
         Raises:
             StoreUnavailable: if a mark differs from `before`; the table then stays unchanged.
@@ -269,7 +280,7 @@ def check_unmoved(name: str, found: Marks, before: Marks) -> None:
 def check_location(folder: OutputFolder, package: str, marks: str = "") -> None:
     """Raise UsageError if `package`, which makes a URL of the path, would write to another folder.
 
-    `marks` are the characters at which the package cuts off the rest of the path.
+    `marks` are the characters, such as "?", at which the package ends the path.
     """
     path = folder.location
     if not folder.is_local or (unquote(path) == path and not set(marks) & set(path)):
@@ -286,7 +297,7 @@ def missing_extra(name: str) -> UsageError:
 
 
 def text_bound(value: Any) -> str | None:
-    """Decode a bound of a text column; return None for invalid text."""
+    """Decode the smallest or largest value of a text column; return None for invalid UTF-8."""
     try:
         return bytes(value).decode("utf-8") if isinstance(value, bytes | bytearray) else None
     except UnicodeDecodeError:

@@ -1,19 +1,22 @@
-"""Writes the messages of one task to files of a table, in a worker. Needs no PySpark.
+"""Writes the messages of one task to files of a table, in a worker.
+
+This module does not import PySpark.
 
 The task writes directly into the table's folder. A file name contains the run (one call of an
-export) and the task's attempt. During a commit, the run has a note::
+export) and the task's attempt. During a commit, a file (the run's note) describes the commit::
 
     DEST/_logquarry/RUN.json     the table, and its marks after the run's commit
 
-A run writes the note before the first file of a commit, and removes the note after the commit. If a
-run holds the lock and finds the note of an earlier run, the earlier run has crashed. If the table
-has reached the note's marks, the table owns the crashed run's files; otherwise the new run removes
-the files. A catalog may still carry out a commit of the crashed run, so the new run first makes an
-empty commit: the catalog then rejects the earlier commit. Several Iceberg tables can share a
+A run writes the note before the first file of a commit, and removes the note after the commit. A
+run first locks the destination. If it then finds the note of an earlier run, the earlier run has
+crashed. If the table's marks have reached the marks in the note, the crashed run's commit succeeded
+and its files belong to the table; otherwise the new run removes the files. A catalog may still be
+carrying out the crashed run's commit. Before it removes files, the new run therefore makes an empty
+commit, after which the catalog rejects the earlier commit. Several Iceberg tables can share a
 destination, so a run cleans up only after runs of its own table.
 
-An object store has no locks, so a crashed run's files stay (see ``vacuum``,
-``remove_orphan_files``).
+An object store has no locks, so a new run cannot tell a crashed run from a running one and leaves
+the files there. Remove them with the table format's ``vacuum`` or ``remove_orphan_files``.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ if TYPE_CHECKING:
 VALUE: Final = "value"
 """Column of decoded bodies."""
 REASON: Final = "reason"
-"""Column of the dead letters: why the body cannot be decoded."""
+"""Column of the table of dead letters: the reason why the body cannot be decoded."""
 _PLACE: Final = (
     "broker", "topic", "queue_id", "queue_offset", "physical_offset", "store_timestamp",
 )  # fmt: skip
@@ -69,7 +72,8 @@ class TableWriter:
     Attributes:
         run: name of the run, of letters and digits.
         decoder: makes the column ``value``; None without decoding.
-        dead_from: by broker, the physical offset up to which the dead letters are complete.
+        dead_from: for each broker, the physical offset up to which the table of dead letters
+            already has the undecodable messages.
     """
 
     folder: OutputFolder
@@ -134,7 +138,7 @@ class TableWriter:
     def _with_kafka(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         made = schema.kafka_batch(batch, self.columns)
         for name in made.schema.names:
-            # The table of messages and the table of dead letters have a column topic.
+            # Both the table of messages and the table of dead letters have a column topic.
             if name not in batch.schema.names:
                 batch = batch.append_column(made.schema.field(name), made.column(name))
         return batch
@@ -152,7 +156,7 @@ class _DeadLetters:
             self._files = PartedFiles(self._folder, task.broker, form, self._names)
 
     def sorted_out(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches with the column ``value``, without the dead letters."""
+        """Yield the batches with the column ``value``, but without undecodable messages."""
         if self._decoder is None:
             yield from batches
             return
@@ -187,7 +191,7 @@ class _DeadLetters:
 
 
 def table_schema(columns: Sequence[str], *, is_kafka: bool) -> pa.Schema:
-    """Return the columns of a table, without the decoded body."""
+    """Return the columns of a table, except the column of decoded bodies."""
     if not is_kafka:
         return schema.arrow_schema(columns)
     empty = pa.RecordBatch.from_pylist([], schema=schema.arrow_schema(schema.sources(columns)))
@@ -204,8 +208,8 @@ def dead_letter_schema() -> pa.Schema:
 class _Names:
     """File names: ``topic=orders/part-BROKER-OFFSET-RUN-ATTEMPT-NUMBER.parquet``.
 
-    Characters that a library may escape become ``_``, so two topics can get one name. Attempt and
-    number make a file name unique.
+    Each character of a topic that a library may escape becomes ``_``. Two topics can therefore have
+    one folder; attempt and number still make each file name unique.
     """
 
     def __init__(self, stem: str, partition_by: Sequence[str]) -> None:
@@ -233,9 +237,9 @@ def _words(run: str, task: ReadTask) -> str:
 
 
 def _remove_run(folder: OutputFolder, run: str) -> None:
-    """Remove the files of a run, but no files of a table in a subfolder.
+    """Remove the files of a run, except in subfolders that are tables themselves.
 
-    In earlier versions, the table of dead letters could be in a subfolder.
+    In earlier versions, the table of dead letters could be such a subfolder.
     """
     paths = list(folder.files())
     nested = tuple(table_folders(paths))
@@ -331,7 +335,7 @@ class Run:
         self.name = ""
 
     def begin(self) -> None:
-        """Lock the destination and clean up after runs that crashed."""
+        """Lock the destination and remove the files of crashed runs that no table owns."""
         self._folder.make()
         self._lock = self._folder.lock()
         try:
@@ -356,7 +360,7 @@ class Run:
         self.tell(marks, table_id, is_on_its_way=False)
 
     def tell(self, marks: Marks, table_id: str | None, *, is_on_its_way: bool = True) -> None:
-        """Update the note with the final marks; call just before the commit."""
+        """Update the note with the marks that the commit will set; call just before the commit."""
         path = self._note(self.name)
         document = {
             "table": self._tables[0].name,
@@ -378,7 +382,10 @@ class Run:
             self.name = ""
 
     def leave(self) -> None:
-        """Keep note and files; the next run finds out whether the commit succeeded."""
+        """End the commit without removing its note and files.
+
+        It is unknown whether the commit succeeded; the next run finds out.
+        """
         self.name = ""
 
     def _clear(self) -> None:
@@ -401,7 +408,10 @@ class Run:
         return document if isinstance(document, dict) else {}
 
     def _is_ours(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a run of this table wrote the note; other runs' files must stay."""
+        """Return whether a run of this table wrote the note.
+
+        Files that runs of other tables wrote must not be removed.
+        """
         table = self._tables[0]
         name, table_id = document.get("table"), document.get("id")
         if name is None:
@@ -409,8 +419,9 @@ class Run:
             return not table.has_neighbours()
         if table_id is not None and (state := table.look()) is not None and state.id == table_id:
             return True
-        # Before the commit, no table has the files, so the name is enough. During the commit, the
-        # name is not enough: another catalog can have a table of the same name.
+        # Until the commit is sent, no table has the files, so it is enough that the note names this
+        # table. Afterwards the name is not enough: another catalog can have a table of the same
+        # name.
         return document.get(_ON_ITS_WAY) is False and table.is_called(str(name))
 
     def _clear_run(

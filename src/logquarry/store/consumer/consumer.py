@@ -1,8 +1,8 @@
 """One consumer of a group: reads messages from its queues, and commits the handled messages.
 
 A message counts as handled when the caller requests the next message. Delivery is at least once:
-after a crash, the consumer again gets the messages that were handled since the last write of the
-offsets.
+offsets are written periodically, so after a crash the consumer receives again the messages that it
+handled after the last write.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 _NEW_QUEUES_SECONDS = 1.0
-"""A consumer that never runs out of messages checks for new queues at this interval."""
+"""Seconds between two checks for new queues, if the consumer always finds messages."""
 _MOST_READS = 64
-"""After this many reads of a queue without a matching message, the next queue gets its turn."""
+"""After this many reads without a message that matches the filter, the next queue is read."""
 
 
 class _Slot:
@@ -44,9 +44,10 @@ class _Slot:
 
     Attributes:
         done: all messages below this queue offset are handled.
-        given: number of queue offsets, from ``done`` on, whose messages the caller has but has not
-            handled yet.
-        committed: the queue offset that the user committed; used if it is above ``done``.
+        given: number of queue offsets, from ``done`` on, that the caller has received but not yet
+            handled.
+        committed: the queue offset of the last explicit ``commit``; it replaces ``done`` if it is
+            higher.
     """
 
     __slots__ = ("committed", "done", "given", "key")
@@ -72,10 +73,10 @@ class Consumer:
 
     Args:
         auto_commit: whether handled messages are committed automatically.
-        timeout: an iteration ends after this many seconds without a message; None if it must never
-            end.
-        max_reconsume_times: how often a message can be sent back. A message that is sent back more
-            often becomes a dead letter.
+        timeout: if no message arrives for this many seconds, the iteration ends; None for an
+            iteration without end.
+        max_reconsume_times: how often a message can be sent back for another delivery. After that,
+            sending the message back puts it into the dead-letter topic.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class Consumer:
 
     @property
     def estimates(self) -> tuple[OffsetEstimate, ...]:
-        """The estimates of the group's lost offsets."""
+        """The offsets that were estimated because the group's committed offsets were lost."""
         return self._progress.estimates(self.group, self.topics)
 
     @property
@@ -160,7 +161,10 @@ class Consumer:
         return slot.done + slot.given
 
     def lag(self) -> int:
-        """Count all messages after the consumer's offsets, even those that the filter excludes."""
+        """Count the messages after the consumer's offsets.
+
+        Messages that the filter excludes also count.
+        """
         return sum(
             max(0, self._reader.bounds(*key)[1] - slot.done - slot.given)
             for key, slot in list(self._slots.items())
@@ -219,17 +223,21 @@ class Consumer:
         slot.done = found.next_offset
 
     def poll(self, max_count: int = 32, timeout: float | None = 0.0) -> list[StoredMessage]:
-        """Return messages of one queue. The next call marks these messages as handled.
+        """Return messages of one queue, at most ``max_count``.
+
+        The next call of ``poll`` marks the returned messages as handled.
 
         Args:
             timeout: seconds to wait for a message; None to wait without limit.
 
         Returns:
-            The messages; empty after the timeout, or if the consumer was closed during the wait.
+            The messages. The list is empty after the timeout, or if the consumer was closed during
+            the wait.
 
         Raises:
             StoreUnavailable: if the consumer or the store is closed.
-            CorruptFrame: if the next message of a queue is damaged; :meth:`seek` skips it.
+            CorruptFrame: if the next message of a queue is damaged. To skip the message, call
+                :meth:`seek` with the offset after it.
         """
         max_count = arguments.count(max_count)
         timeout = arguments.optional(arguments.seconds, timeout, "timeout")
@@ -249,11 +257,12 @@ class Consumer:
         """Mark all returned messages as handled."""
         messages, self._messages = self._messages, None
         if messages is not None:
-            # End the iteration, because it must not return messages that it has read ahead.
+            # Close the iterator: it has read a batch ahead, and must not return the rest of the
+            # batch.
             messages.close()  # type: ignore[attr-defined]
         for slot in list(self._slots.values()):
-            # Reset `given` before `done` grows: another thread may save between the two statements,
-            # and must then write the lower offset.
+            # Set `given` to 0 before `done` increases. If another thread saves the offsets between
+            # these two statements, it then writes the lower offset.
             given, slot.given = slot.given, 0
             slot.done += given
 
@@ -273,8 +282,9 @@ class Consumer:
         return None
 
     def _look(self, max_count: int) -> _Found | None:
-        """Read messages of the first queue that has messages, in the order of `_turns`."""
-        # If the assignment changes after this line, the messages read now are invalid.
+        """Try the queues in the order of `_turns`; return messages of the first one with any."""
+        # If the assignment changes after this line, a queue may get another owner, so the messages
+        # that are read below must be discarded.
         self._is_disturbed = self._has_more = False
         if self._shared_version != self._group.version or time.monotonic() > self._look_again_at:
             self._share()
@@ -321,11 +331,14 @@ class Consumer:
 
     # ------------------------------------------------------------------------------ assignment
     def disturb(self) -> None:
-        """Implements :meth:`logquarry.store.consumer.group.Member.disturb`."""
+        """Implement :meth:`logquarry.store.consumer.group.Member.disturb`."""
         self._is_disturbed = True
 
     def _share(self) -> bool:
-        """Release lost queues, and claim new queues; return whether the consumer claimed any."""
+        """Release the queues that are now assigned to others, and claim newly assigned queues.
+
+        Return whether any was claimed.
+        """
         group = self._group
         self._look_again_at = time.monotonic() + _NEW_QUEUES_SECONDS
         self._shared_version = group.version
@@ -337,7 +350,8 @@ class Consumer:
         if not wanted:
             return False
         gained = group.claim(self, wanted)
-        # `group` has already asked the other members to release the other wanted queues.
+        # The other wanted queues still have owners; `group` has already asked these members to
+        # release the queues.
         with self._lock:
             for key in sorted(gained):
                 slot = self._slots[key] = _Slot(key, self._progress.offset(self.group, *key))
@@ -361,7 +375,7 @@ class Consumer:
         return slot
 
     def seek(self, topic: str, queue_id: int, offset: int) -> None:
-        """Continue at another queue offset, and commit that offset in memory.
+        """Continue to read a queue at another queue offset, and commit this offset in memory.
 
         Raises:
             UsageError: if the queue is not assigned to the consumer, or ``offset`` is invalid.
@@ -369,7 +383,7 @@ class Consumer:
         # An invalid number would make the offset file unreadable for all groups.
         offset = arguments.offset(offset)
         old = self._slot(topic, queue_id)
-        # Use a new slot: messages read ahead from the old slot must not be returned.
+        # Replace the slot: so messages that were read ahead for the old slot are not returned.
         slot = _Slot(old.key, offset)
         with self._lock:
             self._slots[old.key] = slot
@@ -382,8 +396,8 @@ class Consumer:
         """Mark all returned messages as handled; write and sync the offsets.
 
         Raises:
-            StoreUnavailable: if the offsets cannot be written. The offsets stay committed in
-                memory, and the next save writes them.
+            StoreUnavailable: if the offsets cannot be written. In that case the offsets stay
+                committed in memory, and the next save writes them.
         """
         with self._lock:
             for slot in self._slots.values():
@@ -406,16 +420,18 @@ class Consumer:
             self._progress.offsets.commit(topic, self.group, queue_id, handled)
 
     def retry(self, message: StoredMessage, delay_level: int | None = None) -> PutResult:
-        """Send a message back: the group gets the message again later, through the retry topic.
+        """Send a message back.
 
-        The new message's ``reconsume_times`` is higher by 1, and its properties ``RETRY_TOPIC`` and
-        ``ORIGIN_MESSAGE_ID`` name the origin. After ``max_reconsume_times`` the message is put into
+        After a delay, the group receives the message again through its retry topic. The store puts
+        a copy of the message, with ``reconsume_times`` increased by 1; the properties
+        ``RETRY_TOPIC`` and ``ORIGIN_MESSAGE_ID`` hold the original topic and message id. If
+        ``reconsume_times`` has already reached ``max_reconsume_times``, the copy is put into
         ``%DLQ%group``.
 
         Args:
-            delay_level: level of the delay until the group gets the message again. None means level
-                3 (10 s) the first time, and one level higher each further time. A level below 0
-                puts the message into ``%DLQ%group`` at once.
+            delay_level: level of the delay until the group gets the message again. If it is None,
+                the first delay is level 3 (10 s), and each further delay is one level higher. A
+                level below 0 puts the message into ``%DLQ%group`` at once.
 
         Raises:
             StoreUnavailable: if the store accepts no messages.
@@ -427,10 +443,10 @@ class Consumer:
 
     # -------------------------------------------------------------------------------------- end
     def close(self) -> None:
-        """Leave the group, and write the offsets of handled messages; further calls do nothing.
+        """Leave the group, and write the offsets of the handled messages.
 
-        A message that the caller is still handling is not committed, unless :meth:`commit` was
-        called.
+        A second call does nothing. A message that the caller is still handling is not committed,
+        unless :meth:`commit` was called.
         """
         with self._lock:
             if self._is_closed:

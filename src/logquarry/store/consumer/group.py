@@ -1,7 +1,7 @@
 """Consumer groups: subscription, retry and dead-letter topics, assignment of queues, and offsets.
-If a group's offsets are lost, logquarry estimates new offsets.
 
-The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
+If the committed offsets of a group are lost, the module estimates new ones. The assignment of
+queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEAD_PREFIX: Final = "%DLQ%"
 
 _LONGEST_GROUP: Final = LONGEST_TOPIC - len(RETRY_PREFIX)
 MAX_RECONSUME_TIMES: Final = 16
-"""``SubscriptionGroupConfig.retryMaxTimes``."""
+"""The default of RocketMQ's ``SubscriptionGroupConfig.retryMaxTimes``."""
 
 _FIRST_LEVEL: Final = 3
 _FALSE: Final = "false"
@@ -97,7 +97,7 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match; None for the retry topic, whose messages matched already."""
+        """Return the tags to match; None for the retry topic: its messages matched before."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:
@@ -111,14 +111,14 @@ class Subscription:
 def sent_back(
     message: StoredMessage, group: str, delay_level: int | None, max_reconsume_times: int
 ) -> Message:
-    """Return the message to put when a consumer sends a message back (``consumerSendMsgBack``).
+    """Return the message to put if a consumer sends back ``message`` (``consumerSendMsgBack``).
 
-    The new message is a delayed copy for the group's retry topic. If the message was sent back too
-    often, the copy is for the dead-letter topic.
+    The new message is a delayed copy for the group's retry topic. If the message was sent back
+    ``max_reconsume_times`` times before, the copy is for the dead-letter topic.
 
     Args:
-        delay_level: None or 0 means level 3 (10 s) the first time, and one level higher each
-            further time. A level below 0 means the dead-letter topic.
+        delay_level: None or 0 means level 3 (10 s) for the first retry, and one level higher for
+            each further retry. A level below 0 means the dead-letter topic.
     """
     arguments.instance(message, "message", StoredMessage, "a StoredMessage of this consumer")
     delay_level = arguments.optional(arguments.int32, delay_level, "delay_level")
@@ -133,8 +133,8 @@ def sent_back(
     properties[props.DELAY] = str(level)
     if not properties.get(props.ORIGIN_MESSAGE_ID, "").strip():
         properties[props.ORIGIN_MESSAGE_ID] = message.message_id
-    # Keep the properties in the order of the message: the order of Java's map depends on the order
-    # of insertion.
+    # Insert the properties in the order of the message, as RocketMQ does: the order in Java's
+    # HashMap depends on the order of insertion.
     order = java.hash_map_order(properties)
     return Message(
         topic,
@@ -150,7 +150,7 @@ def sent_back(
 
 
 def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]:
-    """Return a member's share of the queues; the shares differ by at most one queue."""
+    """Return a member's part of the queues: two members' parts differ by at most one queue."""
     each, rest = divmod(len(queue_ids), count)
     start = number * each + min(number, rest)
     return queue_ids[start : start + each + (number < rest)]
@@ -160,22 +160,22 @@ def allocate(queue_ids: Sequence[int], count: int, number: int) -> Sequence[int]
 # The consumers of one group in one process
 #
 # A member claims only free queues, and the previous owner releases a queue between two messages. So
-# no two consumers handle the same message, and the next owner knows the handled messages.
+# no two consumers handle the same message, and the next owner starts after the last handled one.
 
 
 class Member(Protocol):
-    """The interface of a consumer for its group."""
+    """The interface that a group requires of a consumer."""
 
     @property
     def topics(self) -> Sequence[str]:
         """The topics that the member consumes."""
 
     def disturb(self) -> None:
-        """Make the consumer check its assignment after the current message. Thread-safe."""
+        """Make the consumer check, after the current message, which queues it has. Thread-safe."""
 
 
 class ConsumerGroup:
-    """The members of one group. Thread-safe. ``version`` changes at each new assignment."""
+    """The members of one group. Thread-safe. ``version`` increases at each new assignment."""
 
     def __init__(
         self, name: str, queue_ids: Callable[[str], Sequence[int]], wake: Callable[[], None]
@@ -202,7 +202,7 @@ class ConsumerGroup:
         self.share_out()
 
     def share_out(self) -> None:
-        """Make all members check their assignment."""
+        """Make all members check which queues are assigned to them."""
         with self._lock:
             self.version += 1
             members = self._members
@@ -211,7 +211,7 @@ class ConsumerGroup:
         self._wake()
 
     def share_of(self, member: Member) -> set[QueueKey]:
-        """Return the queues assigned to a member, regardless of their current owners."""
+        """Return the queues assigned to a member, even if other members still own some of them."""
         members = self._members
         share: set[QueueKey] = set()
         for topic in member.topics:
@@ -222,7 +222,7 @@ class ConsumerGroup:
         return share
 
     def release(self, member: Member, keys: set[QueueKey]) -> None:
-        """Release queues. The caller has already committed the handled messages."""
+        """Give up queues, so that others can claim them. The caller has committed its messages."""
         with self._lock:
             for key in keys:
                 if self._owners.get(key) is member:
@@ -247,14 +247,14 @@ STARTS: Final = ("earliest", "latest", "timestamp")
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of a group without offsets: ``earliest``, ``latest``, or a ``timestamp`` in ms."""
+    """Where a group without offsets starts: ``earliest``, ``latest``, or a ``timestamp`` in ms."""
 
     at: str
     timestamp_ms: int = 0
 
     @classmethod
     def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
-        """Parse the user's start: a word or a store time."""
+        """Parse the start that the user gave: one of :data:`STARTS`, or a store time."""
         takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
         if not isinstance(start, str):
             if timestamp is not None:
@@ -274,14 +274,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Beginning:
-    """Where a group starts in the queues of a topic in which the group has no offsets.
+    """Where a group starts in the queues of a topic for which it has no committed offsets.
 
     Attributes:
         queue_ids: the queues that existed at the first call of ``begin``. In a queue that is
             created later, the group starts at the first message.
-        start: None to start at the first message of each queue.
-        saved_at: time (milliseconds) of the last write of the lost offsets, and the file with this
-            time; None if no offsets were lost.
+        start: the user's choice; None if the group must start at the first message of each queue.
+        saved_at: time (milliseconds) at which the lost offsets were last written, and the file with
+            this change time; None if no offsets were lost.
     """
 
     queue_ids: frozenset[int]
@@ -316,7 +316,7 @@ class Progress:
         )
 
     def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
-        """Return the estimates of a group's lost offsets since the store was opened."""
+        """Return the estimates made since the opening of the store for a group's lost offsets."""
         with self._lock:
             return tuple(
                 estimate
@@ -325,7 +325,7 @@ class Progress:
             )
 
     def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
-        """Determine where a group starts in topics without offsets; later calls change nothing."""
+        """Determine where a group starts in topics without offsets. Later calls change nothing."""
         with self._lock:
             for topic in topics:
                 if (group, topic) not in self._beginnings:
@@ -352,7 +352,7 @@ class Progress:
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the queue offset at which a group continues; if it is new, commit it."""
+        """Return the queue offset at which a group continues. If it has none, commit one."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -384,9 +384,9 @@ class Progress:
 # Lost offsets: the remains of ``config/consumerOffset.json``
 #
 # A group with lost offsets must not start like a new group: ``latest`` would skip messages, and
-# ``earliest`` would repeat all messages. At the last write of the file, the group had read nearly
-# all messages. So the group continues at messages that were stored a little before the last write.
-# If the file is torn, the group continues at the offsets of its complete entries.
+# ``earliest`` would repeat all messages. The broker writes this file every 5 s. So the group
+# continues at messages that were stored shortly before the last write of the file. If the file is
+# torn (only partly written), the group continues at the offsets of its complete entries.
 
 BEFORE_MS: Final = 10_000
 """An estimate starts this many ms before the last write: brokers write offsets every 5 s."""
@@ -396,7 +396,7 @@ _PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
 
 
 class OffsetEstimate(NamedTuple):
-    """The queue offset at which a group continues if its committed offset was lost."""
+    """An estimated queue offset: a group continues there because its committed offset was lost."""
 
     topic: str
     queue_id: int
@@ -405,7 +405,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """The remains of one store's lost offsets. The methods only read files."""
+    """Reads what is left of a store's lost offsets: torn and quarantined files, and file times."""
 
     def __init__(
         self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
@@ -422,16 +422,16 @@ class LostOffsets:
         ]
         aside = quarantine(root, CONFIG)
         self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
-        # Read the time now, because later saves change the files' times.
+        # Read the time now: later saves of the offsets change it.
         self.saved_at = self._find_saved_at()
 
     @property
     def files(self) -> list[Path]:
-        """The unreadable offset files, in ``config/`` or in quarantine."""
+        """The torn offset files in ``config/``, and all offset files in quarantine."""
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:
-        """Yield complete entries of torn files: topic, group, queue id, offset, and the file."""
+        """Yield complete entries of torn files: topic, group, queue id, offset and file."""
         for path, text in self._torn:
             for topic, group, pairs in _ENTRY.findall(text):
                 for pair in pairs.split(","):
@@ -442,8 +442,8 @@ class LostOffsets:
     def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
         """Whether a group's offsets in a topic are lost.
 
-        If the offset file is missing, three places can show that the group existed: its retry
-        topic, its dead-letter topic and the broker's list of groups.
+        If the offset file is missing, the group existed if the store has its retry topic or its
+        dead-letter topic, or if the broker's list of groups has its name.
         """
         if self._has_offsets and not self.files:
             return False
@@ -461,10 +461,10 @@ class LostOffsets:
         return listed is not None and f'"{group}"' in listed
 
     def _find_saved_at(self) -> tuple[int, Path] | None:
-        """Return the last write time (ms) of the lost offsets, and the file with this time.
+        """Return when (ms) the lost offsets were last written, and the file with this change time.
 
-        If the offset file is missing, use the newest file of ``config/``. Ignore ``topics.json``,
-        because puts change this file.
+        If there is no offset file, use the newest file of ``config/`` instead. Ignore
+        ``topics.json``, because puts change this file.
         """
         paths = self.files
         if not paths and self._config.is_dir():

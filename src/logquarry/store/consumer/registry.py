@@ -31,7 +31,7 @@ class Consumers:
     """The consumers of one store. Thread-safe.
 
     Offsets are saved every ``interval_ms`` (``flushConsumerOffsetInterval``). If ``interval_ms`` is
-    None, offsets stay in memory, because another process writes the store.
+    None, the offsets stay in memory, because another process writes the store's files.
     """
 
     reader: QueueReader
@@ -68,7 +68,7 @@ class Consumers:
         timeout: float | None = None,
         max_reconsume_times: int = MAX_RECONSUME_TIMES,
     ) -> Consumer:
-        """Make a consumer; see :meth:`logquarry.store.reads.StoreReads.consumer`."""
+        """Make a consumer: see :meth:`logquarry.store.reads.StoreReads.consumer`."""
         subscription = Subscription.of(group, topics, tags, sql)
         begins = Start.of(start, timestamp)
         auto_commit = arguments.flag(auto_commit, "auto_commit")
@@ -101,7 +101,8 @@ class Consumers:
         with self._lock:
             self._open.append(made)
         try:
-            # A concurrent close() may have run before this consumer was added to the list.
+            # `close` may have run before this consumer was in the list, and then it did not close
+            # this consumer.
             self._require_open()
         except StoreUnavailable:
             made.close()
@@ -153,6 +154,7 @@ class _Saver(Service):
         try:
             self._save()
         except StoreError as error:
-            # After a failed sync, raise an error: otherwise the warning below would repeat forever.
+            # If a sync has failed, raise an error that ends the service: otherwise the warning
+            # below would repeat forever.
             self.health.require_writable()
             logger.warning("consumer offsets not written: %s", error)

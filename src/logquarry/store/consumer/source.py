@@ -1,7 +1,7 @@
 """Reads queues for consumers, and waits for new messages.
 
-If this process writes the store, the dispatcher signals new messages. If another process writes the
-store, a waiting consumer polls the store at growing intervals.
+If this process writes the store, the dispatcher wakes the waiting consumers. If another process
+writes the store, a waiting consumer reads the ends of the queues repeatedly, with growing pauses.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from logquarry.stored_message import StoredMessage
 _SHORTEST_PAUSE: Final = 0.001
 _LONGEST_PAUSE: Final = 0.2
 _PAUSE_PER_LOOK: Final = 300.0
-"""Minimum pause after a poll, in multiples of the poll's duration (0.3 % of a processor)."""
+"""Minimum pause after a poll, as a multiple of the poll's duration; so polling uses at most 0.3 %
+of a processor.
+"""
 
 
 class Arrivals:
-    """A version number that grows when there may be new messages. Thread-safe."""
+    """A version number that increases when new messages may have arrived. Thread-safe."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -51,7 +53,7 @@ class Arrivals:
         """Wait until the version differs from ``seen``; return False after the timeout.
 
         Args:
-            seen: the version that the caller read before its search, which found no message.
+            seen: the version before the caller searched for messages and found none.
             timeout: in seconds (default: no limit).
         """
         # A lock rejects a timeout above 292 years.
@@ -65,7 +67,8 @@ class Arrivals:
         event = asyncio.Event()
 
         def tell() -> None:
-            # If the loop is closed, the thread that calls wake() must not fail.
+            # If the event loop is already closed, ignore the error: it must not reach the thread
+            # that calls wake().
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
@@ -85,7 +88,10 @@ class Arrivals:
 
 
 class PolledArrivals(Arrivals):
-    """Arrivals in a store that another process writes; a waiting consumer polls with ``look``."""
+    """Arrivals in a store that another process writes.
+
+    A waiting consumer calls ``look`` repeatedly: its result changes if there are new messages.
+    """
 
     def __init__(self, look: Callable[[], object]) -> None:
         super().__init__()
@@ -136,7 +142,10 @@ AT_ONCE: Final = TransferLimits(
     disk_count=MOST_AT_ONCE,
     disk_size=1 << 18,
 )
-"""Limits of one read. The smaller limits of ``get`` suit responses over a network."""
+"""Limits of one read of a queue.
+
+The limits of ``get`` are smaller, because they suit responses over a network.
+"""
 
 _MOVED: Final = (GetMessageStatus.OFFSET_TOO_SMALL, GetMessageStatus.OFFSET_OVERFLOW_BADLY)
 
@@ -145,11 +154,11 @@ class QueueBatch(NamedTuple):
     """Messages of one queue.
 
     Attributes:
-        positions: the queue offset of each message. If a message is in several queues, the position
-            can differ from the message's ``queue_offset``.
+        positions: the queue offset of each message. It can differ from the message's
+            ``queue_offset``, because a message can be in several queues.
         is_moved: whether the queue has no entry at the requested offset, because the entry has
-            expired or was never written. If ``is_moved``, the batch is empty, and the next read
-            must start at ``next_offset``.
+            expired or was never written. In this case the batch is empty, and the next read must
+            start at ``next_offset``.
     """
 
     messages: Sequence[StoredMessage]
@@ -159,7 +168,7 @@ class QueueBatch(NamedTuple):
 
 
 def batch_of(queue: Queue, offset: int, result: GetResult) -> QueueBatch:
-    """Return the messages of a ``get`` with their queue offsets."""
+    """Return the messages of a ``get``, each with its position in the queue."""
     if result.status in _MOVED:
         return QueueBatch((), (), result.next_offset, is_moved=True)
     if result.status is GetMessageStatus.NO_MESSAGE_IN_QUEUE:
@@ -186,7 +195,7 @@ def _positions(
 
 _NEW_FILES_SECONDS: Final = 1.0
 _PAUSE_PER_REFRESH: Final = 300.0
-"""The pause after listing all folders of a store, in multiples of the listing's duration."""
+"""Minimum pause after listing all folders of a store, as a multiple of the listing's duration."""
 
 
 class StoreQueues(Protocol):
@@ -203,7 +212,7 @@ class PolledStore(StoreQueues, Protocol):
     """A store that another process may write."""
 
     def refresh(self) -> None:
-        """List all folders again."""
+        """List the folders of the store again, to find new files and queues."""
 
 
 class QueueReader:
@@ -220,7 +229,7 @@ class QueueReader:
             return sorted(queue_id for name, queue_id in self._store.queues() if name == topic)
 
     def bounds(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """Return the first queue offset and the last one plus 1; (0, 0) if there is no queue."""
+        """Return the first queue offset, and the last one plus 1; (0, 0) without a queue."""
         with self._lock:
             queue = self._store.queue(topic, queue_id)
             if queue is None:
@@ -231,7 +240,7 @@ class QueueReader:
     def read(
         self, topic: str, queue_id: int, offset: int, max_count: int, tags: frozenset[str] | None
     ) -> QueueBatch:
-        """Read messages from a queue offset on; CorruptFrame if the first message is damaged."""
+        """Read messages from ``offset`` on. Raises CorruptFrame if the first message is damaged."""
         with self._lock:
             queue = self._ready_queue(topic, queue_id, offset, max_count)
             if queue is None:
@@ -255,15 +264,18 @@ class QueueReader:
             def time_of(offset: int) -> int:
                 place, size, _ = queue.units(offset, offset + 1)[0].item()
                 found = self._getter.log.store_time_at(place, size)
-                # Give a lost message the latest time: the result may then be too early, but skips
-                # no message.
+                # If a message was lost, use the latest possible time for it. The search may then
+                # return a lower offset than needed, but never skips a message.
                 return java.LONG_MAX if found < 0 else found
 
             return offsets.start + bisect_left(offsets, timestamp_ms, key=time_of)
 
 
 class PolledQueueReader(QueueReader):
-    """Reads the queues of a store that another process may write; one thread at a time."""
+    """Reads the queues of a store that another process may write.
+
+    A lock admits one thread at a time.
+    """
 
     def __init__(self, store: PolledStore, getter: MessageGetter) -> None:
         super().__init__(store, getter)
@@ -273,7 +285,10 @@ class PolledQueueReader(QueueReader):
         self._refreshed_for = -1
 
     def look(self, topics: Iterable[str]) -> Hashable:
-        """Return the ends of the queues of some topics; each new message changes the result."""
+        """Return the end of each queue of the given topics.
+
+        A new message makes the result differ from the previous one.
+        """
         with self._lock:
             now = time.monotonic()
             if now >= self._refresh_at:
@@ -296,8 +311,8 @@ class PolledQueueReader(QueueReader):
         if queue is not None:
             units = queue.units(max(0, offset), offset + max(LEAST_UNITS, max_count))
             end = int(np.max(units["physical_offset"], initial=-1))
-            # If an entry points after the listed log files, list the files again: the log has a new
-            # file.
+            # An entry that points after the end of the known log files shows that the log has a new
+            # file, so list the files again.
             if end >= self._getter.log.files.end and end > self._refreshed_for:
                 self._refreshed_for = end
                 self._refresh()

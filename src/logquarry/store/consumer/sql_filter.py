@@ -1,9 +1,9 @@
 """SQL92 filters over message properties: the tree of a filter, and its evaluation for a message.
 
 The rules follow ``org.apache.rocketmq.filter`` 4.9.3. A condition is true, false or unknown (None);
-a missing property is unknown. Properties are text. To compare text with a number, the filter parses
-the text as the number's Java type. If text cannot be parsed, the message does not match, even if
-the rest of the filter is true.
+a missing property is unknown. The values of properties are text. To compare text with a number, the
+filter parses the text as the number's Java type. If text cannot be parsed, the message does not
+match, even if the rest of the filter is true.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final
 from logquarry.format import java
 
 Value = str | int | float | bool | None
-"""Value of an expression; None is SQL's unknown."""
+"""The value of an expression; None means unknown, as in SQL."""
 
 _BLANKS: Final = "".join(map(chr, range(0x21)))
 _DOUBLE: Final = re.compile(
@@ -35,10 +35,12 @@ class CannotCompare(Exception):
 
 
 def compare(left: Value, right: Value) -> int:
-    """Compare two known values (``ComparisonExpression.__compare``); return <0, 0 or >0.
+    """Compare two values (``ComparisonExpression.__compare``); neither is unknown.
+
+    Return <0, 0 or >0.
 
     Raises:
-        CannotCompare: if Java's comparison throws.
+        CannotCompare: if Java's comparison throws an exception.
     """
     if isinstance(left, bool):
         if isinstance(right, str):
@@ -51,7 +53,7 @@ def compare(left: Value, right: Value) -> int:
         return -1
     if isinstance(left, str):
         if isinstance(right, str):
-            # Filters compare two texts only for equality, so the sign of the result does not
+            # Two texts get here only from a test for equality, so the sign of the result does not
             # matter.
             return (left > right) - (left < right)
         left = _number_like(left, right)
@@ -86,7 +88,7 @@ def _number_like(text: str, number: Value) -> int | float:
     assert isinstance(number, int)
     is_int = java.INT_MIN <= number <= java.INT_MAX
     digits = text[1:] if text[:1] in ("+", "-") else text
-    # Java checks single 16-bit chars, so it accepts no digits outside the BMP.
+    # Java checks single 16-bit chars, so it rejects digits above U+FFFF, which need two chars.
     if not digits.isdecimal() or max(digits) > "\uffff":
         raise CannotCompare
     digits = digits.lstrip("0") or "0"
@@ -123,8 +125,9 @@ class Node:
     """A node of a filter.
 
     Attributes:
-        evaluate: returns the node's value for a message's properties; raises CannotCompare.
-        is_condition: whether the value is always true, false or unknown.
+        evaluate: returns the value of the node for the properties of a message; raises
+            CannotCompare.
+        is_condition: whether the node is a condition, whose value is always true, false or None.
         depth: number of nodes on the longest path down from this node, including this node.
     """
 
@@ -159,12 +162,15 @@ def property_text(name: str) -> Property:
 
 
 def is_true(inner: Node) -> Node:
-    """Make a condition from a property: text is never true (``createBooleanCast``)."""
+    """Make a condition from a property: text is never true (``createBooleanCast``).
+
+    If the message lacks the property, the result is unknown.
+    """
     return _above(lambda found: None if inner.evaluate(found) is None else False, inner)
 
 
 def negative(inner: Node) -> Node:
-    """Make a minus. The result is unknown if the value after the minus is not a number."""
+    """Make a unary minus. The result is unknown if the operand is not a number."""
 
     def evaluate(properties: Properties) -> Value:
         value = inner.evaluate(properties)
@@ -186,7 +192,10 @@ def negation(inner: Node) -> Node:
 
 
 def joined(stop: bool, parts: Sequence[Node]) -> Node:
-    """Join conditions by AND (``stop`` is False) or by OR (``stop`` is True)."""
+    """Join conditions by AND (``stop`` is False) or OR (``stop`` is True).
+
+    A part with the value ``stop`` decides the result.
+    """
 
     def evaluate(properties: Properties) -> Value:
         result: Value = not stop
@@ -218,7 +227,7 @@ def equality(left: Node, right: Node) -> Node:
 
 
 def is_null(inner: Node) -> Node:
-    """Make an IS NULL, which is always true or false."""
+    """Make an IS NULL, which is true or false, but never unknown."""
     return _above(lambda properties: inner.evaluate(properties) is None, inner)
 
 
@@ -262,7 +271,10 @@ class SqlFilter:
     condition: Node
 
     def matches(self, properties: Properties) -> bool:
-        """Whether a message with these properties matches; False if Java cannot compare values."""
+        """Whether a message with these properties matches.
+
+        If Java cannot compare two values, the message does not match.
+        """
         try:
             return self.condition.evaluate(properties) is True
         except CannotCompare:

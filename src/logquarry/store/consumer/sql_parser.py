@@ -11,8 +11,8 @@
     unary      = ("+" | "-" | NOT) unary | constant | property | "(" or ")"
 
 This is the grammar of RocketMQ 4.9.3 (``SelectorParser``), with two differences. RocketMQ ignores
-text after a complete filter (``a = 'x' b``); this parser rejects such text. RocketMQ rejects a
-number too small for a double; this parser reads ``0.0``.
+text after a complete filter (``b`` in ``a = 'x' b``); this parser rejects such text. RocketMQ
+rejects a number whose absolute value is too small for a double; this parser reads it as ``0.0``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from logquarry.format import java
 from logquarry.store.consumer import sql_filter as tree
 
 MAX_LENGTH: Final = 1 << 16
-"""Maximum characters of a filter."""
+"""Maximum length of a filter in characters."""
 MAX_DEPTH: Final = 40
-"""Maximum nesting of brackets, NOT and minus, and maximum depth of the tree."""
+"""Maximum nesting of brackets, NOT and minus, and maximum depth of the tree of nodes."""
 
 _CACHED: Final = 100
 _MOST_DIGITS: Final = 19

@@ -8,15 +8,15 @@
     ledger/<app>.json       for each application the last version that is in the log
     staged/<app>/<version>/ segments to load
 
-Each file is written under a temporary name, synced, and renamed. Versions of an application
-increase, like Delta Lake's ``txnAppId`` and ``txnVersion``; the log has all loads up to the
-recorded version. A crash leaves the intent. When the next writer opens the store
-(:func:`pending_load`):
+Each file is written under a temporary name, synced, and renamed. The version numbers of an
+application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). A recorded version
+means that the log also has the loads of all lower versions. If the process crashes during a load,
+``intent.json`` remains. When a writer opens the store the next time (:func:`pending_load`):
 
-- If the segments are intact, the writer appends the missing frames.
-- If the log has all frames, the writer writes only the ledger.
+- If all segments are intact, the writer appends the frames that the log still lacks.
+- If segments are gone, but the log has all frames of the load, the writer only writes the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. Afterwards the application can repeat the load.
+  start. After such a rollback, the application can repeat the load.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class LoadId:
 
     Attributes:
         version: number of the load, 0 to 2**63 - 1; later loads have larger numbers.
-        is_named: whether the application may repeat the load later. A load without a name is
-            recorded only while it runs.
+        is_named: whether the application chose the name, so that it may repeat the load later. A
+            load without a name is recorded only while it runs.
     """
 
     app: str
@@ -113,8 +113,8 @@ class Intent:
 
     Attributes:
         start: physical offset at or before the load's first frame.
-        loads: path from the store to the ``loads`` folder with the segments. The folder belongs to
-            the store, or to the parent folder of the stores of several brokers.
+        loads: relative path from the store to the ``loads`` folder that contains the segments. This
+            folder is in the store, or in the parent folder of the stores of several brokers.
     """
 
     load: LoadId
@@ -138,11 +138,11 @@ class Intent:
 
 
 LOADS_PLACES: Final = (LOADS, f"../{LOADS}")
-"""Folders with segments, relative to a store."""
+"""The possible ``loads`` folders with segments, relative to a store."""
 
 
 class Ledger:
-    """The load records of one store, or of a folder with several stores."""
+    """Reads and writes the records of loads, for one store or for a folder with several stores."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
@@ -152,7 +152,10 @@ class Ledger:
         return self.folder / _LEDGER / f"{load.folder}.json"
 
     def has(self, load: LoadId) -> bool:
-        """Whether a load is in the log. Raises CorruptFile if the record is unreadable."""
+        """Whether the ledger records that a load is in the log.
+
+        Raises CorruptFile if the record is unreadable.
+        """
         path = self._path(load)
         document = read_document(path)
         if document is None:
@@ -167,11 +170,14 @@ class Ledger:
         write_document(self._disk, self._path(load), load.to_json())
 
     def forget(self, load: LoadId) -> None:
-        """Delete the record of a load that will not be repeated."""
+        """Delete the record of a load that the application will not repeat."""
         self._disk.remove(self._path(load))
 
     def intent(self) -> Intent | None:
-        """Return the load that is being appended. Raises CorruptFile for a bad record."""
+        """Return the load that is being appended, or None.
+
+        Raises CorruptFile if the record is invalid.
+        """
         path = self.folder / INTENT
         document = read_document(path)
         if document is None:
@@ -201,7 +207,10 @@ class Ledger:
 
 
 def read_document(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document of this module, None if there is no file. Raises CorruptFile."""
+    """Read a JSON document that this module wrote; return None if there is no file.
+
+    Raises CorruptFile if the document is invalid.
+    """
     try:
         document = json.loads(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -214,19 +223,19 @@ def read_document(path: Path) -> dict[str, Any] | None:
 
 
 def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
-    """Write and sync a JSON document in place of the earlier document."""
+    """Write and sync a JSON document; it replaces the previous document."""
     disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
 
 
 def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Delete the segments of a load, and of earlier versions of the same application.
+    """Delete the segments of a load and of earlier loads of the same application.
 
     Call this function only if the load is in the log, or will never be appended.
 
     Args:
         folder: the ``loads`` folder.
-        names: segments of this version to delete; by default, all segments of this version and of
-            older versions.
+        names: names of the segments to delete; by default, all segments of this version and of
+            lower versions.
     """
     own = folder / load.staged
     if names is not None:
@@ -262,11 +271,13 @@ _STEP: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The result of a load, with the log's end before and after the load (physical offsets).
+    """The result of a load.
+
+    ``start`` and ``end`` are the log's ends (physical offsets) before and after the load.
 
     Attributes:
         rows: number of messages that this call appended.
-        was_there: whether the load was in the log already; then this call did nothing.
+        was_there: whether the log already had the load; then this call appended nothing.
     """
 
     rows: int
@@ -280,7 +291,8 @@ class Loaded:
 class Loads:
     """Appends staged segments to the log of an open writer.
 
-    ``counted`` is called with each topic, the number of appended messages, and their bytes.
+    ``counted`` is called with each topic, the number of its appended messages, and their size in
+    bytes.
     """
 
     disk: Disk
@@ -296,18 +308,21 @@ class Loads:
         self.ledger = Ledger(self.disk, self.root)
 
     def load(self, load: LoadId, segments: Sequence[Segment], loads: str = LOADS) -> Loaded:
-        """Append segments from the folder ``loads``, unless the log has the load already.
+        """Append a load's segments from the folder ``loads``.
+
+        Do nothing if the log already has the load.
 
         Raises:
-            CorruptFile: if a segment is missing or damaged; nothing is appended.
-            StoreUnavailable: if the store accepts no more writes. A load that has begun stays
-                recorded, and the next opening of the store finishes the load.
+            CorruptFile: if a segment is missing or damaged; then nothing is appended.
+            StoreUnavailable: if the store accepts no more writes. If the load has begun, its intent
+                stays on the disk, and the next opening of the store finishes the load.
         """
         end = self.log.wrote_offset
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self.writer.check_status()
-        # Sync the messages before the load, because a crash must not remove these messages.
+        # Sync the messages before the load: the intent will contain `end`, so a crash must not
+        # remove messages before `end`.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
@@ -329,7 +344,10 @@ class Loads:
         logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
     def _sync_names(self, intent: Intent) -> None:
-        """Sync the names of all folders above the segments: tasks sync only the inner folder."""
+        """Sync the names of all folders above the segments.
+
+        A task syncs only the folder of its segment.
+        """
         folder = Path(os.path.normpath(intent.folder(self.root)))
         top = Path(os.path.normpath(self.root / intent.loads)).parents[1]
         for place in (folder, *folder.parents):
@@ -338,7 +356,7 @@ class Loads:
                 break
 
     def _find(self, intent: Intent) -> tuple[int, int]:
-        """Return the segment number and the position of the first frame that the log lacks."""
+        """Return the first frame that the log lacks: number of its segment, and position there."""
         position = intent.start
         for number, segment in enumerate(intent.segments):
             reader = SegmentReader(intent.folder(self.root), segment, check=False)
@@ -351,7 +369,7 @@ class Loads:
         return len(intent.segments), 0
 
     def _append(self, intent: Intent, first: int, start: int) -> None:
-        # Create no log file in advance, unless the load needs it.
+        # The log must not create the next file in advance, unless the load needs this file.
         self.log.reach = intent.start + intent.bytes
         try:
             for segment in intent.segments[first:]:
@@ -372,21 +390,25 @@ class Loads:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An interrupted load; if ``is_whole``, the log has all its frames, but the ledger lacks it."""
+    """An interrupted load.
+
+    If ``is_whole``, the log has all its frames, and only the ledger lacks it.
+    """
 
     intent: Intent
     is_whole: bool
 
 
 def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> Pending | None:
-    """Return the interrupted load to finish once the store is open; None if there is none.
+    """Return the interrupted load that the caller must finish once the store is open, or None.
 
-    The caller holds the lock, and has not read the store yet. If this function rolls a load back,
-    the store needs a recovery afterwards.
+    The caller holds the lock, and has not read the store yet. This function may roll a load back;
+    then the store needs a recovery.
 
     Raises:
         CorruptFile: if the intent is unreadable.
-        StoreUnavailable: if the load must be rolled back, but the rollback is impossible.
+        StoreUnavailable: if the load must be rolled back, but the log begins after the load's
+            start, or cannot be recovered.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -426,11 +448,11 @@ def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:
 
 
 def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent: Intent) -> None:
-    """Truncate the log to a load's start; a later recovery corrects queues and index."""
+    """Truncate the log to the start of a load. A later recovery corrects queues and index."""
     layout = StoreLayout.open(root, config)
     settings = with_sizes(config, layout)
     AbortFile(disk, root).make()
-    # Recover the store first: otherwise the log's files cannot be opened for writing.
+    # Recover the store first: before that, the log's files cannot be opened for writing.
     plan = plan_safe(root, settings)
     apply_safe(plan, disk, clock)
     if plan.log_end <= intent.start:
@@ -446,7 +468,8 @@ def _take_back(root: Path, config: StoreConfig, disk: Disk, clock: Clock, intent
     try:
         log.load()
         _keep(disk, root, log, intent.start, plan.log_end)
-        # Lower the durable offset: otherwise a recovery would report the truncated bytes as lost.
+        # Lower the durable offset to the load's start: otherwise a recovery would report the
+        # truncated bytes as lost.
         checkpoint = CheckpointFile(disk, root / CHECKPOINT)
         try:
             DurableFile(disk, root / DURABLE, intent.start, checkpoint.times).close()

@@ -38,11 +38,11 @@ ENDING: Final = ".frames"
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The metadata of a segment. Small and picklable.
+    """The metadata of a segment. Small, and can be pickled.
 
     Attributes:
         size: bytes of the file.
-        bytes: bytes of the frames alone.
+        bytes: total size of the frames in the file, without the footer.
         crc: CRC-32 of the file.
         queues: topic, queue id and number of frames of each queue.
     """
@@ -99,7 +99,10 @@ class SegmentWriter:
         return found
 
     def add(self, frames: memoryview | bytes, counts: Iterable[tuple[int, int]]) -> None:
-        """Append frames with queue numbers in place of queue ids; ``counts``: frames per number."""
+        """Append frames that contain queue numbers in place of queue ids.
+
+        ``counts`` has the number of frames of each queue number.
+        """
         self._write(frames)
         self.bytes += len(frames)
         for number, count in counts:
@@ -156,7 +159,10 @@ def _refused(path: Path, error: OSError) -> StoreUnavailable:
 
 
 def find_segment(folder: Path, segment: Segment) -> FileView:
-    """Open a segment for reading. Raises CorruptFile if the file is missing or has another size."""
+    """Open a segment for reading.
+
+    Raises CorruptFile if the file is missing or has another size than ``segment.size``.
+    """
     path = folder / segment.name
     try:
         file = whole_file(path)
@@ -172,9 +178,10 @@ def find_segment(folder: Path, segment: Segment) -> FileView:
 
 
 class SegmentReader:
-    """Opens and verifies a segment; without ``check``, the caller has verified the CRC.
+    """Opens a segment and verifies it.
 
-    ``frames`` is valid until :meth:`close`. Raises CorruptFile if the file is missing or damaged.
+    Without ``check``, the CRC is not verified: the caller has done so before. ``frames`` must not
+    be used after :meth:`close`. Raises CorruptFile if the file is missing or damaged.
     """
 
     def __init__(self, folder: Path, segment: Segment, *, check: bool = True) -> None:

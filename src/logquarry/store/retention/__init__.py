@@ -1,1 +1,1 @@
-"""Retention: plans which files have expired, and deletes them."""
+"""Retention: determines which files have expired, and deletes them."""

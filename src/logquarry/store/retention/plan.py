@@ -1,4 +1,4 @@
-"""The plan of a retention: which files to delete, and why."""
+"""The plan of a retention: which files it deletes, and for which reasons."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ class ExpiredFile:
     """A file to delete.
 
     Attributes:
-        path: path below the store's root.
-        base: offset of the first byte (the file's name); 0 for an index file.
-        last_timestamp: for a log file, the store time (ms) of its last message; if the file has no
-            message, of the next message in the log. None for other files.
+        path: path relative to the store's root.
+        base: offset of the file's first byte, which is also the file's name; 0 for an index file.
+        last_timestamp: for a log file, the store time (ms) of its last message. If no message
+            starts in the file, the store time of the next message in the log. None for other files.
     """
 
     path: str
@@ -64,10 +64,11 @@ class ExpiredFile:
 
 
 def expired_units(layout: StoreLayout, cut: int) -> tuple[ExpiredFile, ...]:
-    """Return the oldest files of state table and redo log whose messages are all before ``cut``.
+    """Return the oldest files of the state table and of the redo log whose messages are all before
+    ``cut``.
 
-    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). An open transaction in such
-    a file can no longer be ended, because its message is deleted.
+    RocketMQ 3.1.3 deletes the same files (``deleteExpiredStateFile``). If a transaction in such a
+    file is still open, it can no longer be ended, because its PREPARED message is deleted too.
     """
     if not layout.has_state_table:
         return ()
@@ -87,7 +88,7 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
     for file in sequence.files[:-1]:
         start = file.base // size - found.first
         stop = start + sequence.file_size // size
-        # The file with the last entry stays, even if further files exist.
+        # Keep the file with the last entry, even if files without entries follow it.
         if stop >= len(found.units) or int(found.units["physical_offset"][start:stop].max()) >= cut:
             break
         reason = f"all its entries are of messages before the log's start at {cut}"
@@ -98,10 +99,10 @@ def _expired(sequence: FileSequence, found: UnitFiles, cut: int) -> list[Expired
 # --------------------------------------------------------------------------------------------------
 # Planning
 #
-# The rules decide which log files are deleted, and so the log's new start. A retention also deletes
-# the oldest files of a queue or of the index if all messages of the file are deleted; the last file
-# always stays. RocketMQ deletes the same files (``ConsumeQueue.deleteExpiredFile``,
-# ``IndexService.deleteExpiredFile``).
+# The rules determine which log files are deleted; the log then starts at the first kept file. If
+# all messages of a queue file or an index file are before this start, the retention also deletes
+# that file, unless it is the last file of the queue or of the index. RocketMQ deletes the same
+# files (``ConsumeQueue.deleteExpiredFile``, ``IndexService.deleteExpiredFile``).
 
 _FIRST_CHUNK: Final = 512
 _GROWTH: Final = 4
@@ -114,16 +115,17 @@ _PLAN_MEMBERS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionPlan:
-    """The files to delete. Files are listed with the oldest file first.
+    """The files that a retention deletes. The oldest file comes first.
 
     Attributes:
-        now: the time for computing ages, in milliseconds.
+        now: the current time in milliseconds, from which the ages of files are computed.
         min_offset: the log's start.
         new_min_offset: the log's start after the retention.
         max_offset: the log's end.
-        transactions: files of 3.x's state table, then of the redo log.
-        stays_because: why the oldest kept log file stays.
-        messages: number of deleted messages by topic, counted in the queues.
+        transactions: files of the state table, followed by files of the redo log (RocketMQ 3.x).
+        stays_because: why the oldest of the remaining log files is not deleted.
+        messages: for each topic, the number of messages that the retention deletes, counted in the
+            queues.
         refused: the reason why the plan cannot be applied now; None if it can be applied.
     """
 
@@ -157,7 +159,7 @@ class RetentionPlan:
 
     @property
     def disk_ratio(self) -> float | None:
-        """Used part of the log's disk, from 0 to 1; None if unknown."""
+        """The used part of the disk that holds the log, from 0 to 1; None if unknown."""
         return None if self.disk is None else self.disk.ratio
 
     def to_json(self) -> dict[str, Any]:
@@ -179,11 +181,11 @@ def plan_retention(
     """Plan the retention of a local store.
 
     Args:
-        safe_end: physical offset up to which the log is synced and dispatched; None if no writer
-            has the store open.
-        held: paths of index files that a writer still uses.
-        always_derived: whether to check queues and index even if no log file is deleted, because an
-            interrupted retention may have left expired files.
+        safe_end: physical offset up to which the log is synced and dispatched, so that files before
+            it may be deleted; None if no writer has the store open.
+        held: paths of the index files that a writer still uses, so that they must not be deleted.
+        always_derived: whether to look for expired files of queues and index even if no log file is
+            deleted. An interrupted retention may have left such files.
 
     Raises:
         StoreNotFound: if a file cannot be read.
@@ -193,7 +195,7 @@ def plan_retention(
 
 
 class _Stays(Exception):
-    """A log file is not deleted; the text gives the reason."""
+    """Raised if a log file must not be deleted; the text gives the reason."""
 
 
 class _Planner:
@@ -261,11 +263,12 @@ class _Planner:
 
     # -------------------------------------------------------------------------------------- log
     def _expired(self, disk: DiskUse | None) -> tuple[tuple[ExpiredFile, ...], str]:
-        """Return the log files to delete, and the reason why the next file stays."""
+        """Return the log files to delete, and the reason why the next file is kept."""
         log = self._log
         if not log.files:
             return (), "there is no log"
-        # The file with the last message stays; files created in advance follow this file.
+        # Keep the file with the last message, and the files after it, which were created in
+        # advance.
         last = log.index_of(max(self._end - 1, log.start))
         found: list[ExpiredFile] = []
         try:
@@ -294,7 +297,7 @@ class _Planner:
             raise _Stays("it is not yet synced and dispatched as a whole")
 
     def _by_age(self, file: StoreFile) -> tuple[str | None, int | None]:
-        """Return why a file's age allows its deletion, and the time of its last message."""
+        """Return why a file is old enough to delete, and the store time of its last message."""
         limit = self._rules.older_than_ms
         if limit is None:
             return None, None
@@ -311,7 +314,7 @@ class _Planner:
         return f"{stored}, {text.duration_text(age)} ago", time
 
     def _time_of(self, file: StoreFile) -> int | None:
-        """Return the store time of a file's last message, else of the next message."""
+        """Return the store time of a file's last message, or else of the next message."""
         time = last_time_in(self._layout, file)
         if time is None:
             time = first_time_from(self._layout, file.base + self._log.file_size, self._end)
@@ -328,7 +331,7 @@ class _Planner:
     def _by_disk(
         self, file: StoreFile, disk: DiskUse | None, *, is_first: bool
     ) -> tuple[str | None, DiskUse | None]:
-        """Return why the use of the disk allows a deletion, and the use after the deletion."""
+        """Return why the disk is too full, and the use of the disk after the deletion."""
         most = self._rules.max_disk_ratio
         if most is None:
             return None, disk
@@ -346,9 +349,9 @@ class _Planner:
 
     # -------------------------------------------------------------------------- queues and index
     def _expired_queue(self, queue: FileQueue | RocksQueue, cut: int) -> tuple[ExpiredFile, ...]:
-        """Return a queue's oldest files whose messages are all deleted.
+        """Return the oldest files of a queue whose messages are all before ``cut``.
 
-        For a queue in RocksDB, return no files: only a broker deletes expired entries from RocksDB.
+        For a queue in RocksDB, return no files: only a broker deletes entries from RocksDB.
         """
         if isinstance(queue, RocksQueue):
             return ()
@@ -365,8 +368,8 @@ class _Planner:
             if stop >= end or file.size != sequence.file_size:
                 break
             units = queue.units(stop - 1, stop)
-            # Check the last entry first. RocketMQ checks only the last entry, which is enough in a
-            # sound queue.
+            # Usually the last entry alone shows that the file must stay, so check it first.
+            # RocketMQ checks no other entry, which is enough in an undamaged queue.
             if not len(units) or int(units["physical_offset"][0]) >= cut:
                 break
             units = queue.units(first, stop)
@@ -391,7 +394,7 @@ class _Planner:
         return tuple(found)
 
     def _first_kept(self, queue: Queue, start: int) -> int:
-        """Return the first queue offset with a message at or after ``start``; else the end."""
+        """Return the first queue offset of a message at or after ``start``, or the end."""
         for first, units in queue.runs(0, queue.max_offset):
             at, chunk = 0, _FIRST_CHUNK
             while at < len(units):

@@ -1,8 +1,9 @@
 """Carries out a retention, in a store that this process writes or that no process has open.
 
-In an open store, files are deleted while other threads put, dispatch and read. A retention deletes
-a log file only if it is synced, dispatched and not the last file, so no thread writes to this file.
-A reader that has mapped a deleted file can still read it.
+
+In an open store, other threads put, dispatch and read while the retention deletes files. It deletes
+a log file only if the file is synced, dispatched, and not the last one, so no other thread writes
+to this file. A reader that mapped the file into memory before its deletion can still read it.
 """
 
 from __future__ import annotations
@@ -53,9 +54,10 @@ _RECOVER: Final = "bring the file back, or run verify and recover the store firs
 
 @dataclass(eq=False, repr=False)
 class LiveRetention:
-    """Plans and applies the retention of one store; only one retention runs at a time.
+    """Plans and applies the retention of one store. A lock lets only one retention run at a time.
 
-    ``removed`` is called after log files were deleted, to release views of the deleted files.
+    After log files were deleted, ``removed`` is called, so that its owner releases its views of
+    these files.
     """
 
     disk: Disk
@@ -73,19 +75,23 @@ class LiveRetention:
     def __post_init__(self) -> None:
         self._working = threading.Lock()
         self._is_ended = False
-        # The log's start at the last check of queues and index.
+        # The log's start when the files of queues and index were last checked.
         self._derived_at = -1
         self.removed: Callable[[], None] = lambda: None
 
     def plan(self, rules: RetentionRules, *, always_derived: bool = True) -> RetentionPlan:
-        """Plan which files to delete now. Raises CorruptFile if a load's intent is unreadable."""
+        """Plan which files to delete now.
+
+        Raises CorruptFile if the intent of an unfinished load is unreadable.
+        """
         safe_end = min(self.log.flushed_offset, self.log.max_offset, self.dispatched())
         intent = Ledger(self.disk, self.root).intent()
         if intent is not None:
-            # To finish an interrupted load, a writer reads the log from the load's start on.
+            # If a load is unfinished, keep the log from the load's start on: a writer needs it to
+            # finish the load.
             safe_end = min(safe_end, intent.start)
-        # Read `held` before the list of files, because a file that has left `held` never enters
-        # `held` again.
+        # Read `held` before the files are listed. A file that leaves `held` in between is kept
+        # until the next run; no file enters `held` a second time.
         held = frozenset[str]() if self.index is None else self.index.held
         return plan_retention(
             self.layout(),
@@ -98,19 +104,21 @@ class LiveRetention:
         )
 
     def run(self, rules: RetentionRules, *, pause_s: float = 0.0) -> RetentionPlan:
-        """Delete expired files; return the applied plan.
+        """Delete the expired files; return the plan that was applied.
 
         Args:
-            pause_s: pause in seconds between two log files, so that the disk can do other work.
+            pause_s: seconds to wait after each deleted log file, so that the disk can do other
+                work.
 
         Raises:
-            StoreUnavailable: if the store accepts no writes, or the disk fails. The store is then
-                consistent, with some files deleted.
+            StoreUnavailable: if the store accepts no writes, or the disk fails. In this case some
+                of the files are deleted, and the store is consistent.
         """
         with self._working:
             self.disk.health.require_writable()
             self._require_open()
-            # Like RocketMQ, check queues and index only if the log's start has moved.
+            # Like RocketMQ, check queues and index only if the log's start has changed since the
+            # last check.
             plan = self.plan(rules, always_derived=self.log.min_offset != self._derived_at)
             if plan.log:
                 self.begin_at(plan.new_min_offset)
@@ -122,7 +130,8 @@ class LiveRetention:
                     logger.info("%s: deleted: %s", self.root / file.path, file.reason)
                     self.log.remove_first()
             finally:
-                # Release the views even if a deletion failed, because earlier files were deleted.
+                # Release the views even if a deletion failed: the files before it have been
+                # deleted.
                 self.removed()
             for key, files in plan.queues:
                 self._require_open()
@@ -142,20 +151,24 @@ class LiveRetention:
     def _cut_transactions(self, plan: RetentionPlan) -> None:
         for name in (STATE_TABLE, REDO_LOG):
             gone = [file.base for file in plan.transactions if file.path.startswith(f"{name}/")]
-            # In dialect 4.9 no state table is open, so these files stay.
+            # Only in dialect 3.1 is a state table open. In dialect 4.9, files of a state table
+            # stay.
             if gone and self.transactions is not None:
                 self._require_open()
                 self.transactions.remove_until(name, gone[-1])
 
     def end(self) -> None:
-        """Refuse further deletions, and wait for the current deletion: the store is closing."""
+        """Refuse further deletions, and wait until the current retention has stopped.
+
+        Called when the store is closed.
+        """
         self._is_ended = True
         with self._working:
             logger.debug("%s: retention has ended", self.root)
 
 
 class RetentionService(Service):
-    """Deletes expired files periodically, in a store whose configuration enables it."""
+    """Deletes expired files periodically. Runs only if the store's configuration enables it."""
 
     def __init__(
         self,
@@ -167,7 +180,7 @@ class RetentionService(Service):
         clock: Clock,
     ) -> None:
         super().__init__("retention", health, interval_ms=config.clean_resource_interval)
-        # Check now, so that a store with an invalid setting cannot be opened.
+        # Parse the setting now, so that opening a store with an invalid setting fails.
         delete_hours(config.delete_when)
         self._retention = retention
         self._config = config
@@ -175,7 +188,7 @@ class RetentionService(Service):
         self._clock = clock
 
     def due(self) -> RetentionRules | None:
-        """Return the rules that apply now; None to delete nothing."""
+        """Return the rules for this time and disk use; None if nothing must be deleted."""
         found = least_used(self._retention.log.folders)
         used_ratio = 0.0 if found is None else found.ratio
         return rules_due(self._config, self._clock(), used_ratio)
@@ -190,7 +203,8 @@ class RetentionService(Service):
                 rules, pause_s=self._config.delete_commit_log_files_interval / 1_000
             )
         except StoreError as error:
-            # After a failed sync, raise an error. After another failure, the next run tries again.
+            # After a failed sync, this raises an error, which ends the service. After any other
+            # error, the next run tries again.
             self.health.require_writable()
             logger.warning("%s: retention stopped for now: %s", self._root, error)
             return
@@ -217,24 +231,26 @@ def retain(
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> RetentionPlan:
-    """Plan which files of a store to delete; with ``apply`` delete the files.
+    """Plan which files of a store to delete. With ``apply``, also delete them.
 
-    Without ``apply`` nothing changes, and another program may have the store open. With ``apply``,
-    the store is locked before the plan is made. After an interruption, call this function again.
+    Without ``apply``, nothing is changed, so another program may have the store open. With
+    ``apply``, the function locks the store before it makes the plan. If the call is interrupted,
+    call it again: it deletes the remaining files.
 
     Args:
-        config: the store's settings; missing sizes are inferred from the files.
-        clock: the current time in milliseconds, for the files' ages.
+        config: the store's settings. File sizes that are not set are inferred from the files.
+        clock: function that returns the current time in milliseconds, from which the files' ages
+            are computed.
         progress: called with the number of deleted files, and the number of files to delete.
 
     Returns:
-        The plan. :attr:`RetentionPlan.refused` gives the reason why the plan cannot be applied now.
+        The plan. If it cannot be applied now, :attr:`RetentionPlan.refused` gives the reason.
 
     Raises:
         StoreNotFound: if there is no store.
         UnsupportedStore: with ``apply``, if the store has a feature that a deletion would harm.
-        StoreUnavailable: with ``apply``, if the store is open in another program, was not shut down
-            cleanly, or has an unfinished load, and if the disk fails.
+        StoreUnavailable: with ``apply``, if another program has the store open, if the store was
+            not shut down cleanly or has an unfinished load, or if the disk fails.
         UsageError: if the store is not local.
     """
     root = local_store(path)
@@ -244,7 +260,7 @@ def retain(
         arguments.optional(arguments.function, value, name)
     arguments.optional(arguments.instance, disk, "disk", kind=Disk, takes="a Disk")
     clock = clock or now_ms
-    # Open the layout before the lock file is created: there may be no store.
+    # Open the layout first: without a store, this raises an error before a lock file is created.
     layout = StoreLayout.open(root, settings)
     if not apply:
         plan = plan_retention(layout, rules, now_ms=clock())
@@ -258,8 +274,9 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
-        # If a deleted file had a second name, the next opening would restore the file. A file that
-        # has only a second name was deleted by another program, because the shutdown was clean.
+        # A writer keeps a second hard link to each file. If only the first name were deleted, the
+        # next opening would restore it from the second. After a clean shutdown, a file that has
+        # only the second name was deleted by another program, so delete the second name too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = plan_retention(layout, rules, now_ms=clock())
         apply_retention(plan, disk, root, progress)
@@ -295,26 +312,28 @@ def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str 
 # --------------------------------------------------------------------------------------------------
 # Applying a plan
 #
-# A retention deletes the log's files first, oldest first, and syncs each deletion before the next.
-# So a crash leaves a log that starts later, but never a log with a hole. Readers and RocketMQ skip
-# queue entries and index entries before the log's start. So a crash needs no repair, and the next
-# retention finishes the work. In the opposite order, a crash would leave messages in the log that
-# are in no queue.
+# A retention deletes log files before all other files. It starts with the oldest one, and syncs
+# each deletion before the next. So a crash can leave a log that starts at a later file than before,
+# but never a log with a hole. The queues and the index may then still have entries of deleted
+# messages, but readers and RocketMQ skip these entries. So no repair is necessary after a crash,
+# and the next retention deletes the remaining files. If queue files were deleted first, a crash
+# would leave messages in the log that are in no queue.
 #
-# The new start is recorded before the first deletion: if the log starts after the recorded start,
-# log files are lost.
+# Before the first deletion, the log's new start is recorded. If the log later starts after the
+# recorded offset, log files were lost.
 
 
 def apply_retention(
     plan: RetentionPlan, disk: Disk, root: Path, progress: Progress | None = None
 ) -> None:
-    """Delete the files of a plan, and sync their folders.
+    """Delete the files of a plan, and sync the folders that contained them.
 
-    The caller took the store's lock before it made the plan, and has removed second names
+    Before it made the plan, the caller locked the store and removed the second names of files
     (:class:`NameGuard`).
 
     Raises:
-        StoreUnavailable: if the disk fails. The store is then consistent, with some files deleted.
+        StoreUnavailable: if the disk fails. In this case some of the files are deleted, and the
+            store is consistent.
     """
     if plan.log:
         record_start(disk, root / DURABLE, plan.new_min_offset)

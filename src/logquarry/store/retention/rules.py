@@ -1,8 +1,8 @@
-"""Computes what a retention considers: the age of files, the use of the disk, and unread messages.
+"""Computes what a retention depends on: the age of files, the use of the disk, and unread messages.
 
-The age of a file is the age of its last message. RocketMQ uses the file's modification time, which
-changes when the store is copied, restored or touched (apache/rocketmq#4549). As in RocketMQ, the
-retention does not wait for consumers; the plan only lists the unread messages.
+The age of a file is the time since its last message was stored. RocketMQ instead uses the file's
+modification time, which changes if the store is copied, restored or touched (apache/rocketmq#4549).
+As in RocketMQ, unread messages do not prevent a deletion; the plan only lists them.
 """
 
 from __future__ import annotations
@@ -37,19 +37,20 @@ from logquarry.store.transaction.half import GROUP, HALF_TOPIC, OP_TOPIC, ended_
 from logquarry.text import document
 
 DELAYED: Final = "(delayed messages that are not delivered)"
-"""Group name in :class:`Unread` for the delivery of delayed messages."""
+"""Value of :attr:`Unread.group` for delayed messages that were not delivered yet."""
 OPEN: Final = "(transactions that are open)"
-"""Group name in :class:`Unread` for open transactions (half or PREPARED messages)."""
+"""Value of :attr:`Unread.group` for open transactions (half or PREPARED messages)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Messages that are deleted before a consumer group has read them.
+    """Messages that a retention deletes although a consumer group has not read them.
 
     Attributes:
         group: the consumer group, or DELAYED, or OPEN.
-        offset: the next queue offset of the group. For OPEN, the queue offset of the first open
-            half message, or the state table number of the first PREPARED message.
+        offset: queue offset of the next message that the group would read. For OPEN, it is the
+            queue offset of the first open half message, or the state table number of the first
+            PREPARED message.
     """
 
     topic: str
@@ -71,23 +72,25 @@ def unread(
     start: int,
     cut: int,
 ) -> tuple[Unread, ...]:
-    """List the groups that have not read expiring messages.
+    """List the groups that have not read all of the messages to delete.
 
-    If a group's offset is unknown, all expiring messages of its topics count as unread.
+    If a group has no known offset in a queue, all expiring messages of the queue count as unread.
 
     Args:
-        firsts: for each queue that loses messages, the first queue offset before and after the
-            retention.
+        firsts: for each queue from which messages are deleted, its first queue offset before and
+            after the retention.
         start: the log's start before the retention.
         cut: the log's start after the retention.
     """
-    # Log only at debug level, because a running store calls this function every ten seconds.
+    # Log unreadable files only at debug level, because a running store calls this function every
+    # ten seconds.
     consumed = consumer_offsets(layout, logging.DEBUG)
     levels = delay_offsets(layout, logging.DEBUG) or {}
     ends = {
         queue.queue_id: queue.max_offset for queue in queues if queue.topic == props.SCHEDULE_TOPIC
     }
-    # If the saved offset is after the queue's end, the delivery starts at the first message.
+    # If the saved offset is after the queue's end, the delivery ignores it and starts at the first
+    # message.
     delivered = {
         level - 1: offset for level, offset in levels.items() if offset <= ends.get(level - 1, 0)
     }
@@ -162,7 +165,7 @@ _GROWTH: Final = 8
 
 
 def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
-    """Return the store time in ms of the last message that starts in a file, or None."""
+    """Return the store time (ms) of the last message that starts in a file, or None."""
     start, stop = file.base, file.base + layout.commit_log.file_size
     step = _FIRST_STEP
     while True:
@@ -174,7 +177,7 @@ def last_time_in(layout: StoreLayout, file: StoreFile) -> int | None:
 
 
 def first_time_from(layout: StoreLayout, start: int, stop: int) -> int | None:
-    """Return the store time in ms of the first message in a range of the log, or None."""
+    """Return the store time (ms) of the first message in a part of the log, or None."""
     for event in LogReader(layout, check_crc=False, batch_bytes=1).events(start, stop):
         if isinstance(event, Run) and len(event.rows):
             return _time(event, 0)
@@ -190,7 +193,8 @@ def _last_time(layout: StoreLayout, start: int, stop: int, *, resync: bool) -> i
 
 
 def _time(run: Run, at: int) -> int:
-    # Import late: a command for statistics uses this module, but does not load pyarrow.
+    # Import late, because the module imports pyarrow, and the command for statistics needs no
+    # pyarrow.
     from logquarry.log import columns
 
     rows = run.rows[at:] if at < 0 else run.rows[at : at + 1]
@@ -201,12 +205,15 @@ def _time(run: Run, at: int) -> int:
 # Use of the disk
 
 _BLOCK: Final = 512
-"""Unit of ``st_blocks``, regardless of the disk's block size."""
+"""Bytes in one unit of ``st_blocks``, on every disk."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """Bytes of a disk; ``usable`` is the free space for users other than root."""
+    """How full a disk is, in bytes.
+
+    ``usable`` is the free space that users other than root can use.
+    """
 
     used: int
     usable: int
@@ -218,13 +225,13 @@ class DiskUse:
         return self.used / whole if whole else 0.0
 
     def without(self, freed: int) -> DiskUse:
-        """Return the use of the disk after ``freed`` bytes were freed."""
+        """Return how full the disk is after ``freed`` more bytes become free."""
         freed = min(freed, self.used)
         return DiskUse(self.used - freed, self.usable + freed)
 
 
 def disk_use(path: Path) -> DiskUse | None:
-    """Return the use of the disk on which a path lies; None if unknown."""
+    """Return how full the disk is that holds a path; None if unknown."""
     try:
         found = os.statvfs(path)
     except (OSError, AttributeError):  # Windows has no statvfs
@@ -234,9 +241,9 @@ def disk_use(path: Path) -> DiskUse | None:
 
 
 def least_used(paths: Iterable[Path]) -> DiskUse | None:
-    """Return the use of the least used disk on which one of the paths lies; None if unknown.
+    """Of the disks that hold the paths, return the use of the least full one; None if unknown.
 
-    RocketMQ deletes files to free space only if all disks of the log are full
+    As in RocketMQ, files are deleted to free space only if all disks of the log are too full
     (``CleanCommitLogService.isSpaceToDelete``).
     """
     found = [use for path in paths if (use := disk_use(path)) is not None]
@@ -244,10 +251,11 @@ def least_used(paths: Iterable[Path]) -> DiskUse | None:
 
 
 def freed_bytes(path: Path) -> int:
-    """Return how many bytes the deletion of a file frees; 0 if there is another hard link."""
+    """Return how many bytes deleting a file frees; 0 if another hard link keeps the data."""
     try:
         status = path.stat()
-        # The writer keeps a second hard link to the file, and deletes both together.
+        # The second hard link that the writer keeps does not count: the writer deletes it together
+        # with the file.
         names = 1 + link_of(path).exists()
     except OSError:
         return 0
@@ -257,11 +265,11 @@ def freed_bytes(path: Path) -> int:
 # --------------------------------------------------------------------------------------------------
 # The rules, and the times at which a running store applies them
 #
-# A log file is deleted only if *all* given rules allow the deletion, unlike in RocketMQ.
+# Unlike RocketMQ, logquarry deletes a log file only if *all* given rules allow the deletion.
 
 HOUR_MS: Final = 3_600_000
 FORCIBLY_RATIO: Final = 0.85
-"""Use of the disk above which RocketMQ deletes files that have not expired
+"""If more than this part of the disk is used, RocketMQ deletes even files that have not expired
 (``rocketmq.broker.diskSpaceCleanForciblyRatio``).
 """
 
@@ -272,16 +280,18 @@ _PERCENT: Final = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetentionRules:
-    """The rules for deleting log files. At least one of the first three rules must be given.
+    """The rules that determine which log files may be deleted.
+
+    At least one of the first three rules must be given.
 
     Attributes:
-        older_than_ms: allows the deletion of files whose last message was stored at least this long
-            ago.
-        max_disk_ratio: allows the deletion of the oldest files while the used part of the disk (0
-            to 1) is above this value.
-        keep_bytes: allows the deletion of the files before the newest ``keep_bytes`` bytes of the
-            log.
-        most_files: maximum number of log files per run.
+        older_than_ms: minimum age in milliseconds: a file may be deleted if its last message was
+            stored at least this long ago.
+        max_disk_ratio: while a larger part of the disk (0 to 1) than this is used, the oldest file
+            may be deleted.
+        keep_bytes: number of bytes to keep at the log's end: files before these bytes may be
+            deleted.
+        most_files: maximum number of log files that one run deletes.
 
     Raises:
         UsageError: if a value is invalid, or no rule is given.
@@ -298,7 +308,7 @@ class RetentionRules:
             raise UsageError(
                 "no retention rule is given: give an age, a use of the disk, or bytes to keep"
             )
-        # `not x >= 0` also rejects NaN, which would allow every deletion.
+        # `not x >= 0` is also true for NaN, and NaN as a limit would allow every deletion.
         if self.older_than_ms is not None and not self.older_than_ms >= 0:
             raise UsageError(f"the age is {self.older_than_ms} ms, and must not be negative")
         if self.max_disk_ratio is not None and not 0 < self.max_disk_ratio <= 1:
@@ -316,13 +326,13 @@ class RetentionRules:
 
 
 def require_rules(rules: object) -> RetentionRules:
-    """Check that an argument is a RetentionRules object."""
+    """Raise UsageError unless the argument is a RetentionRules object; return it."""
     takes = "RetentionRules, such as RetentionRules(older_than_ms=259_200_000)"
     return arguments.instance(rules, "rules", RetentionRules, takes)
 
 
 def duration_ms(text: str) -> int:
-    """Parse ``72h``, ``3d``, ``90m``, ``30s``, ``500ms``, or hours without a unit, to ms."""
+    """Parse ``72h``, ``3d``, ``90m``, ``30s`` or ``500ms`` to ms; a number alone means hours."""
     match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,6})?)\s*(ms|s|m|h|d|)", text.strip().lower(), re.A)
     if match is None:
         raise UsageError(f"takes a time such as 72h, 3d or 30m, not {text!r}")
@@ -341,7 +351,7 @@ def disk_ratio(text: str) -> float:
 
 
 def delete_hours(when: str) -> frozenset[int]:
-    """Parse ``deleteWhen``: an hour such as ``04``, or several hours separated by ``;``."""
+    """Parse ``deleteWhen``, such as ``04`` or ``04;16``, to a set of hours."""
     hours = [part.strip() for part in when.split(";")]
     if not all(re.fullmatch("[0-9]{1,2}", hour) and int(hour) < _HOURS for hour in hours):
         raise UsageError(f"delete_when takes hours such as 04 or 04;16, not {when!r}")
@@ -349,24 +359,25 @@ def delete_hours(when: str) -> frozenset[int]:
 
 
 def is_delete_hour(when: str, now_ms: int, zone: tzinfo | None = None) -> bool:
-    """Whether a time is in an hour of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
+    """Whether a time is in one of the hours of ``deleteWhen`` (``UtilAll.isItTimeToDo``)."""
     return datetime.fromtimestamp(now_ms / 1_000, zone).hour in delete_hours(when)
 
 
 def rules_due(
     config: StoreConfig, now_ms: int, used_ratio: float, zone: tzinfo | None = None
 ) -> RetentionRules | None:
-    """Return the rules to apply now; None to delete nothing (``CleanCommitLogService``).
+    """Return the rules that a running store applies now; None if it deletes nothing
+    (``CleanCommitLogService``).
 
-    - In the hours of ``delete_when``: all expired files.
-    - If the disk is fuller than ``disk_max_used_space_ratio``: expired files, until the disk is
-      less full.
-    - With ``clean_file_forcibly_enable``, if the disk is fuller than FORCIBLY_RATIO: also files
-      that have not expired.
+    - In the hours of ``delete_when``, the rules allow the deletion of all expired files.
+    - If the disk is fuller than ``disk_max_used_space_ratio``, they allow the deletion of expired
+      files until the disk is less full.
+    - If the disk is fuller than FORCIBLY_RATIO and ``clean_file_forcibly_enable`` is set, they also
+      allow the deletion of files that have not expired.
 
     Args:
-        used_ratio: the current use of the disk, from 0 to 1.
-        zone: time zone of the hours (default: this machine's time zone).
+        used_ratio: the used part of the disk now, from 0 to 1.
+        zone: time zone of the hours in ``delete_when`` (default: this machine's time zone).
     """
     most_files = config.delete_files_batch_max
     if config.clean_file_forcibly_enable and used_ratio > FORCIBLY_RATIO:

@@ -1,1 +1,1 @@
-"""Delayed messages: they wait in the schedule topic's queues and are delivered when due."""
+"""Delayed messages: they wait in the queues of the schedule topic until their delivery time."""

@@ -1,4 +1,4 @@
-"""Delivers delayed messages (``ScheduleMessageService``), in a background thread.
+"""Delivers delayed messages when they are due (``ScheduleMessageService``), in a background thread.
 
 ::
 
@@ -10,8 +10,8 @@
     put, in bulk                         -> progress: next offset of each level
 
 Each message is delivered once. Messages of one level are delivered in the order of their queue. Due
-messages of several levels are delivered in the order of their due times. The delivery skips a
-message that cannot be delivered, and logs an error.
+messages of different levels are delivered in the order of their due times. If a message cannot be
+delivered, the delivery logs an error and continues with the next one.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ AT_ONCE: Final = 2_048
 """Maximum number of queue entries per read, and of messages per put call."""
 BYTES_AT_ONCE: Final = 8 << 20
 _LEAST_TAGS_CODE: Final = -(1 << 31)
-"""Smaller values in an entry are addresses in ConsumeQueueExt, not delivery times."""
+"""An entry with a smaller value holds no delivery time, but an address in the ConsumeQueueExt."""
 DELAYS_S: Final = (60, 600, 3_600, 12 * 3_600, 24 * 3_600, 3 * 24 * 3_600)
-"""Upper bounds of the classes of delays in seconds, as in RocketMQ 5; a last class has no bound."""
+"""Upper bounds, in seconds, of the classes of delays (RocketMQ 5).
+
+One more class holds the delays above the last bound.
+"""
 _MS: Final = 1_000
 
 
 class Put(NamedTuple):
-    """The number of messages that a put appended, and the error of the next message, if any."""
+    """How many messages a put appended, and the error of the next message, if any."""
 
     appended: int
     error: StoreUnavailable | MessageRejected | None
@@ -66,22 +69,23 @@ class Put(NamedTuple):
 
 @dataclass(slots=True)
 class Delays:
-    """Delays of a topic's delivered messages: a count per class of DELAYS_S, and their sum in s."""
+    """A topic's delays of delivered messages: a count per class of DELAYS_S, and the sum in s."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(DELAYS_S) + 1))
     seconds: int = 0
 
     def add(self, delay_ms: int) -> None:
-        """Count a message. The delay is truncated to whole seconds, as in RocketMQ."""
+        """Count one delivered message. The delay is truncated to whole seconds, as in RocketMQ."""
         seconds = max(0, delay_ms) // _MS
         self.counts[bisect_left(DELAYS_S, seconds)] += 1
         self.seconds += seconds
 
 
 class Delivery(ABC):
-    """Delivers messages that waited for their time. Thread-safe.
+    """Delivers messages whose delivery time has come. Thread-safe.
 
-    ``put`` puts messages in order: either all of them, or only the first messages.
+    ``put`` appends messages in their order. It appends all of them, or stops at the first message
+    that it cannot append.
     """
 
     def __init__(self, log: ServedLog, put: Callable[[Sequence[Message]], Put]) -> None:
@@ -92,15 +96,16 @@ class Delivery(ABC):
     @property
     @abstractmethod
     def is_waiting(self) -> bool:
-        """Whether messages may wait in the queues after the last call of :meth:`deliver`."""
+        """Whether the last call of :meth:`deliver` found that messages may still wait."""
 
     @abstractmethod
     def deliver(self, now: int, *, limit: int | None = None) -> int:
-        """Deliver at most ``limit`` messages that are due at a time (ms); return their number.
+        """Deliver the messages that are due at the time ``now`` (ms), at most ``limit``; return how
+        many.
 
         Raises:
-            StoreUnavailable: if a put failed. The messages before the failed message stay
-                delivered, and the next call continues after them.
+            StoreUnavailable: if a put failed. The messages before the failed one stay delivered,
+                and the next call continues with the failed one.
         """
 
     @abstractmethod
@@ -108,14 +113,16 @@ class Delivery(ABC):
         """Save and sync the progress; return whether any file was written.
 
         Raises:
-            StoreUnavailable: if the write failed; the previously saved progress stays valid.
+            StoreUnavailable: if the write failed. Then the progress of the previous save remains on
+                the disk.
         """
 
     def _put_all(self, messages: Sequence[Message]) -> Iterator[tuple[int, str | None]]:
-        """Put messages; for each message, yield its number, and the reason if the store rejects it.
+        """Put messages; for each, yield its number, and the reason if the store rejects it, or
+        None.
 
-        The delivery continues after a rejected message, which would otherwise block all later
-        messages.
+        After a rejected message, continue with the next one: otherwise, the message would block all
+        later messages.
         """
         numbers = list(range(len(messages)))
         while numbers:
@@ -139,11 +146,12 @@ class _Due(NamedTuple):
 
 
 class DelayedDelivery(Delivery):
-    """The delivery of the messages with a delay level.
+    """Delivers the messages that have a delay level.
 
     Attributes:
-        offsets: next queue offset of each delay level that has delivered messages.
-        delays: for each topic, the delays of delivered messages since their born time.
+        offsets: for each delay level with delivered messages, the queue offset of the next message
+            to deliver.
+        delays: for each topic, the delays from a message's born time to its due time.
     """
 
     is_waiting = True
@@ -159,7 +167,8 @@ class DelayedDelivery(Delivery):
         self._levels_ms = levels_ms
         self._progress = progress
         self._saving = threading.Lock()
-        # A writer with more levels in its configuration may have filled further queues.
+        # Also deliver from the queues of higher levels: an earlier writer with more levels in its
+        # configuration may have filled them.
         known = {*range(len(levels_ms)), *log.queue_ids(props.SCHEDULE_TOPIC)}
         self._queue_ids = sorted(queue_id for queue_id in known if queue_id >= 0)
         self.delays: dict[str, Delays] = {}
@@ -177,7 +186,7 @@ class DelayedDelivery(Delivery):
             level = queue_id + 1
             if level not in self.offsets:
                 continue
-            # If there is no queue, the level starts at the first message that the queue will have.
+            # Without a queue, continue at 0, where the queue will start.
             low, high = (0, 0) if queue is None else queue.bounds()
             if low <= self.offsets[level] <= high:
                 continue
@@ -186,8 +195,8 @@ class DelayedDelivery(Delivery):
                 "delivery continues at %d and skips messages whose delivery is in the log",
                 *(level, self.offsets[level], low, high, low),
             )
-            # QUIRK: Java (correctDelayOffset) continues at the queue's end, and so skips messages
-            # if the progress file belongs to another store.
+            # QUIRK: Java (correctDelayOffset) continues at the queue's end. If the progress file
+            # belongs to another store, it thereby skips messages.
             is_wrong |= self.offsets[level] > high
             self.offsets[level] = low
         waiting = self._waiting()
@@ -198,14 +207,15 @@ class DelayedDelivery(Delivery):
         return self._log.queue(props.SCHEDULE_TOPIC, queue_id)
 
     def _find_delivered(self, saved: Progress | None, first: int, *, is_wrong: bool) -> None:
-        """Skip messages whose deliveries are in the log, from physical offset ``first`` on."""
+        """Advance past messages whose deliveries are in the log at or after ``first``."""
         start, unique = first, True
         if saved is None:
-            # Nothing was delivered yet, or the progress file is lost. If the file is lost, only a
-            # log that starts at 0 shows all deliveries.
+            # There is no progress file: either nothing was delivered yet, or the file was lost. If
+            # it was lost, the log is sure to contain all deliveries only if it starts at 0.
             unique = self._log.start > 0
         elif saved.position != UNKNOWN and not is_wrong:
-            # If a saved offset is wrong, the saved position cannot be trusted either.
+            # The saved position was written with the offsets, so if one of these is wrong, do not
+            # trust the position.
             if saved.position > self._log.end:
                 return
             start, unique = max(first, saved.position), False
@@ -214,7 +224,7 @@ class DelayedDelivery(Delivery):
             logger.warning("%d delayed messages were already delivered: found in the log", known)
 
     def _waiting(self) -> list[int]:
-        """Return the physical offset of each level's first message that may be undelivered."""
+        """Return each level's first message that may be undelivered, as a physical offset."""
         found: list[int] = []
         for queue_id in self._queue_ids:
             queue = self._queue(queue_id)
@@ -250,7 +260,7 @@ class DelayedDelivery(Delivery):
         return count
 
     def _due(self, now: int, chosen: set[int] | None) -> list[_Due]:
-        """Return due messages in order, at least the first due message."""
+        """Return due messages in the order of delivery: at least one, if any is due."""
         found: list[_Due] = []
         until: int | None = None
         is_waiting = chosen is not None
@@ -268,7 +278,8 @@ class DelayedDelivery(Delivery):
                 until = due[-1].time if until is None else min(until, due[-1].time)
         self.is_waiting = is_waiting
         found.sort()
-        # If a level has more due messages than were read, later messages of other levels wait.
+        # If more messages of a level are due than were read, leave out the messages of other levels
+        # that are due after the last one read.
         return found if until is None else [one for one in found if one.time <= until]
 
     def _due_of(self, level: int, queue: Queue, now: int) -> tuple[list[_Due], bool]:
@@ -278,7 +289,7 @@ class DelayedDelivery(Delivery):
         times = self._times(level, units, now)
         late = np.flatnonzero(times > now)
         count = int(late[0]) if len(late) else len(units)
-        # Deliver in the order of the queue, even if the clock was set back between two puts.
+        # Even if the clock was set back between two puts, deliver in the order of the queue.
         order = np.maximum.accumulate(times[:count]).tolist()
         there = has_message(units[:count])
         offsets, sizes = units["physical_offset"].tolist(), units["size"].tolist()
@@ -287,15 +298,16 @@ class DelayedDelivery(Delivery):
             for at in np.flatnonzero(there).tolist()
         ]
         if count and not found:
-            # All entries that were read are unwritten or fillers: skip them.
+            # None of these entries has a message: they are unwritten or fillers, so skip them.
             self.offsets[level] = start + count
         return found, count == len(units) and start + count < high
 
     def _times(self, level: int, units: Units, now: int) -> Int64:
-        """Return the due time of each entry (``correctDeliverTimestamp``).
+        """Return the time at which each entry's message is due (``correctDeliverTimestamp``).
 
-        Like RocketMQ, treat a message as due now if its due time is later than now plus the level's
-        delay. So even if the clock was set back, a message waits at most for the level's delay.
+        If a due time is more than the level's delay after now, treat the message as due now, as
+        RocketMQ does. So a message never waits longer than the level's delay, even if the clock was
+        set back.
         """
         times: Int64 = units["tags_code"].astype(np.int64)
         known = level <= len(self._levels_ms)
@@ -308,7 +320,7 @@ class DelayedDelivery(Delivery):
         return times
 
     def _deliver(self, due: list[_Due]) -> tuple[int, int]:
-        """Put due messages, as many as one call of ``put`` accepts.
+        """Put the first of the due messages, as many as fit into one call of ``put``.
 
         Returns:
             The number of delivered messages, and the number of messages that were delivered or
@@ -354,7 +366,7 @@ class DelayedDelivery(Delivery):
         assert message.born_timestamp is not None
         delays = self.delays.get(message.topic)
         if delays is None:
-            # Replace the table instead of changing it: other threads read it.
+            # Other threads read the table, so replace it instead of changing it.
             self.delays = self.delays | {message.topic: (delays := Delays())}
         delays.add(one.time - message.born_timestamp)
 
@@ -376,17 +388,18 @@ class DelayedDelivery(Delivery):
 # The thread that delivers while a store is open (``ScheduleMessageService``)
 
 _INTERVAL_MS: Final = 100
-"""Interval of the checks of the queues (``DELAY_FOR_A_WHILE``). The interval is fixed, because the
-clock may be set while the thread sleeps.
+"""How often the thread checks the queues, in milliseconds (``DELAY_FOR_A_WHILE``).
+
+The thread does not sleep until the next due time, because the clock may be set in between.
 """
 _IDLE_INTERVAL_MS: Final = 250
-"""The interval while no message waits; RocketMQ's shortest delay is 1 s."""
+"""The interval while no message waits, in ms. RocketMQ's shortest delay is longer: 1 s."""
 _BETWEEN_SAVES: Final = 20_000
-"""After at most this many deliveries, the service checks whether it must save the progress."""
+"""Maximum number of deliveries between two checks whether the progress must be saved."""
 
 
 class DeliveryService(Service):
-    """Delivers due messages, and saves the progress periodically. All clocks return ms.
+    """Delivers due messages, and saves the progress periodically. The clocks return milliseconds.
 
     ``dispatched`` returns the physical offset up to which the log is dispatched.
     """
@@ -415,8 +428,9 @@ class DeliveryService(Service):
         """Deliver due messages."""
         try:
             dispatched = self._dispatched()
-            # If no message waits and the log has not grown, do not search the queues: in an idle
-            # process, the search would take most of the processor time.
+            # If no message waited at the last check and the log has not grown since, do not search
+            # the queues: otherwise the search would take most of the processor time of an idle
+            # process.
             if dispatched != self._idle_at:
                 is_idle = self._deliver()
                 self._idle_at = dispatched if is_idle else -1
@@ -430,7 +444,7 @@ class DeliveryService(Service):
             self._is_failing = True
 
     def _deliver(self) -> bool:
-        """Deliver due messages; return whether no message waits any more."""
+        """Deliver due messages; return whether the queues have no more messages that wait."""
         for delivery in self._deliveries:
             while delivery.deliver(self._clock(), limit=_BETWEEN_SAVES):
                 self._save_if_due()

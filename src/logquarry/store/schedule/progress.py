@@ -1,7 +1,7 @@
-"""Makes the delivered copy of a delayed message (``messageTimeup``), and saves the progress.
+"""Makes the copy that delivers a delayed message (``messageTimeup``), and saves the progress.
 
-The delivery puts a copy of the message into the topic and queue that REAL_TOPIC and REAL_QID name.
-The copy keeps the property DELAY, so the log shows which messages were delivered.
+The copy is put into the topic and queue in the message's properties REAL_TOPIC and REAL_QID. It
+keeps the property DELAY, so a search of the log can recognise it as a delivery.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from logquarry.systems import read_file
 
 
 class Undeliverable(ValueError):
-    """A message of the schedule topic cannot be delivered; the error's text gives the reason."""
+    """Raised if a message of the schedule topic cannot be delivered; the text gives the reason."""
 
 
 def due_message(frame: Frame) -> Message:
-    """Return the message to deliver. Raises Undeliverable if the message's destination is not
-    allowed.
+    """Return the copy to put for a message of the schedule topic.
+
+    Raises Undeliverable if its properties name no allowed topic and queue.
     """
     values = props.decode_bytes(frame.properties)
     topic = values.get(props.REAL_TOPIC)
@@ -48,13 +49,14 @@ def due_message(frame: Frame) -> Message:
 # --------------------------------------------------------------------------------------------------
 # Progress files: RocketMQ's ``config/delayOffset.json`` and ``.logquarry/delay.json``
 #
-# ``delayOffset.json`` has the next queue offset of each level. ``delay.json`` also has the log's
-# end at the time of writing; deliveries after that write are in the log after this position. If
-# another program has written ``delayOffset.json`` since the last write of ``delay.json``, the
-# position is unknown.
+# ``delayOffset.json`` contains, for each level, the queue offset of the next message to deliver.
+# ``delay.json`` also contains the log's end when it was written: all later deliveries are in the
+# log after this position. If another program has written ``delayOffset.json`` since then, its
+# offsets differ from those in ``delay.json``, and the position for them is unknown.
 #
-# A save syncs the log, writes ``delay.json``, then writes ``delayOffset.json``. So ``delay.json``
-# also keeps the previous position, which is valid until ``delayOffset.json`` is written.
+# To save the progress, first the log is synced, then ``delay.json`` is written, and last
+# ``delayOffset.json``. A crash between the two writes leaves the old ``delayOffset.json``, so
+# ``delay.json`` also keeps the previous offsets and position.
 
 logger = logging.getLogger(__name__)
 
@@ -68,18 +70,22 @@ INVALID_JSON: Final = (
     ArithmeticError,
     RecursionError,
 )
-"""Errors for a document that is not JSON, is nested too deeply, or has wrong types or numbers."""
+"""The errors of parsing a document that is not JSON, is nested too deeply, or has wrong types or
+numbers.
+"""
 _FAR: Final = 64 << 20
-"""After this many new bytes of the log, the position is saved again even without deliveries."""
+"""If the log has grown by this many bytes, a save writes the new position even without new
+deliveries.
+"""
 
 
 class Progress(NamedTuple):
-    """The progress of the delivery.
+    """How far the delivery of delayed messages has advanced.
 
     Attributes:
-        offsets: for each delay level, the next queue offset of its queue in the schedule topic.
-        position: physical offset in the log. ``offsets`` contains exactly the deliveries before
-            this position. UNKNOWN if the position is not known.
+        offsets: for each delay level, the queue offset of the next message to deliver.
+        position: physical offset in the log, UNKNOWN if it is not known. All deliveries before this
+            position are counted in ``offsets``, and none after it.
     """
 
     offsets: dict[int, int]
@@ -87,7 +93,7 @@ class Progress(NamedTuple):
 
 
 class DelayProgress:
-    """The two progress files of one store."""
+    """Reads and writes the two progress files of one store."""
 
     def __init__(self, disk: Disk, root: Path, sync_log: Callable[[], object]) -> None:
         self._disk = disk
@@ -104,7 +110,10 @@ class DelayProgress:
         self._saved: Progress | None = None
 
     def load(self) -> Progress | None:
-        """Return the saved progress, or None. If RocketMQ's file is lost, read logquarry's file."""
+        """Return the saved progress, or None.
+
+        If RocketMQ's file ``delayOffset.json`` is lost, use logquarry's file ``delay.json``.
+        """
         loaded = self._file.load()
         marks = self._read_marks()
         if loaded.value is None:
@@ -119,7 +128,8 @@ class DelayProgress:
         """If the progress changed, write and sync the files; return whether files were written."""
         saved = self._saved
         is_known = saved is not None and saved.offsets == progress.offsets
-        # If the saved position is after the log's end, the log was truncated after the save.
+        # A saved position after the log's end shows that the log was truncated after the save; then
+        # save again.
         if saved is not None and is_known and 0 <= progress.position - saved.position < _FAR:
             return False
         self._sync_log()
@@ -156,8 +166,9 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 # Finding deliveries in the log
 #
 # A frame outside the schedule topic is a delivery if it has DELAY, REAL_TOPIC and REAL_QID and is
-# in the queue that REAL_TOPIC and REAL_QID name. The deliveries of one level are in the log in the
-# order of the level's queue. So one pass over the log finds the next message of each level:
+# in the queue that REAL_TOPIC and REAL_QID name. In the log, the deliveries of one level have the
+# same order as the messages in the level's queue. So one pass over the log finds the first
+# undelivered message of each level:
 #
 # ::
 #
@@ -165,31 +176,34 @@ def _offsets(table: Mapping[str, Any]) -> dict[int, int]:
 #     log, from the saved position            ... a' ... b' ... c' |end
 #                                             -> the next message is d
 #
-# A delivery must equal its message in all bytes except for offsets and store time. So a crash
-# neither loses a message nor makes the delivery repeat a message.
+# A delivery must equal its message in all bytes except for offsets and store time. So after a
+# crash, the delivery neither skips nor repeats a message.
 
 Pending = Callable[[int, int], Iterator[tuple[int, Frame | None]]]
-"""Called with a level and a queue offset; yields queue offset and message of each entry of the
-level's queue, from that offset on.
+"""A function of a level and a queue offset.
+
+For each entry of the level's queue from that offset on, it yields the queue offset and the message.
 """
 
 _SCHEDULE_TOPIC: Final = props.SCHEDULE_TOPIC.encode()
 _UNIQUE: Final = f"{props.UNIQ_KEY}{props.NAME_VALUE_SEPARATOR}".encode()
 _LOOK_AHEAD: Final = 256
-"""Maximum number of messages that the delivery may have skipped between two deliveries."""
+"""A delivery is compared with at most this many of the next waiting messages, because the delivery
+may have skipped some.
+"""
 
 
 def advance(
     offsets: dict[int, int], runs: Iterable[Run], pending: Pending, *, unique: bool = False
 ) -> int:
-    """Advance each level's offset past new deliveries in the log; return the number of deliveries.
+    """Advance each level's offset past the deliveries found in the log; return their number.
 
     Args:
-        offsets: for each level, the next queue offset; changed in place.
-        runs: the log from the saved position on.
-        unique: whether to recognise only messages with a UNIQ_KEY. Set ``unique`` if ``runs``
-            starts before the saved position, because an older delivery may look like a later
-            delivery.
+        offsets: for each level, the queue offset of the next message to deliver; changed in place.
+        runs: the frames of the log from the saved position on.
+        unique: whether to match only messages with a UNIQ_KEY. Set it if ``runs`` starts before the
+            saved position: without a unique key, an old delivery may equal a message that still
+            waits.
     """
     found = 0
     waiting: dict[int, _Waiting] = {}
@@ -214,7 +228,7 @@ class _Waiting:
         self._next: list[tuple[int, Message]] = []
 
     def take(self, delivered: Message) -> int | None:
-        """Return the queue offset of the message that a frame delivers; drop earlier messages."""
+        """Return the queue offset of the waiting message that was delivered; drop earlier ones."""
         for number in range(_LOOK_AHEAD):
             if number == len(self._next) and not self._read():
                 return None
@@ -237,7 +251,7 @@ class _Waiting:
 
 
 def _delivery(frame: Frame) -> tuple[int, Message] | None:
-    """Return level and message of a delivery; None for any other frame."""
+    """If a frame is a delivery, return its level and message; None for any other frame."""
     if frame.topic == _SCHEDULE_TOPIC:
         return None
     values = props.decode_bytes(frame.properties)

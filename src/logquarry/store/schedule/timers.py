@@ -1,4 +1,5 @@
-"""Delivers timer messages, for example those with TIMER_DELIVER_MS (``TimerMessageStore``).
+"""Delivers timer messages, for example those with the property TIMER_DELIVER_MS
+(``TimerMessageStore``).
 
 ::
 
@@ -10,11 +11,12 @@
     .logquarry/timers.json          progress, written periodically and at the end
     timerwheel, timerlog/, config/timercheck    written at the end, for a broker
 
-Each message is delivered once, and never before its time. The delivery skips a message that cannot
-be delivered, and logs an error. After a crash, the log shows the deliveries since the last save.
-But a broker that starts after a crash repeats the latest deliveries, because the broker's timer
-wheel is older. To prevent these repetitions, open the store with logquarry for writing and close
-the store, before the broker starts.
+Each message is delivered once, and never before its time. If a message cannot be delivered, the
+delivery logs an error and continues with the next one. After a crash, the delivery searches the log
+for the messages that were delivered since the last save. A broker that opens the store after a
+crash does not: it continues from its timer wheel, which is older, and repeats the latest
+deliveries. To prevent this, open the store for writing with logquarry and close it again before the
+broker starts: this writes a new timer wheel.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _FOREVER: Final = (1 << 63) - 1
 
 
 class TimerDelivery(Delivery):
-    """The delivery of timer messages; ``known`` holds the deliveries that ``timercheck`` shows."""
+    """Delivers timer messages. ``known`` has the deliveries that the file ``timercheck`` shows."""
 
     def __init__(
         self,
@@ -75,11 +77,11 @@ class TimerDelivery(Delivery):
         heapify(self._heap)
         self._is_saved = self._has_files = False
         self._last_left_out = -1
-        """The saved list need not contain the delivered messages up to this slot."""
+        """Delivered messages up to this slot may be missing in the saved list."""
 
     @property
     def waiting(self) -> int:
-        """The number of waiting messages in the part of the queue that the delivery has read."""
+        """The number of messages that wait, in the part of the queue that was read so far."""
         return len(self._timers.waiting)
 
     @property
@@ -132,8 +134,8 @@ class TimerDelivery(Delivery):
             if one is None:
                 continue
             if one.deletes is not None:
-                # In the heap, a deleting message is before the other messages of its slot, so these
-                # still wait.
+                # The heap returns a deleting message before the other messages of its slot, so the
+                # messages that it deletes were not delivered yet.
                 for target in list(self._timers.deleted_by(one)):
                     self._finish(waiting[target])
                 self._finish(one)
@@ -146,7 +148,8 @@ class TimerDelivery(Delivery):
         try:
             return self._put_due(due, now)
         finally:
-            # Put messages back after an error, so that the next call tries again.
+            # If an error stopped the put, put the undelivered messages back into the heap, so that
+            # the next call tries again.
             for one in due:
                 if one.queue_offset in self._timers.waiting:
                     heappush(self._heap, _rank(one))
@@ -188,8 +191,9 @@ class TimerDelivery(Delivery):
         )
 
     # --------------------------------------------------------------------------------- progress
-    # The progress file has the values of a `TimerCheck`, further delivered messages, and the log's
-    # end. The log is synced first, so that the file lists no delivery that a power cut removes.
+    # The progress file contains the values of a `TimerCheck`, the log's end, and the delivered
+    # messages that these values do not show. The log is synced first: so a power cut cannot remove
+    # a delivery that the file lists.
 
     def save(self) -> bool:
         """See :meth:`Delivery.save`."""
@@ -203,10 +207,11 @@ class TimerDelivery(Delivery):
         waiting = timers.waiting.values()
         read_time = min((one.slot_time for one in waiting), default=_FOREVER)
         first = min(timers.waiting, default=timers.stop)
-        # The file need not list messages before read_time or before the first waiting message: a
-        # reader of the file knows that they are delivered.
+        # The file need not list messages whose slot is before read_time, or that are before the
+        # first waiting message: a reader of the file concludes that they were delivered.
         if read_time <= self._last_left_out:
-            # The clock was set back: read_time no longer covers messages that it covered before.
+            # The clock was set back, so read_time is lower than at the last save: list the messages
+            # that read_time no longer shows as delivered.
             for offset in range(first, timers.stop):
                 if offset not in timers.waiting:
                     timers.done.setdefault(offset, self._last_left_out)
@@ -231,10 +236,11 @@ class TimerDelivery(Delivery):
         return True
 
     def close(self, now: int) -> None:
-        """Save the progress, and write the timer wheel that a broker reads.
+        """Save the progress, and write a timer wheel from which a broker can continue.
 
         Raises:
-            StoreUnavailable: if a write failed. A broker then delivers some messages again.
+            StoreUnavailable: if a write failed. Then the broker's timer wheel is old, and the
+                broker delivers some messages again.
         """
         with self._lock:
             self._save()
@@ -269,5 +275,5 @@ class TimerDelivery(Delivery):
 
 
 def _rank(one: Timer) -> tuple[int, bool, int]:
-    """Return the sort key in the heap: the slot; in a slot, deleting messages are first."""
+    """Return the key that sorts the heap: by slot, and within a slot, deleting messages first."""
     return one.slot_time, one.deletes is None, one.queue_offset

@@ -1,1 +1,1 @@
-"""Transactions of RocketMQ 4.x: half messages, op messages, commits, checks."""
+"""Transactions of RocketMQ 4.x: half messages, op messages, commits, and checks."""

@@ -1,4 +1,4 @@
-"""Checks of open transactions (``TransactionalMessageServiceImpl``).
+"""Checks transactions that are still open (``TransactionalMessageServiceImpl``).
 
 ::
 
@@ -6,21 +6,21 @@
                  ^ progress: consumerOffset.json, group CID_RMQ_SYS_TRANS
                    -> skipped -> put back at the end, then the listener is called; then skipped
 
-To put an open half message back, a check puts a copy at the queue's end. The saved progress moves
-past the old half message, and the check calls the listener. The rules follow RocketMQ, unless
-RocketMQ would lose messages:
+If a half message is still open, a check puts a copy of it at the end of the half topic's queue.
+Then the check moves its saved progress past the old half message, and asks the listener about the
+transaction. The checks follow RocketMQ, except in cases in which RocketMQ would lose messages:
 
-- A half message is checked if it is older than the timeout. The property
-  CHECK_IMMUNITY_TIME_IN_SECONDS replaces the timeout. A check puts a younger half message with this
-  property back, and stops at a younger half message without this property.
-- Half messages that were checked ``most_checks`` times, or are older than the retention, are moved
-  to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts each time that it puts a half message back
-  without a check. So RocketMQ can move a half message that was never checked.
+- A check asks about a half message if the half message is older than the timeout. If the message
+  has the property CHECK_IMMUNITY_TIME_IN_SECONDS, its value replaces the timeout. If a half message
+  is younger, a check puts it back if it has this property, and otherwise stops at it.
+- If a half message was checked ``most_checks`` times, or is older than the retention time, it is
+  moved to TRANS_CHECK_MAX_TIME_TOPIC. RocketMQ also counts the times when it puts back a half
+  message without asking. So RocketMQ may abandon a half message about which it never asked.
 
-Even after a crash, no half message is committed twice, and only the last copy of a half message is
-checked. Therefore the first check after the store was opened searches the log for commits and
-copies. The log is synced before the progress is saved, so a power cut loses no copy that was
-counted.
+Even after a crash, no half message is committed twice, and of several copies of a half message only
+the last is checked. For this purpose, the first check after the store was opened searches the log
+for commits and copies. The log is synced before the progress is saved. So if the progress has moved
+past a half message, a power cut cannot lose its copy.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ _MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 
 _Identity = tuple[str | None, str | None]
-"""Topic and UNIQ_KEY of the message inside a half message."""
+"""Topic and UNIQ_KEY of the message for which a half message was put."""
 
 
 class CheckRules(NamedTuple):
     """When to check a half message.
 
     Attributes:
-        timeout_ms: minimum age in milliseconds (``transactionTimeOut``).
-        most_checks: maximum number of checks (``transactionCheckMax``).
-        kept_hours: age in hours at which a check gives a half message up (``fileReservedTime``).
+        timeout_ms: minimum age, in milliseconds, of a half message to check
+            (``transactionTimeOut``).
+        most_checks: maximum number of checks of one transaction (``transactionCheckMax``).
+        kept_hours: age in hours from which a half message is abandoned (``fileReservedTime``).
     """
 
     timeout_ms: int
@@ -73,13 +74,13 @@ class CheckRules(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """An open transaction, as passed to a listener.
+    """An open transaction about which a check asks the listener.
 
     Attributes:
-        topic: topic of the message to commit.
-        queue_id: queue of the message to commit.
-        message: the half message, with the message's body, tags, keys and properties.
-        check_times: number of checks, including this check.
+        topic: topic into which a commit puts the message.
+        queue_id: queue of that topic into which a commit puts the message.
+        message: the half message. It has the body and properties of the message to commit.
+        check_times: how often the listener was asked about this transaction, including this time.
     """
 
     topic: str
@@ -89,19 +90,20 @@ class OpenTransaction:
 
 
 Listener = Callable[[OpenTransaction], TransactionState | str]
-"""Decides whether a transaction was committed or rolled back, or is still unknown."""
+"""A function that decides whether a transaction is committed, rolled back, or still unknown."""
 
 
 @dataclass(slots=True)
 class CheckReport:
-    """Counts of one check.
+    """What one check did: the number of transactions with each outcome.
 
     Attributes:
-        unknown: transactions that stay open although the listener was called.
-        put_back: half messages that were put back without a call of the listener.
-        given_up: half messages that were moved to TRANS_CHECK_MAX_TIME_TOPIC.
-        noted: half messages that ended before a crash, and whose op message this check has put.
-        unreadable: damaged half messages.
+        unknown: transactions about which the listener was asked, but which are still open.
+        put_back: half messages that were put back without asking the listener.
+        given_up: half messages that were abandoned, and moved to TRANS_CHECK_MAX_TIME_TOPIC.
+        noted: half messages whose transaction had already ended, but without an op message; the
+            check has put the op message.
+        unreadable: half messages that are damaged, and were skipped.
     """
 
     committed: int = 0
@@ -115,15 +117,16 @@ class CheckReport:
 
 @dataclass(slots=True)
 class _Round:
-    """One check of one queue.
+    """The state of one check of one queue of the half topic.
 
     Attributes:
-        start: queue offset of the first half message of this check.
-        next: queue offset of the next half message; all earlier half messages are finished.
-        ops: for the queue offset of a half message, the queue offsets of its op messages.
-        old: half messages before ``start`` that have op messages.
-        op_start: queue offset of the first op message.
-        done: queue offsets of op messages that are no longer needed.
+        start: queue offset of the half message at which this check began.
+        next: queue offset up to which the check has finished the half messages; it continues there.
+        ops: for the queue offset of each half message, the queue offsets of the op messages that
+            list it.
+        old: queue offsets of half messages before ``start`` that are listed in op messages.
+        op_start: queue offset of the op message at which this check began.
+        done: queue offsets of op messages that later checks need not read again.
     """
 
     queue: Queue
@@ -141,7 +144,7 @@ class _Round:
 
 @dataclass(eq=False, repr=False)
 class TransactionChecks:
-    """The checks of one open store. Thread-safe; one check runs at a time."""
+    """The checks of one open store. Thread-safe: a lock lets one check run at a time."""
 
     log: ServedLog
     append: Append
@@ -155,17 +158,19 @@ class TransactionChecks:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._checker: int | None = None
-        # By queue, what the first check has found in the log about half messages of earlier runs.
+        # For each queue, what the first check found in the log about half messages from before the
+        # store was opened.
         self._before: dict[int, _Before] = {}
 
     def check(self, listener: Listener, now: int) -> CheckReport:
-        """Check all half messages after the saved progress.
+        """Check the half messages that are after the saved progress.
 
-        If the listener raises an exception, the check logs it, and the transaction stays open.
+        If the listener raises an exception, the check logs it and leaves the transaction open.
 
         Raises:
-            StoreUnavailable: if a put failed. The next check continues with that message.
-            UsageError: if a listener calls this method.
+            StoreUnavailable: if a put failed. The next check continues with the half message for
+                which it failed.
+            UsageError: if a listener calls this method during a check.
         """
         if self._checker == threading.get_ident():
             raise UsageError("a listener cannot start a check: a check is calling it")
@@ -222,7 +227,7 @@ class TransactionChecks:
         return min(max(self.offsets.of(topic, GROUP).get(queue_id, low), low), high)
 
     def _commit(self, round_: _Round) -> None:
-        """Sync the log, then commit the progress, which must not be ahead of the log."""
+        """Sync the log, then commit the progress, which must never be ahead of the synced log."""
         op_end = round_.op_start
         while op_end in round_.done:
             op_end += 1
@@ -249,7 +254,7 @@ class TransactionChecks:
             round_.next = offset + 1
 
     def _pass(self, round_: _Round, offset: int, before: _Before) -> bool:
-        """Check a half message if it is due; return whether the progress can move past it."""
+        """Check a half message if it is old enough; return whether the progress can pass it."""
         now, report = round_.now, round_.report
         half = self._half(round_.queue, offset)
         if half is None:
@@ -298,8 +303,8 @@ class TransactionChecks:
             return False
         moved = self._put_back(half, check_times=times + 1)
         if moved is None:
-            # The store rejected the copy, so the check cannot pass this half message until it has
-            # ended.
+            # The store rejected the copy, so the progress cannot move past the half message until
+            # its transaction has ended.
             return self._ask(round_, half, half, times + 1)
         round_.next = offset + 1
         self._ask(round_, half, moved, times + 1)
@@ -313,7 +318,7 @@ class TransactionChecks:
         return None if result is None else halves.frame_of(message, result)
 
     def _append_half(self, half: Frame, message: Message) -> PutResult | None:
-        """Put a copy of a half message; None if the store rejects it, for example by size."""
+        """Put a copy of a half message; None if the store rejects it, such as for its size."""
         try:
             return self.append(message)[0]
         except MessageRejected as error:
@@ -325,7 +330,7 @@ class TransactionChecks:
             return None
 
     def _ask(self, round_: _Round, half: Frame, moved: Frame, times: int) -> bool:
-        """Call the listener and carry out its decision; return whether the transaction ended."""
+        """Ask the listener, and do what it decides; return whether the transaction has ended."""
         report = round_.report
         try:
             topic, queue_id = halves.destination(half)
@@ -379,7 +384,8 @@ class TransactionChecks:
                 continue
             sound.add(half.physical_offset)
             values = props.decode_bytes(half.properties)
-            # Without UNIQ_KEY (every client sets it), copies cannot be recognised.
+            # A half message without UNIQ_KEY has no recognisable copies, but every client sets
+            # UNIQ_KEY.
             unique = values.get(props.UNIQ_KEY)
             if offset not in round_.ops:
                 opened[half.physical_offset] = values.get(props.REAL_TOPIC), unique
@@ -393,12 +399,15 @@ class TransactionChecks:
     def _committed(self, opened: dict[int, _Identity], sound: set[int]) -> set[int]:
         """Return the physical offsets of the half messages in ``opened`` that were committed.
 
-        A copy of a committed message (sent back, delayed, imported) has type COMMIT too, and its
-        PREPAREDTRANSACTIONOFFSET may belong to another log. So topic and UNIQ_KEY of half message
-        and commit must also match. If a power cut has lost the copy of a half message but not the
-        commit, ``sound`` lacks the copy, and the commit ends the original half message.
+        A COMMIT frame alone is no proof: a copy of a committed message (sent back, delayed,
+        imported) is a COMMIT frame too, and its PREPAREDTRANSACTIONOFFSET may belong to another
+        log. So the topic and the UNIQ_KEY of the half message must also match those of the COMMIT
+        frame. A power cut may have lost the copy of a half message that a commit names, although
+        the commit was kept. Then ``sound`` lacks the copy, and the commit counts for the original
+        half message.
         """
-        # Import late: the module imports pyarrow, which a store without transactions does not need.
+        # Import late: the module imports pyarrow, which is not needed for stores without
+        # transactions.
         from logquarry.log import columns
 
         found: set[int] = set()
@@ -424,8 +433,8 @@ class TransactionChecks:
 
 
 class _Before(NamedTuple):
-    """Queue offsets of half messages that were put back later, and physical offsets of committed
-    half messages.
+    """What the log shows: the queue offsets of half messages with a later copy, and the physical
+    offsets of committed half messages.
     """
 
     moved: set[int]
@@ -438,7 +447,7 @@ def _identity(committed: Frame) -> _Identity:
 
 
 def _immunity_ms(values: dict[str, str]) -> int | None:
-    """Return CHECK_IMMUNITY_TIME_IN_SECONDS in ms; None if missing (``getImmunityTime``)."""
+    """Return CHECK_IMMUNITY_TIME_IN_SECONDS in ms, or None without it (``getImmunityTime``)."""
     text = values.get(props.CHECK_IMMUNITY_TIME)
     seconds = java.NO_NUMBER if text is None else java.digits(text)
     return None if seconds == java.NO_NUMBER else seconds * _MS

@@ -8,8 +8,8 @@
     put back   RMQ_SYS_TRANS_HALF_TOPIC     a copy of the half, when a check found it open
     given up   TRANS_CHECK_MAX_TIME_TOPIC   a copy of the half, checked too often or too old
 
-A half message has no transaction type in SYSFLAG. An op message does not show whether the
-transaction was committed or rolled back.
+The SYSFLAG of a half message has no transaction type. An op message only shows that a transaction
+has ended, not whether by a commit or by a rollback.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 GIVEN_UP_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 GROUP: Final = "CID_RMQ_SYS_TRANS"
-"""The consumer group whose offsets are the progress of the checks."""
+"""The consumer group whose committed offsets record how far the checks have advanced."""
 HALF_QUEUE: Final = 0
 OP_TAG: Final = "d"
 OP_SEPARATOR: Final = b","
-"""In 5.x one op message may list several half messages, with this separator."""
+"""Separator between the half messages that one op message lists (only in RocketMQ 5)."""
 
 _TRUE: Final = "true"
 _FALSE: Final = "false"
 
 
 class ServedLog(Protocol):
-    """The log and the queues of an open store, for delivery and checks."""
+    """What the delivery and the checks use of an open store: its log and its queues."""
 
     def queue_ids(self, topic: str) -> Iterable[int]:
         """Return the queue ids of a topic."""
@@ -56,38 +56,40 @@ class ServedLog(Protocol):
         """Return one queue; None if there is no such queue."""
 
     def frame_at(self, offset: int) -> Frame | None:
-        """Return the sound frame at a physical offset, or None."""
+        """Return the frame at a physical offset; None if it is damaged or if there is none."""
 
     def message(self, offset: int, size: int) -> Frame | None:
-        """Return the message at a physical offset; None without a sound message of that size."""
+        """Return the message of this size at a physical offset; None if it is damaged or
+        missing."""
 
     def store_time_at(self, offset: int, size: int) -> int:
         """Return the store time of the message at a physical offset; below 0 if there is none."""
 
     def runs(self, start: int) -> Iterator[Run]:
-        """Read the log's frames from a physical offset on; ``start`` may lie inside a frame."""
+        """Read the undamaged frames from a physical offset on, which may lie inside a frame."""
 
     @property
     def start(self) -> int:
-        """The log's start."""
+        """Physical offset at which the log starts."""
 
     @property
     def end(self) -> int:
-        """The log's end."""
+        """Physical offset at which the log ends."""
 
 
 def half_message(message: Message, group: str) -> Message:
-    """Return the half message of a message; UsageError if it cannot be in a transaction."""
+    """Return the half message to put for a message. UsageError if a transaction cannot have it."""
     if message.sys_flag & sys_flag.TRANSACTION_MASK:
         raise UsageError("a message in a transaction must not have a transaction type in sys_flag")
     values = props.decode_bytes(given_properties(message))
     if props.DELAY in values or is_timed(values):
-        # Reject a delay: RocketMQ's client silently drops the delay, and its store would lose the
-        # half message.
+        # Reject a delay, because RocketMQ handles it badly: its client drops the delay without an
+        # error, and its store would lose the half message.
         raise UsageError("a message in a transaction cannot be delayed")
     values.setdefault(props.TRANSACTION_PREPARED, _TRUE)
     values.setdefault(props.PRODUCER_GROUP, group)
-    # UNIQ_KEY identifies the transaction after its half message was put back.
+    # Copies of the half message have other offsets, but the same UNIQ_KEY, which therefore
+    # identifies the transaction.
     values.setdefault(props.UNIQ_KEY, uuid.uuid4().hex.upper())
     values[props.REAL_TOPIC] = message.topic
     values[props.REAL_QUEUE_ID] = str(message.queue_id)
@@ -104,7 +106,7 @@ def half_message(message: Message, group: str) -> Message:
 
 
 def frame_of(message: Message, result: PutResult) -> Frame:
-    """Build the frame of a half message from the put's result: the log may not be readable yet."""
+    """Build a half message's frame from the result of its put: the log may not be readable yet."""
     assert message.store_host is not None and message.born_timestamp is not None
     string = message.properties_string or ""
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
@@ -126,7 +128,7 @@ def frame_of(message: Message, result: PutResult) -> Frame:
 
 
 def destination(half: Frame) -> tuple[str, int]:
-    """Return topic and queue id of the message in a half message, or raise MessageRejected."""
+    """Return topic and queue id to which a commit puts the message, or raise MessageRejected."""
     values = props.decode_bytes(half.properties)
     topic = values.get(props.REAL_TOPIC)
     queue_id = props.parse_int(values.get(props.REAL_QUEUE_ID, ""))
@@ -140,7 +142,7 @@ def destination(half: Frame) -> tuple[str, int]:
 
 
 def commit_message(half: Frame) -> Message:
-    """Return a commit's message (``endMessageTransaction``), or raise MessageRejected."""
+    """Return the message of a commit (``endMessageTransaction``), or raise MessageRejected."""
     topic, queue_id = destination(half)
     return put_again(
         half,
@@ -153,7 +155,7 @@ def commit_message(half: Frame) -> Message:
 
 
 def op_message(queue_id: int, queue_offset: int, host: str, *, waits: bool) -> Message:
-    """Return the op message for an ended half message (``makeOpMessageInner``)."""
+    """Return the op message that records the end of a half message (``makeOpMessageInner``)."""
     values = {props.TAGS: OP_TAG, props.WAIT: _TRUE}
     return Message(
         OP_TOPIC,
@@ -177,14 +179,14 @@ def ended_halves(op: Frame) -> list[int]:
 def put_back(
     half: Frame, *, check_times: int | None = None, first_offset: int | None = None
 ) -> Message:
-    """Return the copy that puts a half message back (``renewHalfMessageInner``).
+    """Return the copy by which a check puts back a half message (``renewHalfMessageInner``).
 
-    The copy keeps flag and reconsume times, which RocketMQ drops here.
+    The copy keeps the flag and the reconsume times of the half message. RocketMQ drops them.
 
     Args:
-        check_times: number of checks including this check, if the listener is called.
-        first_offset: the half message's first queue offset, if the half message is put back without
-            a check.
+        check_times: if the listener will be asked, the number of checks including this one.
+        first_offset: if the listener is not asked, the half message's queue offset. The copy stores
+            it, unless the half message already stores the offset of an earlier original.
     """
     values = props.decode_bytes(half.properties)
     if check_times is not None:
@@ -195,7 +197,7 @@ def put_back(
 
 
 def given_up(half: Frame) -> Message:
-    """Return the copy of an abandoned half message (``resolveDiscardMsg``)."""
+    """Return the copy that is kept of an abandoned half message (``resolveDiscardMsg``)."""
     values = props.decode_bytes(half.properties)
     return put_again(half, GIVEN_UP_TOPIC, HALF_QUEUE, values, waits=False)
 
@@ -204,11 +206,11 @@ def given_up(half: Frame) -> Message:
 # Counting open half messages from the files of a store
 
 FrameAt = Callable[[int], Frame | None]
-"""Reads the message at a physical offset; None if there is no sound message."""
+"""A function that reads the frame at a physical offset; None if it is damaged or missing."""
 
 
 def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
-    """Return queue offsets of half messages that are listed in op messages from ``start`` on."""
+    """Return queue offsets of ended half messages: those in op messages from ``start`` on."""
     ended: set[int] = set()
     for _, entry in () if ops is None else ops.entries(max(start, ops.min_offset)):
         op = None if entry.is_filler else frame_at(entry.physical_offset)
@@ -218,14 +220,15 @@ def ended_by(ops: Queue | None, frame_at: FrameAt, start: int) -> set[int]:
 
 @dataclass(slots=True)
 class _Known:
-    """The part of one queue that was read.
+    """What was read of one queue of the half topic and of its op queue.
 
     Attributes:
-        halves: queue offset in the half topic up to which half messages were read.
+        halves: queue offset in the half topic at which the next count continues to read.
         ops: queue offset in the op topic up to which op messages were read.
         last_half, last_op: the entries before ``halves`` and ``ops``; None if there is none.
-        open: for the queue offset of each open half message, the topic of its message.
-        ended: queue offsets that op messages list, and whose half messages were not read yet.
+        open: queue offset of each open half message, and the topic of its message.
+        ended: queue offsets that op messages list, but whose half messages the counter has not read
+            yet.
     """
 
     halves: int = 0
@@ -246,7 +249,7 @@ class HalfCounter:
     def count(
         self, queues: Iterable[Queue], frame_at: FrameAt, passed: Mapping[int, int]
     ) -> Counter[str]:
-        """Count open half messages by topic; start at the progress of the checks (``passed``)."""
+        """Count open half messages by topic, from the progress of the checks (``passed``) on."""
         by_name = {(queue.topic, queue.queue_id): queue for queue in queues}
         total: Counter[str] = Counter()
         with self._counting:
@@ -269,7 +272,7 @@ class HalfCounter:
 
 
 def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
-    """Whether a queue's topic was deleted and recreated after the queue was read up to ``end``."""
+    """Whether a queue's topic was deleted and created again after the read up to ``end``."""
     if queue is None:
         return False
     low, high = queue.bounds()
@@ -277,7 +280,7 @@ def _is_another(queue: Queue | None, end: int, last: QueueEntry | None) -> bool:
 
 
 def _read(known: _Known, halves: Queue, ops: Queue | None, frame_at: FrameAt) -> None:
-    """Read new messages: half messages first, because op messages follow their half messages."""
+    """Read new half messages, then new op messages: an op message follows its half message."""
     stop = halves.max_offset
     for at, entry in halves.entries(max(known.halves, halves.min_offset), stop):
         half = None if entry.is_filler else frame_at(entry.physical_offset)

@@ -1,4 +1,4 @@
-"""Begins and ends the transactions of this process.
+"""Begins the transactions of this process, and commits them or rolls them back.
 
 ::
 
@@ -7,8 +7,8 @@
                                                   next check finds that the half has ended
     rollback    an op
 
-This process commits a message at most once. If a check puts a half message of this process back,
-the transaction continues with the copy.
+This process commits a message at most once. If a check puts back a half message of a transaction
+that is still in its block, the transaction continues with the copy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ from logquarry.write.put_result import PutResult
 logger = logging.getLogger(__name__)
 
 Append = Callable[[Message], tuple[PutResult, PutFuture]]
-"""Appends a message; returns the result, and the future of the result after the waits for flush and
-replica. Raises an error if the message is not appended.
+"""Appends a message to the log.
+
+Returns the result of the append, and a future for the result after the waits for the flush and for
+a replica. Raises an error if the message was not appended.
 """
 HalfKey = tuple[int, int]
 """Queue id and queue offset of a half message."""
@@ -48,15 +50,16 @@ class TransactionState(enum.StrEnum):
 
 
 class Transaction:
-    """A transaction of one message, made by ``store.transaction``. The commit puts the message.
+    """A transaction with one message; made by ``store.transaction``.
 
-    A transaction is a context manager. The start of the ``with`` block puts the half message. The
-    end of the block rolls an open transaction back, unless :meth:`leave_open` was called. If the
-    process dies in the block, a check ends the transaction.
+    Only a commit puts the message into its topic. A transaction is a context manager. At the start
+    of the ``with`` block, it puts the half message. When the block ends and the transaction is
+    still open, it is rolled back, unless :meth:`leave_open` was called. If the process dies in the
+    block, a later check of the half message ends the transaction.
 
     Attributes:
-        state: UNKNOWN until the transaction has ended.
-        half: the half message in the log, None before the block.
+        state: the outcome of the transaction; UNKNOWN while it is open.
+        half: the half message as it is in the log; None before the block begins.
     """
 
     def __init__(self, service: TransactionService, message: Message, group: str) -> None:
@@ -75,33 +78,34 @@ class Transaction:
 
     @property
     def transaction_id(self) -> str | None:
-        """The UNIQ_KEY, which stays if the half message is put back; None before the block."""
+        """The UNIQ_KEY, which copies of the half message keep; None before the block begins."""
         if self.half is None:
             return None
         return props.decode_bytes(self.half.properties).get(props.UNIQ_KEY)
 
     def commit(self) -> PutResult:
-        """Put the message, and wait for flush and replica if the message requests the wait.
+        """Put the message. Wait for the flush and for a replica if the message requests this.
 
         Raises:
-            StoreUnavailable: if the put failed; the transaction is then still open. After a failed
-                sync, the message may or may not be on the disk.
+            StoreUnavailable: if the put failed. Then the transaction is still open. After a failed
+                sync, it is unknown whether the message is on the disk.
             MessageRejected: if the store rejects the message.
             UsageError: if the transaction has ended already, or has not begun.
         """
         return self._service.end(self, TransactionState.COMMIT)
 
     def rollback(self) -> None:
-        """End the transaction without the message.
+        """End the transaction; the message is not put.
 
         Raises:
-            StoreUnavailable: if the put of the op failed; the transaction is then still open.
+            StoreUnavailable: if the op message could not be put. Then the transaction is still
+                open.
             UsageError: if the transaction has ended already, or has not begun.
         """
         self._service.end(self, TransactionState.ROLLBACK)
 
     def leave_open(self) -> None:
-        """Leave the transaction to the checks, because its outcome is unknown (``UNKNOW``)."""
+        """Let a later check end the transaction, because its outcome is unknown (``UNKNOW``)."""
         self._require_open()
         self._is_over = True
         self._service.leave(self)
@@ -117,8 +121,8 @@ class Transaction:
         try:
             self.rollback()
         except LogquarryError as failure:
-            # A check ends the transaction later. If the block raised an exception, that exception
-            # takes precedence.
+            # A later check ends the transaction. If the block itself raised an exception, let that
+            # one propagate instead.
             logger.error("the rollback of a transaction failed, it stays open: %s", failure)
             self._is_over = True
             self._service.leave(self)
@@ -137,11 +141,12 @@ class TransactionService:
     """Begins and ends the transactions of one open store. Thread-safe.
 
     Attributes:
-        lock: held while a half message is ended or put back.
-        live: half messages of transactions inside their blocks.
-        ended: half messages that this process has ended, and whose op messages no check has read
-            yet.
-        unnoted: the half messages in ``ended`` whose op message could not be put.
+        lock: held while a half message is ended, and while a copy of one is put.
+        live: the half messages of transactions whose ``with`` block is running.
+        ended: the half messages that this process has ended, as long as no check has read their op
+            messages.
+        unnoted: those half messages in ``ended`` whose op message still has to be put, because its
+            put failed.
     """
 
     def __init__(self, append: Append, *, clock: Callable[[], int], store_host: str) -> None:
@@ -180,10 +185,13 @@ class TransactionService:
         return future.result()
 
     def end_half(self, half: Frame, state: TransactionState) -> PutFuture:
-        """End a half message; return the future of the put. The caller holds the lock.
+        """Commit or roll back a half message; return the future of the put.
+
+        The caller holds the lock.
 
         Raises:
-            StoreUnavailable, MessageRejected: if the put failed; the half message is still open.
+            StoreUnavailable, MessageRejected: if the put failed. Then the half message is still
+            open.
         """
         is_commit = state is TransactionState.COMMIT
         key = key_of(half)
@@ -206,14 +214,14 @@ class TransactionService:
         self.ended.add(key)
 
     def leave(self, transaction: Transaction) -> None:
-        """Leave a transaction to the checks."""
+        """Give up a transaction of this process: a later check will end it."""
         with self.lock:
             if transaction.half is not None:
                 self.live.pop(key_of(transaction.half), None)
 
 
 def key_of(half: Frame) -> HalfKey:
-    """Return the key of a half message."""
+    """Return the key that identifies a half message in this store."""
     return half.queue_id, half.queue_offset
 
 
@@ -222,14 +230,14 @@ def key_of(half: Frame) -> HalfKey:
 
 
 _LOOK_MS: Final = 500
-"""Interval in which the service reads the store's clock, which a test may advance."""
+"""Pause, in ms, between two readings of the store's clock, which a test may advance."""
 
 
 class TransactionCheckService(Service):
-    """Runs checks at an interval; the first check runs after the first interval.
+    """Runs a check after each interval; the first check runs one interval after the start.
 
-    An interval ends when the store's clock or the machine's clock shows its end, because the
-    store's clock can be set back.
+    An interval has ended if either the store's clock or the machine's monotonic clock shows this:
+    the store's clock alone may be set back.
     """
 
     def __init__(
@@ -245,7 +253,7 @@ class TransactionCheckService(Service):
         return [clock() + self._pause_ms for clock in self._clocks]
 
     def run_once(self) -> None:
-        """Run a check if the interval is over."""
+        """Run a check if the interval has ended."""
         if all(clock() < due for clock, due in zip(self._clocks, self._due, strict=True)):
             return
         self._due = self._next()
