@@ -171,8 +171,8 @@ def test_quick_commands_import_little(golden: Path) -> None:
         "from logquarry.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'numba', 'pyarrow', 'pyspark', 'rich', 'pandas', 'altair'} & set(sys.modules)\n"
-        "sys.exit(str(heavy) if heavy else 0)"
+        "heavy = {'numba', 'pyarrow', 'pyspark', 'rich', 'pandas', 'altair', 'asyncio'}\n"
+        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )
     result = subprocess.run(
         [sys.executable, "-c", script, str(golden / "real-broker" / "store")],

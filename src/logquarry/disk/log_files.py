@@ -256,6 +256,7 @@ class PagesAhead(Service):
         super().__init__("pages ahead", health, interval_ms=None)
         self._log = log
         self._file: MappedFile | None = None
+        # _seen is an offset of the log; _loaded is a position in _file.
         self._seen, self._seen_ms = log.wrote_offset, monotonic_ms()
         self._loaded = 0
         self._refill = 0
@@ -269,7 +270,7 @@ class PagesAhead(Service):
         if self._log.reach is not None:
             # A bulk load (:mod:`logquarry.store.load`) writes by system calls, which need no loaded
             # pages.
-            self._file, self._seen, self._loaded = file, file.wrote, 0
+            self._file, self._seen, self._loaded = file, file.base + file.wrote, 0
         elif file is not self._file or file.wrote + self._refill > self._loaded:
             self.wakeup()
 

@@ -190,6 +190,8 @@ class MappedFile(FilePlace):
         if self._pooled is not None:
             self._pooled[at:end] = data
         else:
+            # A system call would extend a truncated file, and no page would be lost (SIGBUS).
+            self._require_size()
             try:
                 self._disk.write_all(self._descriptor, data, at)
             except OSError as error:
@@ -321,11 +323,21 @@ class MappedFile(FilePlace):
     def require_pages(self) -> None:
         """Poison the store if the map lost a page, or if another program truncated the file."""
         if self._copy is not None:
-            self._copy.require_size()
+            self._require_size()
         if lost() and (blocks := self._map.lost_blocks()):
             raise self._health.poison(
                 f"{self.path}: {len(blocks)} blocks from position {blocks[0].offset} on were lost "
                 "in use (SIGBUS): the disk is full or fails, or another program cut the file"
+            )
+
+    def _require_size(self) -> None:
+        try:
+            size = self._disk.size(self._descriptor)
+        except OSError as error:
+            raise self._health.poison(f"{self.path}: {error.strerror or error}") from error
+        if size < self.size:
+            raise self._health.poison(
+                f"{self.path}: another program cut the file to {size} of {self.size} bytes"
             )
 
     def _require_name(self) -> None:

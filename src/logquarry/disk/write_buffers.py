@@ -99,7 +99,6 @@ class FileCopy:
         self._disk = disk
         self._descriptor = descriptor
         self._path = path
-        self._size = size
         # With MAP_NORESERVE, unused memory does not count against the memory limit. Without it, the
         # copies of thousands of queue files could exceed the limit.
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
@@ -141,17 +140,6 @@ class FileCopy:
             if hasattr(mmap, "MADV_DONTNEED"):
                 self._memory.madvise(mmap.MADV_DONTNEED, self._done, end - self._done)
             self._done = end
-
-    def require_size(self) -> None:
-        """Poison the store if another program truncated the file."""
-        try:
-            size = self._disk.size(self._descriptor)
-        except OSError as error:
-            raise self._disk.health.poison(f"{self._path}: {error.strerror or error}") from error
-        if size < self._size:
-            raise self._disk.health.poison(
-                f"{self._path}: another program cut the file to {size} of {self._size} bytes"
-            )
 
     def close(self) -> None:
         """Release the memory. If views of the memory exist, the last view releases it."""

@@ -354,10 +354,10 @@ class _Decision:
         done = dict(zip(stores, run(appendings), strict=True))
         if load.is_named:
             Ledger(self._disk, root).add(load)
-        else:
-            for name in stores:
-                Ledger(self._disk, root / name).forget(load)
         self._disk.remove(self._path)
+        # Forget the load last: its ledger entry keeps a store from a second append.
+        for name in () if load.is_named else stores:
+            Ledger(self._disk, root / name).forget(load)
         remove_staged(self._plan.loads, load)
         return {str(root / name): loaded for name, loaded in done.items()}
 

@@ -307,7 +307,9 @@ class ReadableMap:
             self._examine(first, last)
         if state.find(_BAD, first, last) >= 0:
             return self._copied(start, stop)
-        return self._view[start : self._good_end(last)]
+        end = self._good_end(last)
+        # No call follows the read of _view, so no other thread can release the view meanwhile.
+        return self._view[start:end]
 
     def _copy(self, start: int, stop: int) -> memoryview:
         first = start - start % BLOCK

@@ -289,9 +289,10 @@ class KernelGet:
         if self._reference_gets > _REFERENCE_GETS or _KERNELS in sys.modules:
             kernels = codec.kernels()
             if kernels is not None:
-                self._kernel = kernels.get_frames
                 if cython.compiled:
+                    # Set the address first: another thread calls it as soon as _kernel is set.
                     self._kernel_address = kernels.get_frames_address()
+                self._kernel = kernels.get_frames
         return self._kernel is not None
 
     def _subscription(self, tags: frozenset[str]) -> _Tags | None:

@@ -395,6 +395,7 @@ class LiveStore(StoreReads, SinglePut):
         layout = layout or self._new_layout()
         return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
 
+    # Without this line, the abstract method of StoreReads, the first base, would be found.
     get = SinglePut.get
 
     def _new_layout(self) -> StoreLayout:

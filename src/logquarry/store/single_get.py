@@ -48,6 +48,7 @@ class SingleGet:
     ) -> GetResult:
         """See :meth:`~logquarry.store.reads.StoreReads.get`."""
         began = exact_ns() if cython.compiled else _monotonic()
+        # Only the subclass has the attributes that are read through `store`.
         store: Any = self
         if not (type(queue_id) is int and type(offset) is int and type(max_count) is int):
             topic, queue_id, offset, max_count, tag = get_arguments(

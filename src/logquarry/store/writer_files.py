@@ -168,15 +168,14 @@ class StoreFiles:
 
     def close(self) -> None:
         """Close all files. A second call does nothing."""
-        log, queues = self.log.last, self.root / names.CONSUME_QUEUE
-        folders = {self.root / names.INDEX: 0}
-        if log is not None:
+        frees_room, self.frees_room = self.frees_room, False
+        keys, queues = self.queues.keys() if frees_room else (), self.root / names.CONSUME_QUEUE
+        folders = {queues.joinpath(topic, str(number)): 0 for topic, number in keys}
+        folders[self.root / names.INDEX] = 0
+        if (log := self.log.last) is not None:
             folders[log.path.parent] = log.wrote
-        if self.frees_room:
-            keys = self.queues.keys()
-            folders |= {queues.joinpath(topic, str(number)): 0 for topic, number in keys}
         self._opened.close()
-        if self.frees_room and self.disk.health.reason is None:
+        if frees_room and self.disk.health.reason is None:
             free_room(self.disk, folders)
 
 

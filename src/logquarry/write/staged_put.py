@@ -139,6 +139,7 @@ def _place_kernel(
     placed: Int64,
 ) -> tuple[int, int, int]:
     # Copies as many frames as `room` can hold into it, and sets their offsets as in the file. The
+    # kernel adds positions of the file to an address; `room` begins at the position `wrote`. The
     # result NO_FRAME can also mean that the next frame is too large for the rest of `room`.
     kernels = codec.require_kernels()
     source = np.frombuffer(frames.data, np.uint8)

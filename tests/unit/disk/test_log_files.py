@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
+from logquarry.store import writer_files
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -275,6 +276,14 @@ def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) 
         assert [message.body for message in store.scan()] == [b"x" * 100, b"y"]
 
 
+def test_room_is_freed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[Mapping[Path, int]] = []
+    monkeypatch.setattr(writer_files, "free_room", lambda _, folders: freed.append(folders))
+    with opened(tmp_path) as store:
+        store.free_room_at_close()
+    assert len(freed) == 1
+
+
 LEAST = 256 << 10
 MOST = 64 << 20
 FILE_SIZE = 256 << 20
@@ -344,6 +353,16 @@ def test_a_load_needs_no_pages(ahead: Ahead) -> None:
     assert ahead.put(100)
     (loaded,) = ahead.loaded
     assert loaded == (1 << 20, ahead.file.wrote + LEAST)
+
+
+def test_a_load_into_a_further_file_does_not_count_as_growth(ahead: Ahead) -> None:
+    ahead.put(FILE_SIZE)
+    ahead.file = ahead.log.last_file(create=True) or ahead.file
+    ahead.log.reach = 2 * FILE_SIZE
+    ahead.put(1 << 20)
+    ahead.log.reach = None
+    ahead.put(100)
+    assert ahead.loaded[-1] == (1 << 20, ahead.file.wrote + LEAST)
 
 
 def test_the_pages_follow_the_speed_of_the_puts(ahead: Ahead) -> None:

@@ -14,6 +14,7 @@ from logquarry.disk.mapped_file import MappedFile
 from logquarry.disk.write_buffers import TransientStorePool
 from logquarry.errors import StoreUnavailable
 from logquarry.format.fields import PAGE_SIZE
+from logquarry.log.readable import ReadableMap
 from tests.helpers.failing_disk import EIO, FaultyDisk
 
 SIZE = 8 * PAGE_SIZE
@@ -83,6 +84,16 @@ def test_many_bytes_are_written_by_a_call(disk: FaultyDisk, tmp_path: Path) -> N
     pooled.close()
 
 
+def test_a_call_does_not_extend_a_truncated_file(disk: FaultyDisk, tmp_path: Path) -> None:
+    file = MappedFile(disk, tmp_path / "0", 0, SIZE)
+    file.append(b"earlier messages")
+    os.truncate(tmp_path / "0", 4)
+    with pytest.raises(StoreUnavailable, match=f"cut the file to 4 of {SIZE} bytes"):
+        file.write(memoryview(b"x"))
+    assert (tmp_path / "0").stat().st_size == 4
+    file.close()
+
+
 def test_select_gives_what_is_written_and_no_more(disk: FaultyDisk, tmp_path: Path) -> None:
     file = MappedFile(disk, tmp_path / "0", 0, SIZE)
     assert file.select(0) is None
@@ -106,6 +117,21 @@ def test_what_was_selected_outlives_the_file(disk: FaultyDisk, tmp_path: Path) -
     del file
     gc.collect()
     assert data is not None and bytes(data) == b"still here"
+
+
+def test_a_file_that_is_closed_during_a_select(
+    disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    MappedFile(disk, tmp_path / "0", 0, SIZE).close()
+    file = MappedFile(disk, tmp_path / "0", 0, SIZE)
+    file.set_positions(SIZE)
+
+    def close(_: ReadableMap, chunk: int) -> int:
+        file.close()
+        return SIZE
+
+    monkeypatch.setattr(ReadableMap, "_good_end", close)
+    assert file.select(0) is None or not file.address
 
 
 def test_closing_gives_everything_back(disk: FaultyDisk, tmp_path: Path) -> None:

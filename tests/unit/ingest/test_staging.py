@@ -400,6 +400,23 @@ def test_loads_without_a_name_leave_nothing(tmp_path: Path) -> None:
         assert not [path for path in plan.loads.rglob("*") if path.suffix in (".json", ".frames")]
 
 
+def test_a_crash_at_the_end_of_a_load_without_a_name(tmp_path: Path) -> None:
+    """The segments are gone, so the next load must not append them again."""
+    plan = planned(tmp_path / "s", brokers=2)
+    rows = [row(queue_id=number) for number in range(4)]
+    first, second = (LoadId(f"run-{digit * 32}", 0, is_named=False) for digit in "01")
+    forget = Ledger.forget
+
+    def crash(ledger: Ledger, load: LoadId) -> None:
+        forget(ledger, load)
+        raise StoreUnavailable("a crash")
+
+    with mock.patch.object(Ledger, "forget", crash), pytest.raises(StoreUnavailable):
+        commit_load(plan, first, staged(plan, rows, load=first))
+    assert commit_load(plan, second, staged(plan, rows, load=second)).rows == 4
+    assert sum(len(messages(plan.store(broker))) for broker in range(2)) == 8
+
+
 @pytest.mark.parametrize("brokers", [1, 2])
 def test_a_load_without_rows_is_known(tmp_path: Path, brokers: int) -> None:
     plan = planned(tmp_path / "s", brokers=brokers)

@@ -14,6 +14,8 @@ import pytest
 import logquarry as lq
 from logquarry import compiled
 from logquarry.errors import StoreUnavailable
+from logquarry.log import codec
+from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
 from logquarry.write import frame_append, message_rules, put_path
 from logquarry.write.settling import Asked
@@ -214,3 +216,26 @@ def test_ctrl_c_while_waiting(what: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert not putting.is_alive()
         eventually(lambda: store.queue_offsets("own", 0).max == 1)
         assert store.queue_offsets("own", 0).max == 1
+
+
+def test_a_get_while_another_thread_loads_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the second get called a kernel at address 0, which ended the process."""
+    kernels, found = codec.require_kernels(), list[GetResult | None]()
+
+    def find_address() -> int:
+        if not found:
+            found.append(None)
+            found.append(store.get("t", 0))
+        return int(kernels.get_frames_address())
+
+    loading = types.SimpleNamespace(get_frames=kernels.get_frames, get_frames_address=find_address)
+    with opened(tmp_path) as store:
+        store.put(lq.Message("t", b"x"))
+        store.wait_dispatched()
+        with monkeypatch.context() as patched:
+            patched.setattr(codec, "kernels", lambda: loading)
+            found.append(store.get("t", 0))
+    assert {message.body for got in found if got is not None for message in got.messages} == {b"x"}
+    assert len(found) == (3 if compiled.is_compiled() else 1)

@@ -74,7 +74,7 @@ class SpareEntries:
         self._last = (_FITS, 0)
 
     def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """Return the wrong entries in ``ranges``. Fillers before ``begin`` (queue offset) are right."""
+        """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
         self._begin = begin
         for first, stop in ranges:
             self._last = _FITS, 0

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from logquarry import arguments
 from logquarry.disk.config_file import BACKUP, ConsumerOffsets
@@ -23,12 +23,15 @@ from logquarry.format import properties as props
 from logquarry.log.store_files import CONFIG, quarantine
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
-from logquarry.store.consumer.source import QueueReader
 from logquarry.store.consumer.sql_filter import SqlFilter
 from logquarry.store.consumer.sql_parser import parse
 from logquarry.stored_message import StoredMessage
 from logquarry.systems import read_file
 from logquarry.write.message_rules import BROKER_CHECK, LONGEST_TOPIC, name_fault
+
+if TYPE_CHECKING:
+    # Importing asyncio takes 40 ms, which info and a writer without consumers do not need.
+    from logquarry.store.consumer.source import QueueReader
 
 RETRY_PREFIX: Final = "%RETRY%"
 DEAD_PREFIX: Final = "%DLQ%"
