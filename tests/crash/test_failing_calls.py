@@ -222,6 +222,23 @@ def test_each_call_of_a_recovery_fails(
             shutil.rmtree(path)
 
 
+def test_each_list_call_of_a_recovery_fails(shm: Path) -> None:
+    """Found with failing_calls N=12, seed 12: one call raised OSError."""
+    harmed = Harmed(shm / "harmed", random.Random(12), least_harms=3, messages=16)
+    image = harmed.disk.state().killed()
+    for number in range(1, 100):
+        root = image.write(shm / "failing")
+        disk = Faulted(root, Fault("list", number, errno.EIO, for_ever=True))
+        try:
+            harmed.recover(root / STORE, disk)
+        except StoreError:
+            assert disk.is_hit
+        shutil.rmtree(root)
+        if not disk.is_hit:
+            break
+    assert number > 2
+
+
 def check_recovery(
     harmed: Harmed, wanted: Outcome, disk: Faulted, shm: Path, *, is_refused: bool
 ) -> None:

@@ -1,7 +1,6 @@
 """Consumer groups: subscription, retry and dead-letter topics, assignment of queues, and offsets.
 
-If the committed offsets of a group are lost, the module estimates new ones. The assignment of
-queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
+The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ class Subscription:
         """Check and parse a subscription.
 
         Raises:
-            UsageError: if RocketMQ's broker rejects a name, there is no topic, or both tags and a
-                filter are given.
+            UsageError: if a broker rejects a name, or there is no topic, or tags and a filter.
             BadFilter: if the filter is invalid.
         """
         arguments.text(group, "group", takes="the name of a consumer group")
