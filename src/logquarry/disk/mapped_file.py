@@ -9,8 +9,8 @@ Without a pool, written bytes are in the file at once, so committed equals wrote
 the transient store pool, a commit copies written bytes from the buffer to the file. Readers see
 only committed bytes.
 
-The thread that holds the put lock writes, and one thread syncs. Any number of threads read without a
-lock, because a position advances only after all bytes before the new position are written.
+The thread that holds the put lock writes, and one thread syncs. Any number of threads read without
+a lock, because a position advances only after all bytes before the new position are written.
 """
 
 from __future__ import annotations
