@@ -137,7 +137,7 @@ class Consuming(Part):
 
     @answers(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_offset(self, request: Request) -> None:
-        """Commit the offset of a group in a queue. It is saved to the disk later."""
+        """Commit the offset of a group in a queue, in memory. Tables.save_offsets writes it."""
         core, fields = self._core, request.fields
         group, queue_id = fields["consumerGroup"], fields["queueId"]
         core.require_group(group)

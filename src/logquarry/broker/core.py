@@ -251,7 +251,7 @@ class Core:
     def require_group(self, name: str) -> dict[str, Any]:
         """Return the settings of a subscription group.
 
-        If it is missing, create it if the options allow this.
+        If it is missing, create it; raise Refused if the options of a writing broker forbid this.
         """
         found = self.tables.groups.get(name)
         if found is None:
@@ -271,9 +271,9 @@ class Core:
         self.save_soon()
 
     def save_soon(self) -> None:
-        """Have the tables saved at the end of this iteration of the event loop.
+        """Have the tables saved soon, by the thread for slow calls.
 
-        One write then saves all changes of the iteration.
+        One write saves all changes of an iteration of the event loop.
         """
         if not self.is_saving:
             self.is_saving = True

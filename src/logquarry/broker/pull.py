@@ -48,8 +48,8 @@ KiB of memory.
 """
 _LONGEST_HOLD_MS: Final = 120_000
 _EXCLUDED_SECONDS: Final = 5.0
-"""If new messages arrive that a held pull's filter excludes, the pull is answered after this many
-seconds at the latest.
+"""If new messages arrive that a held pull's filter excludes, the pull's deadline is at most this
+many seconds later. The answer follows at the next full second.
 """
 _FILTERED_READS: Final = 8
 """Maximum number of reads until a pull with an SQL92 filter is answered, even if no message
@@ -261,7 +261,7 @@ class Pulling(Part):
             return
         code = _CODES.get(result.status)
         if code is None:
-            # This code stands for NO_MESSAGE_IN_QUEUE.
+            # The status is NO_MESSAGE_IN_QUEUE.
             code = _C.PULL_OFFSET_MOVED if pull.offset else _C.PULL_NOT_FOUND
         if code is _C.PULL_NOT_FOUND and pull.deadline:
             if end > pull.offset and is_patient and end != pull.awaited:

@@ -418,9 +418,10 @@ class Retrying(Part):
         try:
             message = await core.slow(partial(core.store.message_at, fields["offset"]))
         except (MessageNotFound, CorruptStore) as error:
-            # The client has sent a wrong offset. Do not answer with the store's error, because it
-            # contains a path.
-            what = fields["offset"] if isinstance(error, MessageNotFound) else error
+            # Answer with the offset, as RocketMQ does: the error's text contains a path.
+            what = fields["offset"]
+            if isinstance(error, CorruptStore):
+                _lonely.warning("a consumer cannot send a message back: %s", error)
             raise Refused(f"look message by offset failed, {what}") from error
         # Check the permission for the message's own topic: the request may name a false
         # originTopic.

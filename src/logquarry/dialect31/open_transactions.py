@@ -208,8 +208,8 @@ def frames_between(reader: LogReader, start: int, stop: int) -> Iterator[Transac
 
 
 MOST_LOST: Final = 1 << 20
-"""If a PREPARED message's number is higher than expected, at most this many messages before it
-count as lost.
+"""Maximum number of PREPARED messages that can be missing before a PREPARED message. If its number
+would mean more of them, the number is implausible, and is not used.
 
 Each lost message takes an entry in the table. Without a limit, a damaged number could make the
 table huge, because no CRC covers the number.

@@ -1,8 +1,8 @@
 """Counts puts and gets.
 
 Each thread has its own :class:`CallCounts`, so counting a call takes no lock. The duration of a put
-includes the time that the put waits for the flush and for the replica. The module is compiled if a
-C compiler was found at the installation.
+includes the time that the put waits for the flush and for the replica. The module is compiled at
+the installation if possible (``hatch_build.py``).
 """
 
 from __future__ import annotations

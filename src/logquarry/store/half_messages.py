@@ -6,7 +6,8 @@ message has the tag ``d``, and its body is the queue offset of the half message.
 leaves a COMMIT frame with the half message's physical offset. While a half message is open, the
 broker's checker may put a copy of it at the end of the queue; the checker then advances its own
 consumer offset past the original. So if a half message is before this consumer offset and has no op
-message, the checker has replaced it by a copy.
+message, the checker has replaced it by a copy, or has abandoned it: after too many checks, it puts
+a copy into TRANS_CHECK_MAX_TIME_TOPIC, and no op message.
 
 In a store of 3.x, a half message is a PREPARED frame in the log, and no queue has an entry for it.
 The COMMIT or ROLLBACK frame contains the physical offset of the PREPARED frame

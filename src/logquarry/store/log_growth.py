@@ -1,7 +1,7 @@
 """After an append, wakes the dispatcher, the flush service and replication, and settles the put.
 
 A put is settled when it no longer waits for the flush or for the replica, so that its status is
-final. The module is compiled if a C compiler was found at the installation.
+final. The module is compiled at the installation if possible (``hatch_build.py``).
 """
 
 from __future__ import annotations

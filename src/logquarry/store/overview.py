@@ -327,9 +327,10 @@ _MOST: Final = 3
 def visible_damage(layout: StoreLayout, log_end: int) -> Iterator[str]:
     """Describe the signs of damage in a store that no process has open.
 
-    The function reads only file names, the last entry of each queue, the checkpoint and
-    ``.logquarry/damage.json``. But if log files are missing, or if the queues point beyond the
-    log's end, it reads all queue entries to count the lost messages.
+    The function reads file names, the last entry of each queue, the checkpoint,
+    ``.logquarry/damage.json``, and the store time of the last queued message. If the checkpoint has
+    a later time, it also reads the last log file. If log files are missing, or if the queues point
+    beyond the log's end, it also reads all queue entries to count the lost messages.
     """
     log = layout.commit_log
     if layout.lost_head is not None:

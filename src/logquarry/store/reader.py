@@ -157,7 +157,7 @@ class BaseReader(StoreReads):
     def has_queue_files(self) -> bool:
         """Whether any queue file has an entry.
 
-        If none has, the reader computes the queues from the log.
+        If none has, the reader uses the queues in RocksDB, or computes the queues from the log.
         """
         return self._found.has_queue_files
 
@@ -358,7 +358,7 @@ class LiveStore(StoreReads, SinglePut):
 
     @property
     def has_queue_files(self) -> bool:
-        """True: the dispatcher adds an entry for each message in the log."""
+        """True: the dispatcher keeps the queues, so they need not be computed from the log."""
         return True
 
     def queues(self) -> tuple[tuple[str, int], ...]:

@@ -202,7 +202,7 @@ class StoreReads(LogReads):
             queue_id: the queue.
             offset: queue offset of the first message.
             max_count: maximum number of messages. The settings ``max_transfer_...`` also limit the
-                result. A result ends at the end of a queue file. If the queue has a message at
+                result. A result never spans two queue files. If the queue has a message at
                 ``offset``, the result has at least one message.
             tag: the tags to match, such as ``paid`` or ``paid || sent``; None or ``*`` for all
                 messages.

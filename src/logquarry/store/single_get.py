@@ -1,6 +1,6 @@
 """Gets messages from a store that is open for writing.
 
-The module is compiled if a C compiler was found at the installation.
+The module is compiled at the installation if possible (``hatch_build.py``).
 """
 
 from __future__ import annotations

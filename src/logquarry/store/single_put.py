@@ -1,6 +1,6 @@
 """Puts one message or one batch into a store that is open for writing.
 
-The module is compiled if a C compiler was found at the installation.
+The module is compiled at the installation if possible (``hatch_build.py``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class SinglePut(SingleGet):
                 error is the status that RocketMQ would return. After a failed sync, it is unknown
                 whether the message is on the disk.
             MessageRejected: if the message violates a rule of the store, for example on its size.
-            UsageError: if a number is too large for its field, or if ``message`` is not a Message.
+            UsageError: if a number does not fit its field, or if ``message`` is not a Message.
         """
         began = ticks_ns() if cython.compiled else _monotonic()
         try:
@@ -126,8 +126,9 @@ class SinglePut(SingleGet):
         replica are over.
 
         When this method returns, the message is already in the log, or the future has an exception.
-        In the log, the messages have the order of the calls. The thread that syncs the log calls
-        the callbacks of the future, so they must return quickly.
+        In the log, the messages have the order of the calls. The thread that ends the last wait (by
+        a sync, or by the acknowledgement of a slave) calls the callbacks of the future, so they
+        must return quickly.
         """
         try:
             if type(message) is not _Message:

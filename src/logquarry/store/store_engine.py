@@ -191,10 +191,11 @@ class StoreEngine:
             # read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While a store is open, each file of its log and index has a second name (a hard link),
-            # from which a deleted file can be restored. After a crash, a file may have only the
-            # second name. Restore the first name before the recovery: if the recovery moves the
-            # file to quarantine later, the second name must not bring it back.
+            # While a store is open, each file of its log, and each index file that is not yet full
+            # and synced, has a second name (a hard link), from which a deleted file can be
+            # restored. After a crash, a file may have only the second name. Restore the first name
+            # before the recovery: if the recovery moves the file to quarantine later, the second
+            # name must not bring it back.
             folders = StoreLayout.open(root, config).log_folders
             NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
             plan = open_check.plan_to_open(root, config)

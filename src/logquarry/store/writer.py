@@ -356,9 +356,9 @@ class BaseWriter(LiveStore):
     def put_half(self, message: Message, group: str) -> PutFuture:
         """Put the half message of a producer's transaction (``prepareMessage``).
 
-        The producer later commits or rolls back with :meth:`end_transaction`. Until then, each
-        check asks its listener about this half message. The arguments and errors are those of
-        :meth:`transaction`.
+        The producer later commits or rolls back with :meth:`end_transaction`. Until then, the
+        checks treat this half message like any other open half message. The arguments and errors
+        are those of :meth:`transaction`.
         """
         return self._open_services.put_half(message, group)
 
@@ -381,7 +381,8 @@ class BaseWriter(LiveStore):
 
         Returns:
             The future of the put: a commit puts the message, and a rollback puts the op message.
-            None if the transaction has already ended.
+            None if this process has ended the transaction, and no check has read its op message
+            since. After such a check, the call would end the transaction again.
 
         Raises:
             UsageError: if there is no half message at ``physical_offset``, or if it has another
@@ -413,7 +414,7 @@ class BaseWriter(LiveStore):
         return self._open_services.subscription_groups
 
     def check_transactions(self, listener: Listener) -> CheckReport:
-        """Find the open transactions, and ask a function about the outcome of each.
+        """Ask a function about each open transaction that is older than ``transaction_time_out``.
 
         Args:
             listener: function that is called with an
@@ -448,9 +449,8 @@ class BaseWriter(LiveStore):
     def close(self) -> None:
         """Close the store. A second call does nothing.
 
-        After the call begins, the store accepts no more messages. The messages that are in the log
-        are dispatched and synced; after that, ``abort`` is deleted. If the dispatch or a sync
-        fails, ``abort`` is kept, and the cause is logged.
+        The call first stops consumers and services, then the puts. Then the log is dispatched and
+        synced, and ``abort`` is deleted. If that fails, ``abort`` is kept, and the cause is logged.
 
         Raises:
             UsageError: if a listener of the store or a callback of a put calls this method; its

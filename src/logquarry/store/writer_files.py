@@ -180,7 +180,7 @@ class StoreFiles:
 
 
 class Housekeeping(Service):
-    """Once a second, creates ``abort`` and index files again if another program has deleted them.
+    """Once a second, restores ``abort`` and index files that another program has deleted.
 
     A Java broker that opens the same store fails to take the lock. But before it tries, its
     recovery deletes index files, and when it then ends, it deletes ``abort``.
@@ -199,7 +199,7 @@ class Housekeeping(Service):
         self._sample = sample
 
     def run_once(self) -> None:
-        """Record the counts of calls, and create missing files again."""
+        """Record the counts of calls, and restore missing files."""
         self._sample()
         if not self._abort.exists:
             logger.warning(
@@ -273,7 +273,7 @@ class LogFeed:
         return self.dispatcher.offset
 
     def select(self, offset: int, most: int | None = None) -> memoryview | None:
-        """Return the bytes from an offset on: at most ``most``, and at most to the end of the file.
+        """Return at most ``most`` bytes from an offset on, up to the end of the log or of its file.
 
         Return None if the log has no byte at the offset. The caller must hold the view as long as
         it uses the bytes.

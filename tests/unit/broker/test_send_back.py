@@ -130,6 +130,22 @@ def test_retries_and_dead_letters_with_a_clock_of_the_test(tmp_path: Path) -> No
     play(scenario, tmp_path / "s", clock=clock)
 
 
+def test_the_answer_about_a_damaged_message_has_no_path(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        assert (await client.send("t", b"body" * 9)).code == 0
+        (log,) = (tmp_path / "s" / "commitlog").glob("0" * 20)
+        with log.open("r+b") as file:
+            at = file.read(1 << 10).index(b"body" * 9)
+            file.seek(at)
+            file.write(b"B")
+        back = {"group": "g", "delayLevel": 0, "maxReconsumeTimes": 2, "offset": 0}
+        refused = await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert refused.remark == "look message by offset failed, 0"
+
+    play(scenario, tmp_path / "s")
+
+
 def test_a_consumer_that_allows_no_retry_gets_a_dead_letter_at_once(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         assert (await client.send("t", b"bad")).code == 0

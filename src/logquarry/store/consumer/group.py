@@ -425,7 +425,7 @@ class LostOffsets:
 
     @property
     def files(self) -> list[Path]:
-        """The torn offset files in ``config/``, and all offset files in quarantine."""
+        """The invalid or unreadable offset files in ``config/``, and all those in quarantine."""
         return [path for path, _ in self._torn] + self._aside
 
     def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:

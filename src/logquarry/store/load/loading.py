@@ -14,7 +14,8 @@ means that the log also has the loads of all lower versions. If the process cras
 ``intent.json`` remains. When a writer opens the store the next time (:func:`pending_load`):
 
 - If all segments are intact, the writer appends the frames that the log still lacks.
-- If segments are gone, but the log has all frames of the load, the writer only writes the ledger.
+- If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
+  the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
   start. After such a rollback, the application can repeat the load.
 """

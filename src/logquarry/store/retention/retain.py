@@ -107,12 +107,12 @@ class LiveRetention:
         """Delete the expired files; return the plan that was applied.
 
         Args:
-            pause_s: seconds to wait after each deleted log file, so that the disk can do other
-                work.
+            pause_s: seconds to wait between the deletions of two log files, so that the disk can do
+                other work.
 
         Raises:
-            StoreUnavailable: if the store accepts no writes, or the disk fails. In this case some
-                of the files are deleted, and the store is consistent.
+            StoreUnavailable: if the store accepts no writes, was closed, or the disk fails. Some of
+                the files may be deleted then; the store is consistent.
         """
         with self._working:
             self.disk.health.require_writable()
@@ -274,9 +274,10 @@ def retain(
         refused = _refusal(layout, root, has_lock=True)
         if refused is not None:
             raise StoreUnavailable(f"{root}: {refused}")
-        # A writer keeps a second hard link to each file. If only the first name were deleted, the
-        # next opening would restore it from the second. After a clean shutdown, a file that has
-        # only the second name was deleted by another program, so delete the second name too.
+        # A writer gives files of the log and the index a second hard link. A clean shutdown removes
+        # these links, but if one is left and only the first name were deleted, the next opening
+        # would restore the file from the link. A file that has only the second name was deleted by
+        # another program, because the shutdown was clean, so delete the second name too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
         plan = plan_retention(layout, rules, now_ms=clock())
         apply_retention(plan, disk, root, progress)

@@ -15,8 +15,8 @@ Each message is delivered once, and never before its time. If a message cannot b
 delivery logs an error and continues with the next one. After a crash, the delivery searches the log
 for the messages that were delivered since the last save. A broker that opens the store after a
 crash does not: it continues from its timer wheel, which is older, and repeats the latest
-deliveries. To prevent this, open the store for writing with logquarry and close it again before the
-broker starts: this writes a new timer wheel.
+deliveries. To prevent this, open the store with ``StoreConfig(deliver_delayed=True)`` and close it
+again before the broker starts: the close then writes a new timer wheel.
 """
 
 from __future__ import annotations

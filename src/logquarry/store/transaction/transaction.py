@@ -141,7 +141,8 @@ class TransactionService:
     """Begins and ends the transactions of one open store. Thread-safe.
 
     Attributes:
-        lock: held while a half message is ended, and while a copy of one is put.
+        lock: held while a half message is begun or ended, and while a check puts a copy of one
+            without asking the listener.
         live: the half messages of transactions whose ``with`` block is running.
         ended: the half messages that this process has ended, as long as no check has read their op
             messages.
