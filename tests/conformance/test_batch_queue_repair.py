@@ -150,6 +150,31 @@ def test_queues_cut_in_the_middle_are_recovered(copied: Copied) -> None:
     assert not lq.recover(root).is_needed
 
 
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_zeroed_entries_of_lost_batches_are_recovered(is_opened: bool, copied: Copied) -> None:
+    """The first file of a queue ends in zeros, and its last messages are lost."""
+    root = copied("5.5.0-batchcq")
+    first = root / "batchconsumequeue" / BATCH_TOPIC / "1" / ("0" * 20)
+    at = 43 * 46
+    for entry in _entries(first)[43:]:
+        (place,) = struct.unpack_from(">q", entry)
+        overwrite(root / "commitlog" / ("0" * 20), place, b"damage")
+    zero(first, at)
+    (root / "abort").touch()
+    plan = lq.recover(root)
+    folder = f"batchconsumequeue/{BATCH_TOPIC}/1"
+    steps = {step.kind: step.offset for step in plan.steps if step.file == folder}
+    assert steps == {StepKind.CUT: at, StepKind.BUILD_QUEUE: at}
+    if is_opened:
+        lq.MessageStore.open(root, mode="rw", accept_loss=1 << 20).close()
+    else:
+        lq.recover(root, apply=True, accept_loss=1 << 20)
+    kinds = {finding.kind for finding in verify_store(StoreLayout.open(root)).findings}
+    assert not {kind for kind in kinds if kind.startswith("queue")}
+    with lq.MessageStore.open(root) as store:
+        assert store.queue_offsets(BATCH_TOPIC, 1).max > 162
+
+
 def test_a_recovery_keeps_entries_of_lost_batches(damaged: tuple[Path, Row]) -> None:
     root, lost = damaged
     wanted = bytes_of(root / "batchconsumequeue")

@@ -341,7 +341,8 @@ class BatchQueueAudit:
         )
 
     def _first_position(self, place: int) -> int:
-        """Return the number of the first entry that points to ``place`` or a later offset.
+        """Return the number of the first entry that was never written, or that points to ``place``
+        or a later offset.
 
         ``place`` is the physical offset of the queue's first message in the log. Retention must
         have deleted the messages of earlier entries.
@@ -349,11 +350,11 @@ class BatchQueueAudit:
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE
         while at < self._had:
-            places = self._read(at, at + _CHUNK)["physical_offset"]
-            reached = np.flatnonzero(places >= place)
-            if len(reached):
-                return at + int(reached[0])
-            at += len(places)
+            entries = self._read(at, at + _CHUNK)
+            passed = (entries["physical_offset"] < place) & is_batch_written(entries)
+            if not passed.all():
+                return at + int(passed.argmin())
+            at += len(entries)
         return self._had
 
     def _pass_lost(self, place: int) -> None:
@@ -366,7 +367,7 @@ class BatchQueueAudit:
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
             # If a frame has several entries, all but the last have no message: they only bridge a
             # gap in the queue offsets that is too large for one entry.
-            if not is_lost and entry["reserved"] != entry["count"]:
+            if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                 return
             self._at += 1
 
