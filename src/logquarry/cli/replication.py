@@ -219,7 +219,7 @@ def replicate(
     After Ctrl-C, a broker or logquarry can open STORE for writing.
 
     The exit code is 4 if the log in STORE is longer than the master's log or has other bytes, or if
-    another process has STORE open.
+    another process has STORE open for writing.
 
     Example: logquarry replicate 10.0.0.7:10912 --into /data/slave
     """
@@ -378,8 +378,8 @@ def serve_master(
     """Send a store's log to slaves, until Ctrl-C.
 
     A slave is a RocketMQ 4.9 broker or logquarry replicate. The command opens STORE for writing, so
-    no other process may have STORE open. The command prints one line for each address that it
-    serves.
+    no other process may have STORE open for writing. Readers may have STORE open. The command
+    prints one line for each address that it serves.
 
     Example: logquarry serve-master /data/store --listen 10.0.0.7:10912
     """

@@ -262,8 +262,7 @@ class ConfigTables:
         Raises ValueError, without a change, if the document is invalid.
         """
         came = table.decode(document)
-        # Encode all tables before the first write, because encoding can fail, and then no file may
-        # change.
+        # Encode the table before the write, because encoding can fail, and then no file may change.
         table.encode(came)
         with self._taking:
             self._disk.health.require_writable()

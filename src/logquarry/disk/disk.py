@@ -59,9 +59,9 @@ class OpenFile:
 class Disk:
     """The disk of one store.
 
-    Methods that make a single system call raise OSError. Methods that make several calls raise
-    StoreUnavailable. A failed sync poisons the store (see :class:`~logquarry.disk.service.Health`),
-    and is never repeated.
+    The methods of the part "system calls" raise OSError. Those of the part "combined calls" raise
+    StoreUnavailable, except :meth:`write_all`. A failed sync poisons the store (see
+    :class:`~logquarry.disk.service.Health`), and is never repeated.
     """
 
     def __init__(self) -> None:
@@ -193,8 +193,8 @@ class Disk:
 
     # ------------------------------------------------------------------------- combined calls
     def make_file(self, path: Path, size: int) -> int:
-        """Create a file of zeros durably, with all its blocks allocated. After a failure, delete
-        the file.
+        """Create a file of zeros durably, with all its blocks allocated. The file must be new. If
+        it cannot be completed, the method deletes it again.
         """
         self.health.require_writable()
         self.make_folders(path.parent)

@@ -39,7 +39,7 @@ AT_WORK: Final = "a salvage or rebuild is at work there"
 
 
 def lock_folder(folder: str | os.PathLike[str], at_work: str = AT_WORK) -> int | None:
-    """Lock a folder, and return a descriptor that holds the lock; None if the system has no locks.
+    """Lock a folder, and return a descriptor that holds the lock; None if locks are not supported.
 
     Raises FileNotFoundError if the folder does not exist, and StoreUnavailable with the text
     ``at_work`` if another process holds the lock.
@@ -422,8 +422,8 @@ def _links_of(folder: Path) -> Path:
 
 
 class QueueFolders:
-    """The folders of one queue of files. ``full_folders`` returns the folders in which no new file
-    is created.
+    """The folders of one queue of files. ``full_folders`` returns the folders without room. A new
+    file is created in such a folder only if all writable folders lack room.
     """
 
     def __init__(

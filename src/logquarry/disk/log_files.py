@@ -31,8 +31,8 @@ from logquarry.log.log_place import LogFolders
 logger = logging.getLogger(__name__)
 
 _FULL: Final = 0.85
-"""If a larger part of a disk is used, no file is created there
-(``getDiskSpaceCleanForciblyRatio``).
+"""If a larger part of a disk is used, new files are created in the log's other folders, if any has
+room (``getDiskSpaceCleanForciblyRatio``).
 """
 
 WAIT_TIMEOUT_MS: Final = 5_000

@@ -178,7 +178,7 @@ class MappedFile(FilePlace):
         return at
 
     def write(self, data: memoryview) -> None:
-        """Write many bytes at the end, by a system call.
+        """Write many bytes at the end, by a system call (or to the pool's buffer, if there is one).
 
         A write to the map would cause a page fault for each new page, and the operating system
         would first fill the page with zeros. Both together take longer than the copy. A failed

@@ -119,7 +119,7 @@ class MappedFileQueue(LastFile):
 
         Names that are not offsets are skipped. Until :meth:`truncate_to` sets the end, all files
         are assumed to be full. If the last file is too short, it is extended. With ``guard_names``,
-        the method restores the names of files that another program deleted before a crash.
+        the method restores names that files have lost since the last clean shutdown.
 
         Raises CorruptFile if a file is missing or has a wrong length, except for a short last file.
         Unlike this method, RocketMQ refuses a short last file, even an empty file that a crash

@@ -53,8 +53,8 @@ class PageFile(OpenFile):
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Run a ``with`` block that opens the file. If the block raises an exception, close the
-        file.
+        """Run a ``with`` block that opens the file. If the block raises OSError or
+        StoreUnavailable, close the file and raise StoreUnavailable.
         """
         try:
             yield

@@ -70,8 +70,8 @@ class LogNames:
     """The files of a log with the offsets that their frames show.
 
     ``strangers`` and ``doubts`` are pairs of path and reason. A stranger has the name of a log
-    file, but does not belong to the log. A doubt is a file whose frames do not determine its
-    offset.
+    file, but does not belong to the log. A doubt is a file whose place in the log is unclear: the
+    queues contradict its frames, or another file's frames show the same offset.
     """
 
     files: tuple[StoreFile, ...]

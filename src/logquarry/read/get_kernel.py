@@ -1,4 +1,4 @@
-"""``getMessage`` with one call of a compiled kernel. Cython compiles this module.
+"""``getMessage`` with one call of a compiled kernel. The module is compiled if possible.
 
 The kernel reads the queue's entries and the log's bytes directly from the maps of the files. If it
 finds damage or deleted messages, or if a file ends inside the answer, the kernel gives up, and the

@@ -236,7 +236,7 @@ class GetMessageStatus(Enum):
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
-    """The get has read messages, but none of them has a wanted tag."""
+    """The get has read entries, but none of them has a message with a wanted tag."""
     MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
     """The queue has entries at the offset, but the log no longer has their messages."""
     OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"

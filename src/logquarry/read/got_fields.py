@@ -1,7 +1,7 @@
-"""Holds the frames of a get, and makes the message objects of the get. Cython compiles this module.
+"""Holds the frames of a get, and makes the message objects of the get.
 
-A kernel fills a table with one row per message (:mod:`logquarry.format.arrays`), from which the
-objects are made.
+The module is compiled if possible. A kernel fills a table with one row per message
+(:mod:`logquarry.format.arrays`), from which the objects are made.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ def with_index_tags(layout: StoreLayout) -> StoreLayout:
     """Determine whether the index has tags, and return the layout with this setting
     (``index_tags``).
 
-    If no message has a tag, the setting recorded in the store is used. If none is recorded, the
-    index is assumed to have tags if the store has the folder ``rocksdbstore/``, which brokers make
-    since 5.4.0.
+    If none of the newest messages in the index has a tag, the setting recorded in the store is
+    used. If none is recorded, the index is assumed to have tags if the store has the folder
+    ``rocksdbstore/``, which brokers make since 5.4.0.
     """
     if layout.config.index_tags is not None:
         return layout

@@ -1,5 +1,5 @@
-"""The first and last queue offset of a queue that this process writes. Cython compiles this
-module.
+"""The first and last queue offset of a queue that this process writes. The module is compiled if
+possible.
 """
 
 from __future__ import annotations

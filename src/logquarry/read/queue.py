@@ -51,8 +51,9 @@ class QueueSegment:
 class Queue(ABC):
     """A consume queue that can be read. All offsets are queue offsets, that is, numbers of entries.
 
-    A file has ``units_per_file`` entries. As in RocketMQ, one ``get`` reads entries of one file
-    only. If ``is_batch``, several entries may point to the same frame, an inner batch.
+    One ``get`` never reads past a multiple of ``units_per_file``. In a consume queue with files,
+    this is the number of entries of a file, so as in RocketMQ, a ``get`` reads one file only. If
+    ``is_batch``, several entries may point to the same frame, an inner batch.
     """
 
     topic: str
@@ -180,8 +181,8 @@ class Queue(ABC):
             found = _bisect(units[there], low, timestamp, store_time, log_min_offset)
             found = int(there[found]) if found is not None and found >= 0 else found
         # QUIRK: if the search finds no message (-1), Java's result is the queue offset before the
-        # file's first entry. For the first file it is 0, because Java's division rounds -1 byte
-        # towards zero.
+        # file's first entry. For a file that begins at queue offset 0 it is 0, because Java's
+        # division rounds -1 byte towards zero.
         return 0 if found is None else max(0, chosen.start + found)
 
     def _segment_by_time(

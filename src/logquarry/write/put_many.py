@@ -174,8 +174,7 @@ class ManyWriter:
         return self._append(self._parts(messages), began, wait=wait)
 
     def put_stored(self, batch: pa.RecordBatch, least_time: int | None = None) -> PutManyResult:
-        """Put messages that come from another store, without changing them. Used by import and
-        salvage.
+        """Put messages that come from another store, without changing them. Used by import.
 
         Topic and property string stay unchanged, even with a delay or further queues. The messages
         get the next queue offsets of their queue, but a PREPARED or ROLLBACK message keeps its

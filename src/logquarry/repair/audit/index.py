@@ -195,8 +195,8 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether the file holds all entries that its header counts, and each slot and each entry
-        leads to the right earlier entry.
+        """Whether the file holds all entries that its header counts, each slot leads to its newest
+        entry, and each entry to the previous entry of its slot.
         """
         file = next((file for file in self._index.files if file.path == path), None)
         if file is None or file.header.entry_count <= 1 or file.shape is None:

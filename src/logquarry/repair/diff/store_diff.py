@@ -142,8 +142,8 @@ class StoreDiff:
 
     @property
     def verdict(self) -> str:
-        """One of ``equal``, ``prefix`` (one log continues after the end of the other),
-        ``diverged``, ``disjoint`` (no common part) and ``incomplete``.
+        """One of ``equal``, ``prefix`` (the logs begin or end at different offsets, and their
+        common part is equal), ``diverged``, ``disjoint`` (no common part) and ``incomplete``.
 
         ``incomplete``: no difference was found, but not all queues were compared.
         """

@@ -1,9 +1,8 @@
 """Builds consume queues and index from the log into a folder, and moves the folder into place.
 
 A note file next to the folder records the store and the settings of the build, so that a later
-rebuild does not continue with files of another store. The file ``complete`` is made when all files
-are built. If it exists, a later call finishes interrupted renames. :func:`replace_queues` builds
-queues in RocksDB for a recovery that has repaired the log.
+rebuild does not continue with files of another store. If the file ``complete`` exists, all files are
+built, and a later call finishes the renames. :func:`replace_queues` builds queues in RocksDB.
 """
 
 from __future__ import annotations
@@ -159,7 +158,8 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """The result of a rebuild, or a preview. A preview has None for all values of the log.
+    """The result of a rebuild, or a preview. A preview does not read the log, so ``log_end``,
+    ``messages``, ``queues``, ``index`` and ``keys`` are None.
 
     Attributes:
         into: folder of the new files, None for the store itself.
@@ -355,7 +355,7 @@ def finish_into(
 
 
 def finish_cut_off(target: Path, names: Iterable[str], disk: Disk) -> None:
-    """Finish an interrupted rebuild's renames. Raises UsageError if this completes the rebuild."""
+    """Finish an interrupted rebuild's renames; then raise UsageError if one of the names exists."""
     is_begun = any((target / name).exists() for name in (CONSUME_QUEUE, BATCH_QUEUE, INDEX))
     if is_begun and bring_out_cut_off(target, disk):
         for name in names:

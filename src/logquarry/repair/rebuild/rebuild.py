@@ -183,8 +183,8 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # After a crash, a file may have only its second hard link, and not its own name. Rename it
-        # back.
+        # After a crash, a file may have only its second hard link, and not its own name. Give the
+        # file its own name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         return work.run(progress)
     finally:

@@ -200,7 +200,8 @@ class JavaRules:
             limit.
         starts_by_frame: whether the file at which the recovery begins must start with a valid
             frame. To choose this file, a recovery after a clean shutdown compares the frame's
-            PHYSICALOFFSET with the end of the queues. Other versions compare the file's name.
+            PHYSICALOFFSET with the end of the queues. RocketMQ 5.3 compares the file's name, and
+            4.9 begins at the third-last file.
         starts_by_offset: whether a recovery after a crash begins at the file that contains the
             checkpoint's physical offset of the queues. If the checkpoint has no such offset, or for
             other versions, store times decide.

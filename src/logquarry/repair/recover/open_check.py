@@ -270,8 +270,8 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
-    # After a crash, a file may have only its second hard link, and not its own name. Rename it
-    # back, because otherwise its messages would count as lost.
+    # After a crash, a file may have only its second hard link, and not its own name. Give the file
+    # its own name back, because otherwise its messages would count as lost.
     check_entries(root, config)
     folders = StoreLayout.open(root, config).log_folders
     NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
@@ -326,7 +326,8 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise an error for a missing file or a wrong size. RocketMQ's ``load()`` refuses these too.
+    """Raise an error for a missing file, or a wrong size, which RocketMQ's ``load()`` refuses too.
+    An empty last file is accepted.
 
     Raises:
         NeedsRecovery: if a file is missing or has a wrong size.

@@ -123,8 +123,8 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # After a crash, a file may have only its second hard link, and not its own name. Rename it
-        # back.
+        # After a crash, a file may have only its second hard link, and not its own name. Give the
+        # file its own name back.
         NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)

@@ -415,7 +415,7 @@ class _Planner:
 
         QUIRK: a filler has physical offset 0. If the log's first file begins at 0, RocketMQ's
         getMessage treats that file as deleted, and skips the entries of the file's messages. So if
-        a queue has fillers, the new log begins one file later.
+        a consume queue has fillers, and the log begins at 0, the new log begins one file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

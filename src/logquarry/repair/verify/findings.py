@@ -421,8 +421,8 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # A recovery cannot repair a file of ``config/``. The exception is ``timercheck``, which a
-    # rebuild writes again.
+    # Recovery and rebuild repair no file of ``config/`` except ``timercheck``, which both can write
+    # again.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action
