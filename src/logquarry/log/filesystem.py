@@ -153,7 +153,7 @@ class FileSystem(ABC):
         return ()
 
     def why_no_file(self, path: str) -> str | None:
-        """Describe a pipe, a broken link or the like; None for a file, a folder or a missing path."""
+        """Describe a pipe, a broken link or the like; None for a file, a folder or no entry."""
         return None
 
     def real_path(self, path: str) -> str:

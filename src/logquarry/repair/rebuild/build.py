@@ -1,8 +1,8 @@
 """Builds consume queues and index from the log into a folder, and moves the folder into place.
 
 A note file next to the folder records the store and the settings of the build, so that a later
-rebuild does not continue with files of another store. If the file ``complete`` exists, all files are
-built, and a later call finishes the renames. :func:`replace_queues` builds queues in RocksDB.
+rebuild does not continue with files of another store. If the file ``complete`` exists, all files
+are built, and a later call finishes the renames. :func:`replace_queues` builds queues in RocksDB.
 """
 
 from __future__ import annotations
