@@ -78,7 +78,7 @@ class RocksDb:
                 return
             except UsageError:
                 raise
-            # rocksdict has no exception class of its own: it raises ``Exception``.
+            # rocksdict raises plain ``Exception``.
             except Exception as error:
                 # A live broker may have replaced files while the links were made. Then try again.
                 if not left or filesystem.list(folder) == before:

@@ -135,8 +135,8 @@ def read_message(
 
 
 def frames_of(messages: Sequence[StoredMessage]) -> bytes:
-    """Join the frames of messages, as stored in the log. A message from an inner batch is encoded
-    as a frame of its own.
+    """Join the frames of messages, as stored in the log. Each message of an inner batch gets a
+    separate frame.
     """
     if isinstance(messages, GotMessages):
         return messages.frames

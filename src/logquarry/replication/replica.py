@@ -3,9 +3,9 @@
 The replica checks the magic number, the lengths, the CRC and the physical offset of each frame as
 soon as the frame is complete. A transfer can end in the middle of a frame.
 
-RocketMQ's protocol has no message with which to compare two logs. So when a slave connects, it
-requests the last bytes of its own log again, and compares its bytes with the master's. If they
-differ, the logs have diverged, and replication stops. ::
+RocketMQ's protocol has no message with which to compare two logs. So after a slave has
+connected, it requests bytes that are already at the end of the slave's log, and compares the two
+logs there. If the bytes differ, the logs have diverged, and replication stops. ::
 
     master  |=========================================|---- new ----...
     slave   |==========================[== compared ==]

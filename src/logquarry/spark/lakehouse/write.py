@@ -13,7 +13,7 @@ crashed. If the table's marks have reached the marks in the note, the crashed ru
 and its files belong to the table; otherwise the new run removes the files. A catalog may still be
 carrying out the crashed run's commit. Before it removes files, the new run therefore makes an empty
 commit, after which the catalog rejects the earlier commit. Several Iceberg tables can share a
-destination, so a run cleans up only after runs of its own table.
+destination, so a run removes only files of earlier runs for the same table.
 
 An object store has no locks, so a new run cannot tell a crashed run from a running one and leaves
 the files there. Remove them with the table format's ``vacuum`` or ``remove_orphan_files``.

@@ -103,7 +103,7 @@ def middle_file_gone(root: Path) -> None:
         (empty_last_file, ["empty_file"]),
         (short_checkpoint, ["checkpoint_short"]),
         (bad_config, ["bad_config"]),
-        # The finding of the lost file covers its entries, which have no findings of their own.
+        # The finding of the lost file covers its entries, so the entries have no further findings.
         (middle_file_gone, ["missing_file", "queue_in_damage", "queue_in_damage"]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
