@@ -1,5 +1,6 @@
-"""Types of NumPy arrays, and the three tables that the compiled functions (kernels) fill: for a
-walk over the log, for the dispatcher, and for the messages of a ``get``.
+"""Types of NumPy arrays, a function for arrays of queue offsets, and the three tables that the
+compiled functions (kernels) fill: for a walk over the log, for the dispatcher, and for the messages
+of a ``get``.
 
 A walk reads a part of the log (the window) frame by frame, and fills a table with one row of int32
 per frame. The return codes of a walk are constants below.
@@ -57,6 +58,8 @@ count from the first byte of the frames, which follow each other without gaps.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -153,3 +156,13 @@ and the text's length in bytes.
 """
 TAG_WIDTH: Final = 3
 """Number of 64-bit numbers per requested tag. The number of tags comes before the first tag."""
+
+
+def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
+    """Yield (start, stop), as array indices, for each part in which every offset is one more than
+    the offset before it.
+    """
+    cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
+    for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
+        if start < stop:
+            yield start, stop

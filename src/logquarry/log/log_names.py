@@ -46,7 +46,7 @@ _LEAST_FRAMES: Final = 2
 if a queue has the same offset as one of them.
 """
 _CHUNK: Final = 1 << 20
-_MOST_GAP: Final = 1 << 12
+MOST_GAP: Final = 1 << 12
 """Maximum number of consecutive missing log files: 4 TiB with files of 1 GiB."""
 _OURS: Final = re.compile(rf"([0-9]{{{NAME_DIGITS}}})\{RENAMING}(\.[0-9]+)?")
 
@@ -319,7 +319,7 @@ class _Identification:
         last = max(bases, default=None)
         for base in sorted(strays, reverse=True):
             if start is None or last is None or base > start or base == start - self._size:
-                if last is not None and base - last > _MOST_GAP * self._size:
+                if last is not None and base - last > MOST_GAP * self._size:
                     continue
                 self._placed[base] = strays[base]
                 start = base if start is None else min(start, base)
@@ -376,7 +376,7 @@ class _Identification:
         vacated = {item.named for item in self._placed.values()} - there
         yield from sorted(base for base in vacated if base is not None)
         if self._size:
-            gaps = range(min(there), max(there) + self._size + 1, self._size)[:_MOST_GAP]
+            gaps = range(min(there), max(there) + self._size + 1, self._size)[:MOST_GAP]
             yield from (base for base in gaps if base not in there and base not in vacated)
 
     # --------------------------------------------------------------------------------- evidence

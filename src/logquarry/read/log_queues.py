@@ -240,6 +240,16 @@ class LogQueue(Queue):
                 yield int(self._offsets[begin]), self._units[begin:end]
 
 
+def epoch_start(offsets: Int64) -> int:
+    """Return the index of the first queue offset after the last fall.
+
+    If a queue offset is not larger than the offset before it, the topic was deleted and created
+    again there. Only the entries after the last fall belong to the queue.
+    """
+    falls = np.flatnonzero(np.diff(offsets) <= 0)
+    return int(falls[-1]) + 1 if len(falls) else 0
+
+
 class QueueBuilder:
     """Collects the entries of all queues from the events of a walk. ``log_end`` is None until the
     walk has reported the log's end.
@@ -269,10 +279,7 @@ class QueueBuilder:
         for (topic, queue_id), parts in sorted(self._parts.items()):
             offsets = np.concatenate([part[0] for part in parts])
             units = np.concatenate([part[1] for part in parts])
-            # If a queue offset is not larger than the one before, the topic was deleted and
-            # recreated. Keep only the entries after the recreation.
-            falls = np.flatnonzero(np.diff(offsets) <= 0)
-            first = int(falls[-1]) + 1 if len(falls) else 0
+            first = epoch_start(offsets)
             result[topic, queue_id] = LogQueue(
                 topic, queue_id, offsets[first:], units[first:], room // queue_entry.UNIT_SIZE
             )

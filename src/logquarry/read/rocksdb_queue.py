@@ -11,7 +11,6 @@ import logging
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -19,7 +18,7 @@ import numpy as np
 from logquarry.errors import CorruptFile
 from logquarry.format import java
 from logquarry.format import queue_entry as table
-from logquarry.format.arrays import Int64, Records
+from logquarry.format.arrays import Int64, Records, consecutive
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb, is_installed, is_there, needs_package
@@ -312,8 +311,7 @@ class RocksQueue(Queue):
         stored.
         """
         for offsets, entries in self._entries(start, min(stop, self._stop)):
-            cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-            for begin, end in pairwise([0, *cuts.tolist(), len(offsets)]):
+            for begin, end in consecutive(offsets):
                 yield int(offsets[begin]), entries[begin:end]
 
     def _entries(self, start: int, stop: int) -> Iterator[tuple[Int64, RocksEntries]]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +24,7 @@ from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile, StoreUnavailable
 from logquarry.format import properties as props
 from logquarry.format import queue_entry
-from logquarry.format.arrays import FIELD_COUNT, Int64
+from logquarry.format.arrays import FIELD_COUNT, Int64, consecutive
 from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES, NOT_COMPACTED
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log import codec, columns
@@ -210,12 +209,9 @@ class ConsumeQueueWriter:
             offsets, units = offsets[new], units[new]
         # Split the entries where the queue offset does not rise by 1: there is a gap, or the topic
         # was recreated.
-        cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-        bounds = [0, *cuts.tolist(), len(offsets)]
         return sum(
             self._append_run(int(offsets[start]), units[start:stop])
-            for start, stop in pairwise(bounds)
-            if start < stop
+            for start, stop in consecutive(offsets)
         )
 
     def _append_run(self, offset: int, units: Units) -> int:

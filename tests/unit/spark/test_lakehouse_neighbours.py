@@ -134,14 +134,19 @@ def test_each_table_has_a_folder(tmp_path: Path) -> None:
     assert folders == {CONTROL, "messages", "sales.messages", "audit.messages", "sales.orders"}
 
 
+def export_by_an_earlier_version(dest: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Export to the table ``sales.messages`` in the folder that earlier versions gave it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Iceberg, "folder", property(lambda self: self._below("messages")))
+        export(dest, store, "sales.messages")
+
+
 def test_a_table_of_an_earlier_version_keeps_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dest, store = tmp_path / "lake", tmp_path / "store"
     put(store, b"a")
-    with monkeypatch.context() as patch:
-        patch.setattr(Iceberg, "folder", property(lambda self: self._below("messages")))
-        export(dest, store, "sales.messages")
+    export_by_an_earlier_version(dest, store, monkeypatch)
     put(store, b"b")
     export(dest, store, "sales.messages")
     export(dest, store, "audit.messages")
@@ -157,9 +162,7 @@ def test_a_new_table_takes_no_folder_of_a_table_of_an_earlier_version(
     """Iceberg's removal of orphan files deletes what one table does not name from its folder."""
     dest, store = tmp_path / "lake", tmp_path / "store"
     put(store, b"a")
-    with monkeypatch.context() as patch:
-        patch.setattr(Iceberg, "folder", property(lambda self: self._below("messages")))
-        export(dest, store, "sales.messages")
+    export_by_an_earlier_version(dest, store, monkeypatch)
     for name in ("logquarry.messages", "audit.messages"):
         export(dest, store, name)
         put(store, b"b")

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import pairwise
 from typing import Final
 
 import numpy as np
@@ -288,16 +287,6 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
         tags_right |= (codes >= 0) & (np.abs(codes - right) <= tags.slack_ms)
     same &= tags_right
     return same
-
-
-def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop), as array indices, for each part in which every offset is one more than
-    the offset before it.
-    """
-    cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
-    for start, stop in pairwise([0, *cuts.tolist(), len(offsets)]):
-        if start < stop:
-            yield start, stop
 
 
 # ------------------------------------------------------------------------- messages that are lost

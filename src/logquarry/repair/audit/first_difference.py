@@ -18,7 +18,7 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
@@ -33,7 +33,6 @@ from logquarry.repair.audit.differences import (
     AuditedQueue,
     FirstDifference,
     TagsRule,
-    consecutive,
     may_stay,
     same_entries,
 )

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import Int64, consecutive
 from logquarry.log.layout import StoreLayout
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import (
     Difference,
     TagsRule,
     and_more,
-    consecutive,
     queue_name,
     same_entries,
 )

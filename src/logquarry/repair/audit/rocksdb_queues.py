@@ -16,7 +16,7 @@ from logquarry.format.queue_entry import ENTRY
 from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import is_installed
-from logquarry.read.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey, epoch_start
 from logquarry.read.queue import Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.batch_queues import BatchQueuesAudit
@@ -146,8 +146,7 @@ class RocksQueuesAudit(QueuesAudit):
         if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
             return part
         # If the topic was recreated within the run, the queue has only the later messages.
-        falls = np.flatnonzero(np.diff(part.offsets) <= 0)
-        start = int(falls[-1]) + 1 if len(falls) else 0
+        start = epoch_start(part.offsets)
         offsets = part.offsets[start:]
         times = requests.store_timestamp[part.rows][start:]
         first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)

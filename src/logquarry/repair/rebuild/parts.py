@@ -18,14 +18,13 @@ from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import CorruptFrame
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.log_queues import QueueKey
-from logquarry.repair.audit.differences import consecutive
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import QueuePart, parts_with_copies

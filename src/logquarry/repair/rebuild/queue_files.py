@@ -16,14 +16,13 @@ from typing import Final
 
 from logquarry.disk.disk import Disk
 from logquarry.format import queue_entry
-from logquarry.format.arrays import Int64
+from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.index import IndexShape
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
-from logquarry.repair.audit.differences import consecutive
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import MOST_GAP, QueuePart

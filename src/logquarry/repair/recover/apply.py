@@ -21,7 +21,6 @@ from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
-from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.log.follow import DispatchRequests
@@ -294,11 +293,7 @@ class _Work:
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
                 aside = quarantine(root, *path.relative_to(root).parts)
-                try:
-                    names = disk.list(path)
-                except OSError as error:
-                    raise StoreUnavailable(f"{path}: cannot be read: {error.strerror}") from error
-                for name in names:
+                for name in disk.names_in(path):
                     disk.set_aside(path / name, aside)
             elif step.kind is StepKind.SET_ASIDE and path.is_file() and path.parent.name != SIDECAR:
                 # Skip files of the log and logquarry's own files, which earlier steps have moved.

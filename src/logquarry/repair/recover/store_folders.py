@@ -23,6 +23,7 @@ from logquarry.format.arrays import REACHED_STOP
 from logquarry.log import codec, store_files
 from logquarry.log.codec import Window
 from logquarry.log.layout import StoreLayout
+from logquarry.log.log_names import MOST_GAP
 from logquarry.log.store_files import (
     FileSequence,
     StoreFile,
@@ -227,9 +228,6 @@ def _entries(folder: Path) -> Iterator[Path]:
 # (:mod:`logquarry.log.log_names`). If a file has a wrong name and no such frames, it is moved to
 # quarantine.
 
-_MOST_BLANKS: Final = 1 << 12
-"""Maximum number of consecutive log files that can be missing: 4 TiB with files of 1 GiB."""
-
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     """Return the files in the log's folder that do not belong to the log, each with the reason as
@@ -262,7 +260,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
     last: StoreFile | None = None
     for file in files.files:
         fits = file.base % size == start
-        is_far = last is not None and file.base - last.base > _MOST_BLANKS * size
+        is_far = last is not None and file.base - last.base > MOST_GAP * size
         if fits and not is_far:
             last = file
             continue

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from logquarry.format import java
-from logquarry.format.arrays import Bools, Int64
+from logquarry.format.arrays import Bools, Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1, Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
@@ -24,7 +24,7 @@ from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
-from logquarry.repair.audit.differences import consecutive, span_numbers
+from logquarry.repair.audit.differences import span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
