@@ -8,8 +8,8 @@ contains the ratio of each round. RocketMQ's column stays empty without Java and
 column of another store stays empty without its package (``lmdb``, ``rocksdict``).
 
 In a virtual machine, the first use of a page of memory takes up to ten times as long as later uses,
-because the host must first provide the page. With ``--prime SIZE``, the program writes and removes
-a file of SIZE GiB before each run of either program.
+because the host must first provide the page. With ``--prime SIZE``, each program writes and removes
+a file of SIZE GiB just before its clock for puts starts.
 
 The column of shares contains a rate divided by a limit of this machine. The program measures these
 limits: memory copies, CRC-32 of memory, the first write of a new file's pages, and ``fdatasync`` of
@@ -177,16 +177,6 @@ def _fill(folder: Path, data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> flo
     return float(data.nbytes)
 
 
-def prime(folder: Path, gib: int) -> None:
-    """Fill the page cache and release it, so that the host has already provided the memory."""
-    if gib:
-        path = folder / "primed"
-        with path.open("wb", buffering=0) as file:
-            for _ in range(gib * 16):
-                file.write(bytes(64 * _MIB))
-        path.unlink()
-
-
 def _sync(folder: Path, count: int = 200) -> float:
     path = folder / "synced"
     with path.open("w+b", buffering=0) as file:
@@ -199,19 +189,19 @@ def _sync(folder: Path, count: int = 200) -> float:
 
 
 # -------------------------------------------------------------------------------------------- runs
-def run_ours(row: Row, folder: Path, peers: Sequence[str]) -> dict[str, float]:
+def run_ours(row: Row, folder: Path, peers: Sequence[str], primed: int) -> dict[str, float]:
     """Run ``logquarry bench``, and return its JSON."""
     beside = [word for name in peers for word in ("--beside", name)] if row.has_peers else []
     command = [sys.executable, "-m", "logquarry", "bench", *row.ours, *beside]
-    return _json([*command, "--json", "-q", "--dir", str(folder / "ours")])
+    return _json([*command, "--prime", str(primed), "--json", "-q", "--dir", str(folder / "ours")])
 
 
-def run_java(row: Row, folder: Path) -> dict[str, float]:
+def run_java(row: Row, folder: Path, primed: int) -> dict[str, float]:
     """Run ``oracle/bench``, and return its JSON; empty if RocketMQ cannot run here."""
     if not row.java or not shutil.which("mvn") or not shutil.which("java"):
         return {}
     place = folder / "java"
-    found = _json([str(ORACLE), *row.java, "--dir", str(place)])
+    found = _json([str(ORACLE), *row.java, "--prime", str(primed), "--dir", str(place)])
     shutil.rmtree(place, ignore_errors=True)
     return found
 
@@ -232,10 +222,8 @@ def measure(row: Row, folder: Path, rounds: int, machine: Mapping[str, float], p
     best: dict[str, list[float]] = {}
     for number in range(rounds):
         sys.stderr.write(f"{row.name}: round {number + 1} of {rounds}\n")
-        prime(folder, primed)
-        ours = run_ours(row, folder, peers)
-        prime(folder, primed)
-        java = run_java(row, folder)
+        ours = run_ours(row, folder, peers, primed)
+        java = run_java(row, folder, primed)
         speed = ours[row.rate]
         speeds.append(speed)
         if java:

@@ -12,8 +12,6 @@ get        gets of 32 messages that read body, queue offset, store time and tags
 consume    one consumer of all topics with a tag filter, which reads the same four fields; then
            the CPU time of the waiting consumer
 =========  ==================================================================================
-
-:func:`bench_peer` puts the same messages into lmdb, rocksdict or sqlite3, without syncs.
 """
 
 from __future__ import annotations
@@ -22,21 +20,18 @@ import itertools
 import math
 import random
 import shutil
-import sqlite3
 import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
 
+from logquarry.bench.peers import bench_peer, prime
 from logquarry.config import StoreConfig
 from logquarry.errors import UsageError
 from logquarry.format import batch
@@ -45,91 +40,6 @@ from logquarry.message import Message
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutStatus
-
-Pairs = list[tuple[bytes, bytes]]
-Put = Callable[[bytes, bytes], object]
-PutMany = Callable[[Pairs], object]
-_MAP_BYTES: Final = 1 << 40
-
-
-@contextmanager
-def _lmdb(folder: str) -> Iterator[tuple[Put, PutMany]]:
-    opened = import_module("lmdb").open(folder, map_size=_MAP_BYTES, sync=False, metasync=False)
-
-    def put(key: bytes, body: bytes) -> None:
-        with opened.begin(write=True) as transaction:
-            transaction.put(key, body)
-
-    def put_many(pairs: Pairs) -> None:
-        with opened.begin(write=True) as transaction, transaction.cursor() as cursor:
-            cursor.putmulti(pairs)
-
-    with closing(opened):
-        yield put, put_many
-
-
-@contextmanager
-def _rocksdict(folder: str) -> Iterator[tuple[Put, PutMany]]:
-    rocksdict = import_module("rocksdict")
-    with closing(rocksdict.Rdict(folder, rocksdict.Options(raw_mode=True))) as opened:
-
-        def put_many(pairs: Pairs) -> None:
-            batch = rocksdict.WriteBatch(raw_mode=True)
-            for key, body in pairs:
-                batch.put(key, body)
-            opened.write(batch)
-
-        yield opened.put, put_many
-
-
-@contextmanager
-def _sqlite3(folder: str) -> Iterator[tuple[Put, PutMany]]:
-    with closing(sqlite3.connect(f"{folder}/db", isolation_level=None)) as opened:
-        opened.execute("PRAGMA journal_mode=WAL")
-        opened.execute("PRAGMA synchronous=OFF")
-        opened.execute("CREATE TABLE messages (key BLOB PRIMARY KEY, body BLOB) WITHOUT ROWID")
-        execute, insert = opened.execute, "INSERT INTO messages VALUES (?, ?)"
-
-        def put_many(pairs: Pairs) -> None:
-            execute("BEGIN")
-            opened.executemany(insert, pairs)
-            execute("COMMIT")
-
-        yield lambda key, body: execute(insert, (key, body)), put_many
-
-
-PEERS: Final = {"lmdb": _lmdb, "rocksdict": _rocksdict, "sqlite3": _sqlite3}
-
-
-def bench_peer(
-    name: str, folder: Path, n: int, body: bytes, warmup: int, each: int = 1
-) -> dict[str, float]:
-    """Measure calls that each write ``each`` messages, in one thread. Delete the database after
-    that.
-    """
-    if find_spec(name) is None:
-        raise UsageError(f"{name} is not installed. Install it: pip install {name}")
-    root = tempfile.mkdtemp(prefix="bench-", dir=folder)
-    try:
-        with PEERS[name](root) as (put, put_many):
-
-            def run(start: int, stop: int) -> None:
-                if each == 1:
-                    for number in range(start, stop):
-                        put(b"key%015d" % number, body)
-                    return
-                for first in range(start, stop, each):
-                    numbers = range(first, min(first + each, stop))
-                    put_many([(b"key%015d" % number, body) for number in numbers])
-
-            run(0, warmup)
-            began, used = time.perf_counter(), time.thread_time()
-            run(warmup, warmup + n)
-            seconds, used = time.perf_counter() - began, time.thread_time() - used
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
-    return {"seconds": seconds, "messages_per_s": n / seconds, "cpu_us_per_message": used / n * 1e6}
-
 
 BORN_HOST: Final = "127.0.0.1:40000"
 FIRST_BORN: Final = 1_700_000_000_000
@@ -168,6 +78,8 @@ class Load:
         warmup: number of messages that are put before the measurement. None means a quarter of
             ``n``, but at least 200,000 messages or 1 GiB. With ``is_sync``, None means ``n``, but
             at most 2,000.
+        prime: only for puts: GiB of memory to use and free just before the clock starts
+            (:func:`logquarry.bench.peers.prime`).
 
     Raises:
         UsageError: if a batch has more bytes than LARGEST_BATCH.
@@ -185,6 +97,7 @@ class Load:
     is_transient: bool = False
     as_messages: bool = False
     warmup: int | None = None
+    prime: int = 0
 
     def __post_init__(self) -> None:
         length = self.batch * self.body
@@ -350,6 +263,7 @@ class Bench:
         self._run(put, 0, warmup, each)
         self._store.wait_dispatched()
         time.sleep(_SETTLE_SECONDS)
+        prime(Path(self._store.root).parent, load.prime)
         before = self._store.max_offset
         began, used = time.perf_counter(), time.thread_time()
         self._run(put, warmup, warmup + count, each)
@@ -468,10 +382,16 @@ def bench_store(
     folder.mkdir(parents=True, exist_ok=True)
     if beside:
         found = bench_store(kind, folder, load)
-        body = random.Random(1).randbytes(load.body)
         for name in beside:
-            each = 1 if kind == "put" else load.batch
-            other = bench_peer(name, folder, load.n, body, load.warmup_count, each)
+            other = bench_peer(
+                name,
+                folder,
+                random.Random(1).randbytes(load.body),
+                n=load.n,
+                warmup=load.warmup_count,
+                each=1 if kind == "put" else load.batch,
+                primed=load.prime,
+            )
             found |= {f"{name}_{what}": value for what, value in other.items()}
             found[f"ratio_to_{name}"] = found["messages_per_s"] / other["messages_per_s"]
             used = other["cpu_us_per_message"] / found["cpu_us_per_message"]

@@ -86,6 +86,14 @@ _PUTS: Final = (
         least=0,
         metavar="W",
     ),
+    _number(
+        "--prime",
+        "GiB of memory to use and free just before the measurement. In a virtual machine, the "
+        "first use of memory may be slow.",
+        0,
+        least=0,
+        metavar="GIB",
+    ),
 )
 _MODE: Final = click.option(
     "--mode",
@@ -136,6 +144,7 @@ def _run(kind: str, **given: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         is_transient=given["transient"],
         as_messages=given.get("as_messages", False),
         warmup=given["warmup"],
+        prime=given["prime"],
     )
     beside = given.get("beside", ())
     if beside and (load.threads > 1 or load.outstanding or load.is_sync):
