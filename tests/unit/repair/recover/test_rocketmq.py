@@ -22,6 +22,7 @@ from logquarry.testing.disk_state import BadBlocks
 from logquarry.testing.faulty_disk import FaultyDisk
 from tests.helpers.files import bytes_of, overwrite
 from tests.helpers.store_maker import StoreMaker
+from tests.helpers.waiting import eventually
 
 SIZES: dict[str, Any] = {
     "mapped_file_size_commit_log": 4096,
@@ -390,6 +391,10 @@ def test_what_a_dead_process_left_in_the_page_cache_is_on_the_disk_then(
     for number in range(30):
         store.put(lq.Message("t", b"%d" % number * 50))
     assert store.wait_dispatched(timeout=30)
+    # Another thread creates the next log file. If the process died in between, the file could have
+    # 0 bytes, and RocketMQ refuses such a store.
+    next_file = live / "s" / "commitlog" / f"{store.max_offset // 4096 * 4096 + 4096:020d}"
+    eventually(lambda: next_file.exists() and next_file.stat().st_size == 4096)
     disk.stop_at(disk.faults.total + 1)
     with contextlib.suppress(OSError, StoreUnavailable):
         store.close()
