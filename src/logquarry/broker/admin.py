@@ -15,6 +15,7 @@ from logquarry.broker.connection import Request
 from logquarry.broker.consumers import store_time
 from logquarry.broker.core import Core, Part, answers
 from logquarry.broker.pull import Pulling
+from logquarry.broker.tables import ANY
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import MessageNotFound
 from logquarry.format import broker_json
@@ -349,24 +350,35 @@ class Admin(Part):
 
     @answers(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def reset_offset(self, request: Request) -> None:
-        """Make the consumers of a group continue at the messages nearest to a store time."""
+        """Make the consumers of a group continue at the messages nearest to a store time.
+
+        If the request names a queue, reset only this queue, to the request's offset if it has one.
+        """
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
-        topic = core.require_topic(name, 7)
+        topic = core.require_topic(name, ANY)
+        is_of_one = fields["queueId"] is not None and fields["queueId"] >= 0
+        if is_of_one:
+            core.require_queue(name, fields["queueId"], ANY)
         online = core.clients.consumers.get(group)
-        if online is None:
+        if online is None and not is_of_one:
             raise Refused(
                 "Consumer not online, so can not reset the offset of its clients",
                 ResponseCode.CONSUMER_NOT_ONLINE,
             )
+        wanted = await core.slow(partial(_offsets_to_reset, core, topic, fields))
         current = core.tables.offsets.of(name, group)
-        job = partial(_offsets_at, core, topic, fields["timestamp"])
         table: list[tuple[dict[str, Any], int]] = []
-        for queue_id, offset in (await core.slow(job)).items():
+        for queue_id, offset in wanted.items():
             is_later = offset > current.get(queue_id, -1) >= 0
-            kept = current[queue_id] if is_later and not fields["isForce"] else offset
-            table.append((core.queue_key(name, queue_id), kept))
+            is_kept = is_later and not (is_of_one or fields["isForce"])
+            table.append((core.queue_key(name, queue_id), current[queue_id] if is_kept else offset))
         body = broker_json.compact({"offsetTable": broker_json.ObjectKeys(table)}).encode()
+        if online is None:
+            for queue_id, offset in wanted.items():
+                core.tables.offsets.commit(name, group, queue_id, offset)
+            request.reply(body=body)
+            return
         header = {"topic": name, "group": group, "timestamp": str(fields["timestamp"])}
         clients = list(online.clients.values())
         try:
@@ -430,15 +442,21 @@ def _queue_stats(core: Core, topic: TopicConfig) -> list[tuple[dict[str, Any], d
     return found
 
 
-def _offsets_at(core: Core, topic: TopicConfig, timestamp: int) -> dict[int, int]:
-    """Return the offset of each queue for a store time.
+def _offsets_to_reset(core: Core, topic: TopicConfig, fields: Mapping[str, Any]) -> dict[int, int]:
+    """Return queue id -> offset for a reset: of the queue in the request, or of all queues."""
+    queue_id, offset, timestamp = fields["queueId"], fields["offset"], fields["timestamp"]
+    if queue_id is None or queue_id < 0:
+        return {one: _offset_at(core, topic, one, timestamp) for one in range(topic.read_queues)}
+    if offset is None or offset == -1:
+        return {queue_id: _offset_at(core, topic, queue_id, timestamp)}
+    first, end = core.store.queue_offsets(topic.name, queue_id)
+    if not first <= offset <= end:
+        raise Refused(f"Target offset {offset} not in consume queue range [{first}-{end}]")
+    return {queue_id: offset}
 
-    The time -1 stands for the end of the queue.
-    """
-    store = core.store
-    return {
-        queue_id: store.queue_offsets(topic.name, queue_id).max
-        if timestamp == -1
-        else store.offset_by_time(topic.name, queue_id, timestamp)
-        for queue_id in range(topic.read_queues)
-    }
+
+def _offset_at(core: Core, topic: TopicConfig, queue_id: int, timestamp: int) -> int:
+    """Return a queue's offset for a store time; -1 stands for the queue's end."""
+    if timestamp == -1:
+        return core.store.queue_offsets(topic.name, queue_id).max
+    return core.store.offset_by_time(topic.name, queue_id, timestamp)

@@ -153,7 +153,7 @@ class RequestCode(IntEnum):
     INVOKE_BROKER_TO_RESET_OFFSET = (
         222,
         "broker",
-        "topic:text group:text timestamp:long isForce:bool?",
+        "topic:text group:text timestamp:long isForce:bool? queueId:int?? offset:long??",
     )
     INVOKE_BROKER_TO_GET_CONSUMER_STATUS = 223
     GET_TOPICS_BY_CLUSTER = 224, "names", "cluster:text"

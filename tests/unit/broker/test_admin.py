@@ -74,6 +74,35 @@ def test_a_reset_tells_the_consumers_their_offsets(tmp_path: Path) -> None:
     play(scenario, tmp_path / "s")
 
 
+def test_a_reset_of_one_queue_leaves_the_other_queues(tmp_path: Path) -> None:
+    """mqadmin 5 (resetOffsetByTime -q) resets one queue with the time 0 and an offset."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        for queue_id in (0, 0, 0, 1):
+            await client.send("t", e=queue_id)
+        await arrived(client, "t", 3)
+        offsets = broker.core.tables.offsets
+        offsets.commit("t", "g", 0, 3)
+        offsets.commit("t", "g", 1, 1)
+        code = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
+        fields = {"topic": "t", "group": "g", "timestamp": 0, "queueId": 0, "offset": 2}
+        expected = b'{"offsetTable":{{"brokerName":"broker-a","queueId":0,"topic":"t"}:%d}}'
+        # Without a consumer that is online, the broker itself changes the offset.
+        assert (await client.ask(code, fields)).body == expected % 2
+        assert offsets.of("t", "g") == {0: 2, 1: 1}
+        await client.heartbeat(group="g")
+        for offset, result in ((1, 1), (3, 3), (-1, 0)):
+            answer = await client.ask(code, fields | {"offset": offset})
+            assert answer.body == expected % result
+            told = await asked(client, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
+            assert told.body == answer.body
+        for changes in ({"offset": 4}, {"queueId": 9}):
+            refused = await client.ask(code, fields | changes)
+            assert refused.code == ResponseCode.SYSTEM_ERROR
+
+    play(scenario, tmp_path / "s")
+
+
 def test_a_reset_waits_for_a_consumer_that_does_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
