@@ -38,6 +38,8 @@ class Queries(Part):
         With ``_UNIQUE_KEY_QUERY``, the key is a UNIQ_KEY.
         """
         fields, store = request.fields, self._core.store
+        if fields["indexType"] == _TAGS:
+            raise Refused("the broker's index has no tags: search by key, or consume with a filter")
         count = 32 if fields["_UNIQUE_KEY_QUERY"] else min(fields["maxNum"], 64)
         job = partial(
             store.query,
@@ -149,6 +151,9 @@ def _earliest(core: Core, topic: str, queue_id: int) -> int:
 
 _ASK_SECONDS: Final = 10.0
 _MOST_QUEUES: Final = 1_024
+_MESSAGE_TYPE: Final = "message.type"
+_TAGS: Final = "T"
+"""Type of the index entries for tags. Only RocketMQ 5 writes them (``INDEX_TAG_TYPE``)."""
 
 
 class Admin(Part):
@@ -179,6 +184,7 @@ class Admin(Part):
                     },
                     "topicSysFlag": int(one.get("topicSysFlag", 0)),
                     "order": as_flag(one.get("order"), "order"),
+                    "attributes": ",".join(one.get("attributes") or ()),
                 }
                 for one in entries
             ]
@@ -276,7 +282,9 @@ class Admin(Part):
     async def delete_group(self, request: Request) -> None:
         """Remove a subscription group. With ``removeOffset``, also remove its offsets."""
         core, fields = self._core, request.fields
-        core.tables.remove_group(fields["groupName"], with_offsets=fields["removeOffset"])
+        # RocketMQ 5 has renamed the field to cleanOffset.
+        with_offsets = fields["removeOffset"] or fields["cleanOffset"]
+        core.tables.remove_group(fields["groupName"], with_offsets=with_offsets)
         await core.slow(core.tables.save)
         request.reply()
 
@@ -424,6 +432,14 @@ class Admin(Part):
 
 
 def _topic_of(fields: Mapping[str, Any]) -> TopicConfig:
+    for attribute in fields["attributes"].split(","):
+        name = attribute.strip().partition("=")[0].lstrip("+-")
+        # RocketMQ's dashboard gives each topic a message type. Only RocketMQ's proxy uses it.
+        if name not in ("", _MESSAGE_TYPE):
+            raise Refused(
+                f"the broker does not support the attribute {name[:80]!r}: "
+                "create the topic without it"
+            )
     counts = fields["readQueueNums"], fields["writeQueueNums"]
     if not all(1 <= count <= _MOST_QUEUES for count in counts):
         raise Refused(f"a topic has 1 to {_MOST_QUEUES} queues, not {counts}")

@@ -50,7 +50,7 @@ _PULL: Final = (
 )
 _TOPIC: Final = (
     "topic:text defaultTopic:text? readQueueNums:int writeQueueNums:int perm:int "
-    "topicFilterType:text? topicSysFlag:int? order:bool?"
+    "topicFilterType:text? topicSysFlag:int? order:bool? attributes:text?"
 )
 
 
@@ -79,7 +79,7 @@ class RequestCode(IntEnum):
         12,
         "broker",
         "topic:text key:text maxNum:int beginTimestamp:long endTimestamp:long "
-        "_UNIQUE_KEY_QUERY:bool?",
+        "_UNIQUE_KEY_QUERY:bool? indexType:text?",
     )
     QUERY_BROKER_OFFSET = 13
     QUERY_CONSUMER_OFFSET = 14, "broker", _GROUP_QUEUE
@@ -139,7 +139,7 @@ class RequestCode(IntEnum):
     GET_PRODUCER_CONNECTION_LIST = 204, "broker", "producerGroup:text"
     WIPE_WRITE_PERM_OF_BROKER = 205, "names", "brokerName:text"
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206, "names"
-    DELETE_SUBSCRIPTIONGROUP = 207, "broker", "groupName:text removeOffset:bool?"
+    DELETE_SUBSCRIPTIONGROUP = 207, "broker", "groupName:text removeOffset:bool? cleanOffset:bool?"
     GET_CONSUME_STATS = 208, "broker", "consumerGroup:text topic:text?"
     SUSPEND_CONSUMER = 209
     RESUME_CONSUMER = 210

@@ -231,6 +231,47 @@ def test_a_topic_that_is_created_again_continues_at_its_queue_offsets(tmp_path: 
     play(scenario, tmp_path / "s")
 
 
+@pytest.mark.parametrize("field", ["removeOffset", "cleanOffset"])
+def test_a_group_is_deleted_with_its_offsets(tmp_path: Path, field: str) -> None:
+    """RocketMQ 5 has renamed the field of RocketMQ 4.9."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        offsets = broker.core.tables.offsets
+        offsets.commit("t", "g", 0, 3)
+        code = RequestCode.DELETE_SUBSCRIPTIONGROUP
+        for flag, kept in (("false", {0: 3}), ("true", {})):
+            assert (await client.ask(code, {"groupName": "g", field: flag})).code == 0
+            assert offsets.of("t", "g") == kept
+
+    play(scenario, tmp_path / "s")
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_topic_attributes_are_refused(tmp_path: Path, is_list: bool) -> None:
+    """The broker would ignore them, so it must not answer SUCCESS."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        async def create(name: str, **attributes: str) -> RemotingCommand:
+            counts = {"readQueueNums": 2, "writeQueueNums": 2, "perm": 6}
+            if is_list:
+                topics = [counts | {"topicName": name, "attributes": attributes}]
+                body = json.dumps({"topicConfigList": topics}).encode()
+                return await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
+            text = ",".join(f"{key}={value}" for key, value in attributes.items())
+            fields = counts | {"topic": name, "attributes": text}
+            return await client.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
+
+        # RocketMQ's dashboard gives each topic the type of its messages.
+        typed = {"+message.type": "NORMAL"}
+        assert (await create("a", **typed)).code == 0
+        refused = await create("b", **typed, **{"+queue.type": "BatchCQ"})
+        assert refused.code == ResponseCode.SYSTEM_ERROR
+        assert "queue.type" in (refused.remark or "")
+        assert broker.core.tables.topic("a") and broker.core.tables.topic("b") is None
+
+    play(scenario, tmp_path / "s")
+
+
 def test_admin_requests(tmp_path: Path) -> None:
     async def scenario(_: Broker, client: Client) -> None:
         topic = {"topic": "adm", "readQueueNums": 2, "writeQueueNums": 2, "perm": 6}

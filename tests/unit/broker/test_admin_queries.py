@@ -21,6 +21,9 @@ def test_queries(tmp_path: Path) -> None:
         assert [m.message_id for m in messages_of(got)] == [sent.ext_fields["msgId"]]
         none = await client.ask(RequestCode.QUERY_MESSAGE, by_key | {"key": "none"})
         assert none.code == ResponseCode.QUERY_NOT_FOUND
+        # mqadmin 5.5 can also search by tag. The index has no tags.
+        tags = await client.ask(RequestCode.QUERY_MESSAGE, by_key | {"key": "a", "indexType": "T"})
+        assert tags.code == ResponseCode.SYSTEM_ERROR and "no tags" in (tags.remark or "")
         where = {"topic": "t", "queueId": 0, "timestamp": 0}
         for code, name, expected in (
             (RequestCode.GET_MAX_OFFSET, "offset", "1"),
