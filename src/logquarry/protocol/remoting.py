@@ -45,6 +45,12 @@ _SIZE, _PREFIX_SIZE = SIZE.size, PREFIX.size
 _unpack: Final = PREFIX.struct.unpack_from
 _unpack_size: Final = SIZE.unpack_from
 _HEADER_MASK: Final = (1 << HEADER_BITS) - 1
+_LARGEST_HEADER: Final = 2 << 20
+"""Maximum number of bytes of a header.
+
+Parsing a larger one (16 MiB) can take seconds, in which the event loop would serve no other
+request. A message's properties have at most 32,767 bytes, so no client needs a larger header.
+"""
 
 
 def encode(command: RemotingCommand) -> bytes:
@@ -124,6 +130,8 @@ class RemotingReader:
             raise ValueError(f"its header has type {form}; types are 0 (JSON) and 1 (binary)")
         if size > length - _SIZE:
             raise ValueError(f"its header has {size} bytes, but the frame has {length}")
+        if size > _LARGEST_HEADER:
+            raise ValueError(f"its header has {size} bytes; the maximum is {_LARGEST_HEADER}")
         if left < _SIZE + length:
             return position
         start = position + _PREFIX_SIZE

@@ -131,6 +131,8 @@ HOSTILE = {
     "unknown type": frame(b"{}", kind=2),
     "highest type": frame(b"{}", kind=255),
     "no header": frame(b""),
+    # The limit is checked before the header has arrived.
+    "header too long": struct.pack(">iI", (1 << 23), (1 << 21) + 1),
     "no object": frame(b"[]"),
     "no json": frame(b"{"),
     "no utf-8": frame(b'{"code":0,"opaque":0,"remark":"\xff"}'),
