@@ -13,7 +13,7 @@ from typing import Any, Final
 from logquarry.broker.acl import CREDENTIALS, SUB
 from logquarry.broker.connection import Request
 from logquarry.broker.consumers import store_time
-from logquarry.broker.core import Core, Part, answers
+from logquarry.broker.core import BUSY, Core, Part, answers
 from logquarry.broker.pull import Pulling
 from logquarry.broker.tables import ANY
 from logquarry.disk.config_file import delay_offsets
@@ -162,6 +162,7 @@ class Admin(Part):
     def __init__(self, core: Core, pulling: Pulling) -> None:
         super().__init__(core)
         self._pulling = pulling
+        self._forwarded_bytes = 0
 
     # -------------------------------------------------------------------------------------- topics
     @answers(RequestCode.UPDATE_AND_CREATE_TOPIC)
@@ -416,6 +417,11 @@ class Admin(Part):
         if request.command.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
             job = partial(self._core.store.message_by_id, fields["msgId"])
             body = frames_of((await self._core.slow(job),))
+        # Requests that a consumer does not answer must not fill the memory.
+        size = len(body) + sum(map(len, header.values()))
+        if self._forwarded_bytes + size > self._core.options.most_waiting_bytes:
+            raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
+        self._forwarded_bytes += size
         try:
             answer = await client.connection.ask(
                 RequestCode(request.command.code),
@@ -428,6 +434,8 @@ class Admin(Part):
                 f"consumer <{group}> <{client_id}> does not answer: {error}",
                 ResponseCode.CONSUME_MSG_TIMEOUT,
             ) from error
+        finally:
+            self._forwarded_bytes -= size
         request.reply(answer.code, answer.remark, fields=answer.ext_fields, body=answer.body)
 
 

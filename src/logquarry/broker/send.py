@@ -455,7 +455,7 @@ class Replies(Part):
     async def reply(self, request: Request) -> None:
         """Forward a reply to the producer that waits for it. Answer after the producer's answer."""
         core, fields = self._core, request.fields
-        size = len(request.command.body)
+        size = len(request.command.body) + len(fields["properties"])
         if self._waiting_bytes + size > core.options.most_waiting_bytes:
             raise Refused(BUSY, ResponseCode.SYSTEM_BUSY)
         client_id = props.decode(fields["properties"]).get(_TO_CLIENT, "")

@@ -231,6 +231,31 @@ def test_a_topic_that_is_created_again_continues_at_its_queue_offsets(tmp_path: 
     play(scenario, tmp_path / "s")
 
 
+def test_requests_that_a_consumer_does_not_answer_are_limited(tmp_path: Path) -> None:
+    async def scenario(broker: Broker, client: Client) -> None:
+        sent = await client.send("t", bytes(700))
+        await client.heartbeat("id", group="g")
+        fields = {"consumerGroup": "g", "clientId": "id", "msgId": sent.ext_fields["msgId"]}
+        state, message = RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY
+        first = client.post(state, fields, bytes(700))
+        told = await asked(client, state)
+        # Each of these requests is too large while the first one waits: its body, its header, and
+        # the message that it names.
+        refused = (
+            await client.ask(state, fields, bytes(700)),
+            await client.ask(state, fields | {"x": "y" * 700}),
+            await client.ask(message, fields),
+        )
+        assert {answer.code for answer in refused} == {ResponseCode.SYSTEM_BUSY}
+        client.answer(told)
+        assert (await first).code == 0
+        answer = client.post(message, fields)
+        client.answer(await asked(client, message))
+        assert (await answer).code == 0
+
+    play(scenario, tmp_path / "s", most_waiting_bytes=1_300)
+
+
 @pytest.mark.parametrize("field", ["removeOffset", "cleanOffset"])
 def test_a_group_is_deleted_with_its_offsets(tmp_path: Path, field: str) -> None:
     """RocketMQ 5 has renamed the field of RocketMQ 4.9."""
