@@ -75,6 +75,8 @@ _WRITE_LIMIT: Final = 1 << 20
 """If more bytes than this wait to be sent to a client, the broker stops reading its requests."""
 _MOST_PENDING: Final = 2_048
 """Maximum number of requests of one connection that are in progress. Long polls do not count."""
+_MOST_BUFFERED: Final = 1 << 30
+"""Maximum number of bytes of incomplete frames, of all connections together."""
 _NO_HOST: Final = bytes(8)
 _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _HANDSHAKE_SECONDS: Final = 10.0
@@ -148,6 +150,9 @@ class Server(Protocol):
     def closed(self, connection: Connection) -> None:
         """Remove a connection that has ended."""
 
+    def buffer(self, change: int) -> int:
+        """Change the number of bytes of incomplete frames of all connections, and return it."""
+
     def admit(self, request: Request) -> None:
         """Count a request. Raise Refused if its client may not make it."""
 
@@ -172,6 +177,7 @@ class Connection(asyncio.Protocol):
         self._backlog: deque[RemotingCommand] = deque()
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
+        self._buffered = 0
         self.pending = 0
         self._is_stopped = False
         self._is_working = False
@@ -201,6 +207,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         """See :class:`asyncio.Protocol`."""
         self.is_open = False
+        self._buffer(0)
         self._backlog.clear()
         self._out.clear()
         for future in self._asked.values():
@@ -220,7 +227,22 @@ class Connection(asyncio.Protocol):
             self._work()
             self.close()
             return
+        pending = self._reader.pending
+        if pending != self._buffered:
+            self._buffer(pending)
         self._work()
+
+    def _buffer(self, pending: int) -> None:
+        change = pending - self._buffered
+        self._buffered = pending
+        if self._server.buffer(change) > _MOST_BUFFERED and change > 0:
+            _violations.warning(
+                "%s: the clients have sent parts of requests with more than %d bytes; "
+                "the connection is closed",
+                *(self.address, _MOST_BUFFERED),
+            )
+            self._buffer(0)
+            self.abort()
 
     def pause_writing(self) -> None:
         """See :class:`asyncio.Protocol`."""

@@ -208,6 +208,7 @@ class Core:
         spawn: runs a coroutine as a task, which the broker cancels when it stops.
         address: the broker's address (host:port), which clients learn from the name server.
         host: the broker's address and port, in the binary form of the hosts in a frame.
+        buffered_bytes: number of received bytes of incomplete frames, of all connections.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -223,6 +224,7 @@ class Core:
     host: bytes = bytes(8)
     counts: Counts = field(default_factory=Counts)
     is_saving: bool = False
+    buffered_bytes: int = 0
 
     def require_topic(self, name: str, permission: int) -> TopicConfig:
         """Return a topic. Raise Refused if there is no such topic, or if it lacks a permission."""

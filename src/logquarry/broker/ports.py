@@ -79,6 +79,11 @@ class Port:
         self._core.clients.disconnected(connection)
         self._disconnected(connection)
 
+    def buffer(self, change: int) -> int:
+        """See :class:`logquarry.broker.connection.Server`."""
+        self._core.buffered_bytes += change
+        return self._core.buffered_bytes
+
     def admit(self, request: Request) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
         self._core.counts.requests[request.command.code] += 1

@@ -7,15 +7,16 @@ import json
 import random
 import re
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from logquarry.broker import Broker
+from logquarry.broker import Broker, connection
 from logquarry.broker import broker as module
 from logquarry.protocol import remoting
 from logquarry.protocol.remoting import RemotingCommand
-from logquarry.protocol.remoting_codes import RequestCode
+from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import Client, arrived, messages_of, play, pull_fields, send_fields
 
 
@@ -52,6 +53,32 @@ def test_half_open_connections_are_closed(
         assert not broker.core.clients.producers
 
     play(scenario, tmp_path / "s", **{limit: 0.05})
+
+
+def test_parts_of_requests_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_MOST_BUFFERED", 10_000)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        part = struct.pack(">iI", 1 << 20, 10) + bytes(4_000)
+        kept = [await raw(broker) for _ in range(2)]
+        for _, writer in kept:
+            writer.write(part)
+        while broker.core.buffered_bytes < 2 * len(part):
+            await asyncio.sleep(0)
+        reader, writer = await raw(broker)
+        writer.write(part)
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+        # The other connections stay open, and their clients can send the rest.
+        assert broker.core.buffered_bytes == 2 * len(part)
+        assert (await client.send("t")).code == ResponseCode.SUCCESS
+        for _, writer in kept:
+            writer.close()
+        while broker.core.buffered_bytes:
+            await asyncio.sleep(0)
+
+    play(scenario, tmp_path / "s")
 
 
 def test_random_frames(tmp_path: Path) -> None:
