@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from logquarry import arguments
 from logquarry.errors import UsageError, WrongType
+from logquarry.format import timer
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import Refused, RequestCode, ResponseCode, parse_body
 from logquarry.store.consumer.group import DEAD_PREFIX, RETRY_PREFIX
@@ -39,10 +40,14 @@ TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
 HIDDEN: Final = frozenset(
     {
         *("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"),
-        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT"),
+        *("TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC", "OFFSET_MOVED_EVENT", timer.TOPIC),
     }
 )
-"""Topics that hold messages of other topics. Clients must not send to them (``TopicValidator``)."""
+"""Topics that hold messages of other topics. Clients must not send to them (``TopicValidator``).
+
+RocketMQ allows sends to the topic of the timers. The broker would deliver such a message to the
+topic that the message names, even if the client has no permission for this topic.
+"""
 PUB: Final = "PUB"
 SUB: Final = "SUB"
 NOTHING: Final = frozenset[str]()

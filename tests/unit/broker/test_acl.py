@@ -197,6 +197,20 @@ def test_a_message_is_sent_back_only_by_an_account_that_may_read_it(tmp_path: Pa
     asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
 
 
+def test_a_timer_message_cannot_name_the_topic_of_another_account(tmp_path: Path) -> None:
+    """The broker delivers a message of rmq_sys_wheel_timer to the topic in its REAL_TOPIC."""
+    account = Account("sender", SECRET, topics={"secret": frozenset()}, default_topic=PUB)
+    text = "REAL_TOPIC\x01secret\x02REAL_QID\x010\x02TIMER_OUT_MS\x011\x02"
+    fields = send_fields("rmq_sys_wheel_timer", i=text)
+
+    async def scenario() -> None:
+        async with serving(tmp_path / "s", acl=AccessControl(account)) as (_, client):
+            send = signed("sender", RequestCode.SEND_MESSAGE_V2, fields)
+            assert (await client.ask(send.code, send.ext_fields)).code == 16
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
+
+
 def test_a_consumer_does_not_get_the_signature_of_an_administrator(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(tmp_path / "s", acl=CONTROL) as (_, client):
