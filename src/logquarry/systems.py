@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -29,6 +29,11 @@ try:
     import fcntl
 except ImportError:
     fcntl = None
+resource: ModuleType | None
+try:
+    import resource
+except ImportError:
+    resource = None
 
 _TYPE_AT = 20
 """Position of the lock's type in the bytes that :func:`lock_request` returns on macOS."""
@@ -141,6 +146,23 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
         return fcntl is None and isinstance(error, PermissionError)
     finally:
         os.close(descriptor)
+
+
+def file_limit() -> int:
+    """Return how many files and sockets this process may have open."""
+    if resource is None:
+        return sys.maxsize
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else int(soft)
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files and sockets as the system allows it to."""
+    if resource is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        # macOS allows fewer open files than its hard limit says. Then keep the limit.
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def require_writing(place: str | os.PathLike[str]) -> None:

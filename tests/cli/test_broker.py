@@ -7,6 +7,7 @@ import io
 import os
 import pty
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -30,8 +31,9 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
     config = tmp_path / "broker.conf"
     config.write_text("mappedFileSizeCommitLog=1048576\n")
     words = ["broker", str(tmp_path / "s"), "--listen", "127.0.0.1:0", "--name-port", "0"]
+    limited = ["sh", "-c", 'ulimit -S -n 200; ulimit -H -n 300; exec "$@"', "sh"]
     process = subprocess.Popen(
-        [*COMMAND, *words, "--config", str(config)],
+        [*limited, *COMMAND, *words, "--config", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -50,6 +52,9 @@ def test_it_serves_until_a_signal(tmp_path: Path, number: signal.Signals) -> Non
             await client.close()
 
         asyncio.run(send())
+        # Clients need more open files than many systems allow by default.
+        if sys.platform == "linux":
+            assert resource.prlimit(process.pid, resource.RLIMIT_NOFILE) == (300, 300)
         process.send_signal(number)
         process.wait(PATIENCE_SECONDS)
     finally:

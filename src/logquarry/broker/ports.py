@@ -13,6 +13,7 @@ from logquarry.broker.connection import Connection, Handler, Handshake, Request
 from logquarry.broker.core import Core
 from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.errors import UsageError
+from logquarry.systems import file_limit
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class Port:
         self._servers: list[asyncio.Server] = []
         self.spawn = core.spawn
         self.port = 0
+        # Three ports must leave a quarter of the open files to the store: without them, puts and
+        # the dispatch into queues and index would fail.
+        self._most_connections = min(core.options.max_connections, file_limit() // 4)
 
     async def listen(self, port: int, option: str) -> None:
         """Listen on a port; 0 for a port that the system chooses."""
@@ -69,7 +73,7 @@ class Port:
     def opened(self, connection: Connection) -> None:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
-        if len(self.connections) > self._core.options.max_connections:
+        if len(self.connections) > self._most_connections:
             logger.warning("%s: too many connections", connection.address)
             connection.abort()
 

@@ -1,4 +1,4 @@
-"""The port two below the broker's, to which Java clients before 4.6 send."""
+"""The ports: their connections, and the port two below for Java clients before 4.6."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import socket
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,34 @@ from logquarry.broker import Broker, ports
 from logquarry.broker.ports import Port
 from logquarry.errors import UsageError
 from logquarry.protocol.remoting_codes import RequestCode
-from tests.helpers.broker_client import SMALL, connected, document_of
+from tests.helpers.broker_client import PATIENCE_SECONDS, SMALL, connected, document_of
 
 
 def _lower(address: str) -> str:
     host, _, port = address.rpartition(":")
     return f"{host}:{int(port) - 2}"
+
+
+def test_connections_leave_open_files_to_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ports, "file_limit", lambda: 11)
+
+    async def scenario() -> None:
+        async with Broker(tmp_path / "s", config=SMALL) as broker:
+            host, _, port = broker.address.rpartition(":")
+            clients = [await connected(broker.address) for _ in range(2)]
+            for client in clients:
+                assert (await client.send("t")).code == 0
+            reader, writer = await asyncio.open_connection(host, int(port))
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+            writer.close()
+            for client in clients:
+                assert (await client.send("t")).code == 0
+                await client.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), PATIENCE_SECONDS))
 
 
 def test_a_client_sends_to_the_port_two_below(tmp_path: Path) -> None:
