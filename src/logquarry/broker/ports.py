@@ -9,13 +9,14 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from logquarry.broker.connection import Connection, Handler, Handshake, Request
+from logquarry.broker.connection import Connection, Handler, Handshake, Request, SparingLog
 from logquarry.broker.core import Core
 from logquarry.broker.options import BrokerOptions, listen_error
 from logquarry.errors import UsageError
 from logquarry.systems import file_limit
 
 logger = logging.getLogger(__name__)
+_refusals = SparingLog(logger)
 
 OLDER_CLIENTS: Final = 2
 """The port for older clients is the broker's port minus this number (``MixAll.brokerVIPChannel``).
@@ -74,7 +75,7 @@ class Port:
         """See :class:`logquarry.broker.connection.Server`."""
         self.connections.add(connection)
         if len(self.connections) > self._most_connections:
-            logger.warning("%s: too many connections", connection.address)
+            _refusals.warning("%s: too many connections", connection.address)
             connection.abort()
 
     def closed(self, connection: Connection) -> None:
