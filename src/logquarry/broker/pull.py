@@ -51,6 +51,11 @@ _EXCLUDED_SECONDS: Final = 5.0
 """If new messages arrive that a held pull's filter excludes, the pull's deadline is at most this
 many seconds later. The answer follows at the next full second.
 """
+_LONGEST_CHECKED: Final = 128
+"""Maximum length in characters of a filter that the event loop compares with new messages.
+
+The codes of thousands of tags take milliseconds, and a client can have thousands of held pulls.
+"""
 _FILTERED_READS: Final = 8
 """Maximum number of reads until a pull with an SQL92 filter is answered, even if no message
 matches.
@@ -107,8 +112,11 @@ class Pull:
         return ceil(self.deadline)
 
     def excludes(self, codes: frozenset[int]) -> bool:
-        """Whether the pull's tags exclude all messages that have one of these tags codes."""
-        if self.tags is None:
+        """Whether the pull's tags exclude all messages that have one of these tags codes.
+
+        For a long filter, the answer is False. Then another thread reads for the pull.
+        """
+        if self.tags is None or len(self.tags) > _LONGEST_CHECKED:
             return False
         if self._codes is None:
             tags = parse_tags(self.tags)

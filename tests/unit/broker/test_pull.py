@@ -10,6 +10,7 @@ import pytest
 
 from logquarry.broker import Broker, pull
 from logquarry.format.batch import BatchItem, encode
+from logquarry.format.properties import parse_tags
 from logquarry.protocol.remoting_codes import RequestCode, ResponseCode
 from tests.helpers.broker_client import (
     SUSPENDS,
@@ -27,6 +28,7 @@ FILTERS = {
     # "Aa" and "BB" have the same hash code.
     "collision": {"subscription": "b || BB"},
     "sql": {"subscription": "TAGS = 'b'", "expressionType": "SQL92"},
+    "many tags": {"subscription": " || ".join(("b", *map(str, range(100))))},
 }
 
 
@@ -56,6 +58,30 @@ def test_excluded_messages_do_not_end_a_held_pull(tmp_path: Path, name: str) -> 
             assert not held.done()
         await send(client, "Aa", "b", "Aa")
         assert [m.body for m in messages_of(await held)] == [b"b"]
+
+    play(scenario, tmp_path / "s")
+
+
+def test_the_event_loop_checks_no_long_filter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client can hold thousands of pulls, each with thousands of tags."""
+    checked: list[str] = []
+
+    def parse(text: str) -> frozenset[str] | None:
+        checked.append(text)
+        return parse_tags(text)
+
+    monkeypatch.setattr(pull, "parse_tags", parse)
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await send(client, "a")
+        await arrived(client, "t")
+        for name in "many tags", "tags":
+            await held_pull(client, **FILTERS[name])
+        await send(client, "Aa")
+        await excluded(broker, 2)
+        assert checked == [FILTERS["tags"]["subscription"]]
 
     play(scenario, tmp_path / "s")
 
