@@ -378,7 +378,7 @@ class Transactions(Part):
         producer = self._core.clients.producer_of(group, transaction.topic)
         if producer is None:
             _lonely.warning(
-                "no producer of group %s is connected to decide about the transaction at %d",
+                "no producer of group %r is connected to decide about the transaction at %d",
                 *(group, message.physical_offset),
             )
             return
@@ -434,9 +434,11 @@ class Retrying(Part):
             await future
         except LogquarryError as error:
             raise refusal_of(error) from error
-        # RETRY_TOPIC is the topic from which the message was first delivered.
+        # RETRY_TOPIC is the topic from which the message was first delivered. Count only topics
+        # that exist: a producer can write any text there, and the counts are never deleted.
         topic = message.properties.get(props.RETRY_TOPIC, message.topic)
-        core.counts.sent_back[topic, group] += 1
+        if core.tables.topic(topic) is not None:
+            core.counts.sent_back[topic, group] += 1
         request.reply()
 
 

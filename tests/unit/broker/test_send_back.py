@@ -130,6 +130,20 @@ def test_retries_and_dead_letters_with_a_clock_of_the_test(tmp_path: Path) -> No
     play(scenario, tmp_path / "s", clock=clock)
 
 
+def test_only_topics_are_counted(tmp_path: Path) -> None:
+    """A producer can write any text into RETRY_TOPIC, and the counts are never deleted."""
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        for name in "other", "t":
+            await client.send("t", i=f"RETRY_TOPIC\x01{name}")
+        for message in broker.store.scan("t"):
+            back = {"group": "g", "delayLevel": 0, "offset": message.physical_offset}
+            assert (await client.ask(RequestCode.CONSUMER_SEND_MSG_BACK, back)).code == 0
+        assert broker.core.counts.sent_back == {("t", "g"): 1}
+
+    play(scenario, tmp_path / "s")
+
+
 def test_the_answer_about_a_damaged_message_has_no_path(tmp_path: Path) -> None:
     async def scenario(broker: Broker, client: Client) -> None:
         assert (await client.send("t", b"body" * 9)).code == 0
