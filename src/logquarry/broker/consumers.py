@@ -7,7 +7,7 @@ The rules follow RocketMQ's ``ClientManageProcessor``, ``ConsumerManageProcessor
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import partial
 from typing import Any, Final
 
@@ -203,13 +203,12 @@ class Progress(Part):
         super().__init__(core)
         self._statistics = statistics
 
-    def _topics(self, group: str, wanted: str = "") -> list[TopicConfig]:
+    def _topics(self, group: str, topics: Set[str]) -> list[TopicConfig]:
         # Leave out topics to which the connected consumers of the group no longer subscribe.
         core = self._core
-        topics = {wanted} if wanted else self._consumed(group)
         online = core.clients.consumers.get(group)
         if online is not None and online.filters:
-            topics &= online.filters.keys()
+            topics = topics & online.filters.keys()
         return [topic for name in sorted(topics) if (topic := core.tables.topic(name)) is not None]
 
     def _consumed(self, group: str) -> set[str]:
@@ -223,7 +222,8 @@ class Progress(Part):
         """Answer with the end of each queue, and a group's offset in it (``ConsumeStats``)."""
         core, fields = self._core, request.fields
         group = fields["consumerGroup"]
-        topics = self._topics(group, fields["topic"])
+        wanted = fields["topic"]
+        topics = self._topics(group, {wanted} if wanted else self._consumed(group))
         pairs = await core.slow(partial(_stats, core, group, topics))
         document = _consume_stats(pairs, self._rate(group, topics))
         request.reply_json(document)
@@ -232,11 +232,15 @@ class Progress(Part):
     async def of_all_groups(self, request: Request) -> None:
         """Answer with the progress of each group in each topic (``ConsumeStatsList``)."""
         core = self._core
+        # Read the offsets only once: groups() copies them, and there may be 20,000 groups.
+        consumed: dict[str, set[str]] = {}
+        for name, group in core.tables.offsets.groups():
+            consumed.setdefault(group, set()).add(name)
         groups = []
         lag = 0
         for group in sorted(core.tables.groups):
             found = []
-            for topic in self._topics(group):
+            for topic in self._topics(group, consumed.get(group, set())):
                 pairs = await core.slow(partial(_stats, core, group, [topic]))
                 lag += sum(stats["brokerOffset"] - stats["consumerOffset"] for _, stats in pairs)
                 found.append(_consume_stats(pairs, self._rate(group, [topic])))

@@ -183,3 +183,30 @@ def test_the_progress_of_all_groups(tmp_path: Path) -> None:
         assert b'"totalDiff":4' in answer.body and b'{"none":[]}' in answer.body
 
     play(scenario, tmp_path / "s")
+
+
+def test_the_progress_of_all_groups_reads_the_offsets_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read copies all offsets. With 20,000 groups, a read for each group took half a minute."""
+    reads: list[int] = []
+
+    async def scenario(broker: Broker, client: Client) -> None:
+        await client.send("t")
+        offsets = broker.core.tables.offsets
+        for number in range(20):
+            broker.core.tables.create_group(f"g{number}")
+            offsets.commit("t", f"g{number}", 0, 0)
+        groups = offsets.groups
+
+        def read() -> dict[tuple[str, str], dict[int, int]]:
+            reads.append(1)
+            return groups()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(offsets, "groups", read)
+            answer = await client.ask(RequestCode.GET_BROKER_CONSUME_STATS)
+        assert answer.code == 0 and answer.body.count(b'"consumerOffset":0') == 80
+        assert len(reads) == 1
+
+    play(scenario, tmp_path / "s")
