@@ -168,9 +168,9 @@ class RocksQueuesAudit(QueuesAudit):
             yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
-    def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
         if key not in self._elsewhere:
-            reason = f"RocksDB lacks it, and the log has {messages} messages of it"
+            reason = f"RocksDB lacks it, and {reason}"
             place = f"{self.folder}/{key[0]}/{key[1]}"
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
 
