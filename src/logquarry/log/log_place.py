@@ -57,11 +57,17 @@ _ADVICE: Final = {
         "these folders into it, under the same names."
     ),
     LOG_ELSEWHERE: (
-        "Mount the disk, or make commitlog/ a link to the broker's storePathCommitLog. If the log "
-        "is lost, accept that with `logquarry recover --apply --accept-loss BYTES`, in Python with "
-        "accept_loss=BYTES: the store is then empty."
+        "Mount the disk, pass the broker's configuration with `--config`, or make commitlog/ a "
+        "link to the broker's storePathCommitLog. If the log is lost, accept that with `logquarry "
+        "recover --apply --accept-loss BYTES`, in Python with accept_loss=BYTES: the store is then "
+        "empty."
     ),
 }
+_EMPTY_FOLDER: Final = (
+    "Mount the disk. If the store is a copy, also copy these folders into it, under the same "
+    "names. If the broker has no file there yet, or the files have expired, pass a "
+    "`--config` whose storePathCommitLog names only the other folders."
+)
 _STATE_LEDGER: Final = (
     "Pass `--config broker.conf`, in Python config=StoreConfig.from_file(...): its setting "
     "storePathDLedgerCommitLog names the folder."
@@ -175,7 +181,11 @@ def find_log_folders(
     writable = _paths(config, _STATED[0])
     if len(writable) > 1:
         reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
-        return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason)
+        every = [*writable, *_paths(config, _STATED[1])]
+        empty = [path for path, found in zip(every, stated, strict=True) if found is None]
+        reason += ", and no file of the log is in "
+        reason += f"{', '.join(empty)}: is a disk not mounted?"
+        return LogFolders(missing=LogPlace(SEVERAL_LOG_PATHS, _STATED[:1], reason, _EMPTY_FOLDER))
     parts = _other_parts(filesystem, folders, bases)
     is_whole = bool(bases) or len(parts) > 1
     if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
