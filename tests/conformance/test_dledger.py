@@ -102,6 +102,27 @@ def test_messages_that_a_dledger_group_had_not_committed(copied: Copied) -> None
     assert "2 messages after the last one that the DLedger group had committed" in found
 
 
+def test_a_dledger_log_in_a_configured_folder(copied: Copied, rocketmq5: Path) -> None:
+    """``storePathDLedgerCommitLog`` moves the log, and leaves the member's other files."""
+    root = copied("5.5.0-dledger")
+    (root / "dledger-n0" / "data").rename(root / "ledger")
+    (root / "dledger-n0" / "checkpoint").write_text("committedIndex=95\nendIndex=97\n")
+    with pytest.raises(UnsupportedStore, match=r"DLedger log in ledger/.*--config") as raised:
+        lq.MessageStore.open(root)
+    assert raised.value.feature == "dledger"
+    settings = root.parent / "broker.conf"
+    settings.write_text(
+        f"enableDLegerCommitLog=true\nstorePathDLedgerCommitLog={root / 'ledger'}\n"
+    )
+    config = lq.StoreConfig.from_file(settings)
+    expected = expected_offsets(rocketmq5 / "5.5.0-dledger")
+    with lq.MessageStore.open(root, config=config) as store:
+        assert [message.physical_offset for message in store.scan()] == expected
+    assert not verify_store(StoreLayout.open(root, config)).findings
+    found = run("convert", root, "--config", settings).stdout
+    assert "2 messages after the last one that the DLedger group had committed" in found
+
+
 def test_a_plain_store_needs_no_conversion(rocketmq5: Path) -> None:
     found = run("convert", rocketmq5 / "5.5.0-plain" / "store", code=2)
     assert "its log is in commitlog/ already" in found.stderr

@@ -54,6 +54,9 @@ def test_verify_finds_differences_in_rocksdb(
     assert found.by_kind == {finding: 1} and found.has_damage
     assert reason in found.findings[0].reason
     assert found.findings[0].file.startswith("consumequeue_rocksdb")
+    if kind != "ahead":
+        words = f"{found.findings[0].file}: {found.findings[0].reason}"
+        assert "queue 0 of Orders" in words or "consumequeue_rocksdb/Orders/0" in words
 
 
 @pytest.mark.timeout(60)

@@ -188,9 +188,21 @@ def test_an_empty_folder_is_no_whole_log(scenario: Path) -> None:
         lambda: lq.retain(root, RetentionRules(keep_bytes=1), config=config, apply=True),
     ]
     for call in calls:
-        with pytest.raises(UnsupportedStore, match="no file of the log"):
+        with pytest.raises(UnsupportedStore, match=r"no file of the log is in \S*clB: .*--config"):
             call()
     assert state_of(root) == before
+
+
+def test_a_folder_without_files_can_be_left_out(scenario: Path) -> None:
+    """A broker's folder is empty if it has no file yet, or if its files have expired."""
+    root = scenario / "store"
+    expected = _offsets(root)
+    (root / "new").mkdir()
+    paths = [str(root / name) for name in (*FOLDERS, "new")]
+    with pytest.raises(UnsupportedStore, match="names only the other folders"):
+        _offsets(root, StoreConfig.from_mapping({"storePathCommitLog": ",".join(paths)}))
+    others = StoreConfig.from_mapping({"storePathCommitLog": ",".join(paths[:-1])})
+    assert _offsets(root, others) == expected
 
 
 @pytest.mark.parametrize("is_stated", [True, False])

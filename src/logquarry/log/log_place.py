@@ -1,7 +1,7 @@
 """Finds the folders of a store's log if files of the log are outside ``commitlog/``.
 
 RocketMQ 5 can write its log to several folders (``storePathCommitLog=a,b``). DLedger writes its log
-to ``dledger-ID/data``, with 48 bytes before each frame.
+to ``dledger-ID/data`` or to ``storePathDLedgerCommitLog``, with 48 bytes before each frame.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ from logquarry.log.store_files import (
 )
 
 DLEDGER: Final = "dledger"
-_DLEDGER_FOLDER: Final = "dledger-"
+DLEDGER_FOLDER: Final = "dledger-"
 """Start of the name of the folder for a DLedger log. The id of the DLedger group's member
 follows.
 """
+_DLEDGER_PATH: Final = "storePathDLedgerCommitLog"
 SEVERAL_LOG_PATHS: Final = "several_log_paths"
 LOG_ELSEWHERE: Final = "log_elsewhere"
 
@@ -56,11 +57,21 @@ _ADVICE: Final = {
         "these folders into it, under the same names."
     ),
     LOG_ELSEWHERE: (
-        "Mount the disk, or make commitlog/ a link to the broker's storePathCommitLog. If the log "
-        "is lost, accept that with `logquarry recover --apply --accept-loss BYTES`, in Python with "
-        "accept_loss=BYTES: the store is then empty."
+        "Mount the disk, pass the broker's configuration with `--config`, or make commitlog/ a "
+        "link to the broker's storePathCommitLog. If the log is lost, accept that with `logquarry "
+        "recover --apply --accept-loss BYTES`, in Python with accept_loss=BYTES: the store is then "
+        "empty."
     ),
 }
+_EMPTY_FOLDER: Final = (
+    "Mount the disk. If the store is a copy, also copy these folders into it, under the same "
+    "names. If the broker has no file there yet, or the files have expired, pass a "
+    "`--config` whose storePathCommitLog names only the other folders."
+)
+_STATE_LEDGER: Final = (
+    "Pass `--config broker.conf`, in Python config=StoreConfig.from_file(...): its setting "
+    "storePathDLedgerCommitLog names the folder."
+)
 _TWICE: Final = "Compare the two, and move the one that is not the broker's out of the folder."
 
 
@@ -146,6 +157,10 @@ def find_log_folders(
             return LogFolders(ledgers, DLEDGER)
         return _missing(DLEDGER, ledgers, f"its log is a DLedger log ({', '.join(ledgers)})")
     if not bases and is_on(config, "enableDLegerCommitLog"):
+        path = setting(config, _DLEDGER_PATH).rstrip("/")
+        ledger = _folder_of(filesystem, folders, path, may_be_empty=False) if path else None
+        if ledger is not None:
+            return LogFolders((ledger,), DLEDGER)
         given = ("enableDLegerCommitLog",)
         return _missing(DLEDGER, given, "its configuration has enableDLegerCommitLog=true")
     stated, read_only = _stated_folders(filesystem, folders, config)
@@ -166,13 +181,20 @@ def find_log_folders(
     writable = _paths(config, _STATED[0])
     if len(writable) > 1:
         reason = f"its configuration names {len(writable)} folders for the log ({_STATED[0]})"
-        return _missing(SEVERAL_LOG_PATHS, _STATED[:1], reason)
+        every = [*writable, *_paths(config, _STATED[1])]
+        empty = [path for path, found in zip(every, stated, strict=True) if found is None]
+        reason += ", and no file of the log is in "
+        reason += f"{', '.join(empty)}: is a disk not mounted?"
+        return LogFolders(missing=LogPlace(SEVERAL_LOG_PATHS, _STATED[:1], reason, _EMPTY_FOLDER))
     parts = _other_parts(filesystem, folders, bases)
     is_whole = bool(bases) or len(parts) > 1
     if parts and not stated and (is_whole or _reaches(filesystem, parts, durable_end())):
         return _twice(filesystem, own + parts) or LogFolders(own + parts, SEVERAL_LOG_PATHS)
     if parts:
         shown = tuple(f"{name}/" for name in parts)
+        if not bases and any(name.startswith(DLEDGER_FOLDER) for name in folders):
+            reason = f"its log is a DLedger log in {', '.join(shown)}"
+            return LogFolders(missing=LogPlace(DLEDGER, shown, reason, _STATE_LEDGER))
         feature = SEVERAL_LOG_PATHS if bases or len(parts) > 1 else LOG_ELSEWHERE
         where = "also in" if bases else "in"
         return _missing(feature, shown, f"files of its log are {where} {', '.join(shown)}")
@@ -259,7 +281,7 @@ def _ledgers(filesystem: FileSystem, folders: Sequence[str]) -> tuple[str, ...]:
     return tuple(
         f"{name}/data"
         for name in folders
-        if name.startswith(_DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
+        if name.startswith(DLEDGER_FOLDER) and _offset_names(filesystem, f"{name}/data")
     )
 
 
@@ -271,7 +293,7 @@ def _other_parts(
         name
         for name in folders
         if name not in _NO_LOG
-        and not name.startswith(_DLEDGER_FOLDER)
+        and not name.startswith(DLEDGER_FOLDER)
         and (found := _offset_names(filesystem, name))
         and _goes_on(bases, found)
     )

@@ -40,6 +40,16 @@ def has_entries(queue: Queue, part: QueuePart) -> bool:
     return at == len(offsets)
 
 
+def entries_at(queue: Queue, offsets: Int64) -> Units:
+    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
+    first, stop = int(offsets[0]), int(offsets[-1]) + 1
+    result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
+    for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
+        inside = (offsets >= start) & (offsets < start + len(entries))
+        result[inside] = entries[offsets[inside] - start]
+    return result
+
+
 class HarmedOffsets:
     """The frames of one queue with a harmed queue offset; ``count`` is their number."""
 

@@ -30,6 +30,7 @@ from logquarry.read.fence import other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
+from logquarry.repair.audit.deleted_topics import DeletedTopics
 from logquarry.repair.audit.differences import (
     MOST_STRETCHES,
     Difference,
@@ -41,7 +42,7 @@ from logquarry.repair.audit.differences import (
     same_entries,
     within,
 )
-from logquarry.repair.audit.queue_evidence import HarmedOffsets, has_entries
+from logquarry.repair.audit.queue_evidence import HarmedOffsets, entries_at, has_entries
 from logquarry.write.dispatcher import RUN_SPAN, queue_name_fault
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 
@@ -249,6 +250,7 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
+        self._deleted = DeletedTopics(layout)
         others = other_queues(layout)
         self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
 
@@ -345,7 +347,7 @@ class QueuesAudit:
         queue = seen.queue
         if queue is None:
             return
-        there = _entries_at(queue, offsets)
+        there = entries_at(queue, offsets)
         written = is_written(there)
         self.entries += int(written.sum())
         begin, end = queue.min_offset, queue.max_offset
@@ -437,7 +439,10 @@ class QueuesAudit:
             yield Difference("new_epoch", self.layout.log_file(at), at, reason)
         queue = seen.queue
         if queue is None:
-            yield from self._missing(key, seen.messages, is_explained=is_explained)
+            reason = f"the log has {seen.messages} messages of it"
+            if self._deleted.has(key[0], seen.missing_since):
+                reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
+            yield from self._missing(key, reason, is_explained=is_explained)
             return
         if seen.harmed is not None and seen.harmed.count:
             yield seen.harmed.difference(self.layout)
@@ -467,8 +472,7 @@ class QueuesAudit:
             yield self._difference(queue, group)
         self.entries += spare.entries
 
-    def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
-        reason = f"the log has {messages} messages of it"
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
         if not self._has_rocksdb:
@@ -486,13 +490,3 @@ class QueuesAudit:
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
-
-
-def _entries_at(queue: Queue, offsets: Int64) -> Units:
-    """Return the entry at each of ``offsets`` (ascending); zeros if the queue has none there."""
-    first, stop = int(offsets[0]), int(offsets[-1]) + 1
-    result = np.zeros(len(offsets), dtype=queue.units(0, 0).dtype)
-    for start, entries in queue.runs(max(0, first), min(stop, queue.max_offset)):
-        inside = (offsets >= start) & (offsets < start + len(entries))
-        result[inside] = entries[offsets[inside] - start]
-    return result

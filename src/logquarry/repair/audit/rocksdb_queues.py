@@ -168,10 +168,10 @@ class RocksQueuesAudit(QueuesAudit):
             yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
         yield from self.differences(log_end, lost, is_explained=is_explained)
 
-    def _missing(self, key: QueueKey, messages: int, *, is_explained: bool) -> Iterator[Difference]:
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
         if key not in self._elsewhere:
-            reason = f"RocksDB lacks it, and the log has {messages} messages of it"
-            place = f"{self.folder}/{key[0]}/{key[1]}"
+            reason = f"RocksDB lacks it, and {reason}"
+            place = self._place_of(key)
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
 
     def _spare(
@@ -186,7 +186,10 @@ class RocksQueuesAudit(QueuesAudit):
             yield Difference("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
-        return self.folder, 0
+        return self._place_of((queue.topic, queue.queue_id)), 0
+
+    def _place_of(self, key: QueueKey) -> str:
+        return f"{self.folder}/{key[0]}/{key[1]}"
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         found = group.at(self.folder, 0, ENTRY.size)

@@ -24,6 +24,7 @@ from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
+from logquarry.log.log_place import DLEDGER_FOLDER
 from logquarry.log.readable import UNREADABLE, none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import COMPACTED, CONFIG, SIDECAR
@@ -429,7 +430,11 @@ def _uncommitted(layout: StoreLayout) -> int:
     folders = layout.log_folders
     if not folders.has_heads:
         return 0
+    # storePathDLedgerCommitLog moves only the log, not the member's other files.
     member = folders.paths[0].partition("/")[0]
+    if not member.startswith(DLEDGER_FOLDER):
+        names = (entry.name for entry in layout.filesystem.list("") if entry.is_dir)
+        member = next((name for name in names if name.startswith(DLEDGER_FOLDER)), member)
     try:
         text = layout.filesystem.read(f"{member}/checkpoint").decode("ascii", "replace")
         values = dict(line.partition("=")[::2] for line in text.splitlines())

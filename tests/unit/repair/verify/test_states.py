@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.format.broker_json import TopicConfig, encode_topics
 from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.checkpoint import encode as encode_checkpoint
 from logquarry.log.layout import StoreLayout
@@ -69,6 +71,22 @@ def test_a_queue_that_came_after_the_last_dispatched_message_is_a_note(tmp_path:
         maker.put(topic)
     root = write(maker, tmp_path / "store", 1)
     assert told(check(root))[0] == ("note", "queue_missing")
+
+
+@pytest.mark.parametrize(
+    ("changed", "listed", "severity"),
+    [(1 << 50, "a", "note"), (1 << 50, "b", "damage"), (FIRST_TIME - 1, "a", "damage")],
+)
+def test_a_deleted_topic_has_no_queue(
+    changed: int, listed: str, severity: str, maker: StoreMaker, tmp_path: Path
+) -> None:
+    """An older topics.json can come from a backup that does not have the topic yet."""
+    maker.write(tmp_path)
+    shutil.rmtree(tmp_path / "consumequeue/b")
+    topics = {name: TopicConfig(name, 1, 1, 6, 0, False) for name in ("a", listed)}
+    (tmp_path / "config").mkdir(exist_ok=True)
+    (tmp_path / "config/topics.json").write_text(encode_topics(topics, timestamp_ms=changed))
+    assert told(check(tmp_path))[0] == (severity, "queue_missing")
 
 
 def test_a_queue_that_lacks_what_another_one_has_is_damage(
