@@ -84,10 +84,12 @@ class StagedWriter:
         size = min(_size_at(frames, start), len(frames.data) - start)
         if size > len(self._room):
             self._room = np.empty(size, np.uint8)
-        stop, position, why = place(frames, start, self._room, file, now, next_offsets, placed)
+        added = np.zeros_like(placed)
+        stop, position, why = place(frames, start, self._room, file, now, next_offsets, added)
         if stop > start:
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
             advance(file, position, known, told, self._room.data[: position - file.wrote])
+            placed += added
         elif why == put_frames.NO_FRAME or (why == put_frames.NO_ROOM and not file.wrote):
             what = (
                 "no frame"

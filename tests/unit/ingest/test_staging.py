@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import tempfile
 import threading
@@ -285,6 +286,31 @@ def test_messages_larger_than_a_write(tmp_path: Path) -> None:
 
     fast, plain = both(loaded)
     assert fast == plain and [len(body) for _, body in fast] == sizes
+
+
+def test_statistics_count_only_messages_in_the_log(tmp_path: Path) -> None:
+    """A failed write of the second chunk: its messages are not in the log."""
+    settings = config(mapped_file_size_commit_log=4 << 20)
+    plan = plan_load(LoadPlan(path=str(tmp_path / "s"), config=settings, queues=1))
+    (task,) = staged(plan, [row(body=bytes(2_000)) for _ in range(600)])
+    chunks = 0
+
+    def write(disk: Disk, descriptor: int, data: memoryview | bytes, position: int) -> int:
+        nonlocal chunks
+        chunks += len(data) > 100_000
+        if chunks == 2:
+            raise OSError(errno.EIO, "broken")
+        return real_write(disk, descriptor, data, position)
+
+    real_write = Disk.write
+
+    with StoreWriter.start(tmp_path / "s", config=settings) as store:
+        with (
+            mock.patch.object(Disk, "write", write),
+            pytest.raises(StoreUnavailable, match="broken"),
+        ):
+            store.load_staged(LOAD, [segment for _, segment in task.segments])
+        assert store.stats().put_messages == sum(1 for _ in store.scan()) > 0
 
 
 def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
