@@ -20,9 +20,10 @@ from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Bytes, Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.log_appender import end_file
 from logquarry.write.outgoing import advance
-from logquarry.write.put_many import CHUNK_BYTES, CommitLogWriter
+from logquarry.write.put_many import CHUNK_BYTES
 
 _BLANK: Final = frame.BLANK.size
 
