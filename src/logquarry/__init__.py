@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from logquarry.repair.salvage.salvage import Salvaged
     from logquarry.repair.verify.findings import Finding, VerifyReport
     from logquarry.store.consumer.consumer import Consumer
-    from logquarry.store.consumer.group import OffsetEstimate
+    from logquarry.store.consumer.offsets import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
     from logquarry.store.reads import QueueOffsets
     from logquarry.store.retention.plan import RetentionPlan
@@ -131,7 +131,7 @@ _HOMES = {
     "Message": "logquarry.message",
     "MessageArrival": "logquarry.write.dispatcher",
     "MessageStore": "logquarry.store.message_store",
-    "OffsetEstimate": "logquarry.store.consumer.group",
+    "OffsetEstimate": "logquarry.store.consumer.offsets",
     "OpenTransaction": "logquarry.store.transaction.checks",
     "PreparedTransaction": "logquarry.dialect31.prepared",
     "PutFuture": "logquarry.write.put_future",

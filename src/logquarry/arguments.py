@@ -27,6 +27,8 @@ LONG_MAX: Final = (1 << 63) - 1
 _LONGEST_SHOWN: Final = 80
 _LARGEST_PORT: Final = 65_535
 _LONGEST_FILE_NAME: Final = 255
+_LATEST: Final = 253_402_214_399_999
+"""9999-12-30: the names of index files have four digits for the year, in the local time zone."""
 _LONGEST_WAIT: Final = 86_400.0 * 365 * 100
 
 _Kind = TypeVar("_Kind")
@@ -269,6 +271,16 @@ def function(value: _Value, field: str) -> _Value:
     if not callable(value):
         refuse_type(value, field, "a function")
     return value
+
+
+def clock(value: Callable[[], object], field: str) -> Callable[[], int]:
+    """Check a clock, and return a clock that checks each returned time.
+
+    A wrong time would first be noticed in a background thread, which would then end all writes.
+    """
+    function(value, field)
+    takes = "a function that returns whole milliseconds since 1970"
+    return lambda: integer(value(), field, least=0, most=_LATEST, takes=takes)
 
 
 def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:

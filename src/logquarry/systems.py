@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType, ModuleType
-from typing import Any
+from typing import Any, Final
 
 from logquarry.errors import StoreUnavailable
 
@@ -121,16 +121,67 @@ def lock_request(kind: int) -> bytes:
     )
 
 
-def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Return whether a process holds RocketMQ's lock on a file; False if there is no file.
+_locking = threading.RLock()
+_locked_here: Final[set[tuple[int, int]]] = set()
+"""Device and inode number of each lock file that this process has locked."""
 
-    On macOS, the result is False if this process itself holds the lock.
+
+@contextmanager
+def lock_file(path: str | os.PathLike[str]) -> Iterator[bool]:
+    """Let one thread use a lock file; yield whether this process has locked the file.
+
+    On macOS, a lock belongs to a process, and ends when the process closes any descriptor of the
+    file. So if this process has locked the file, the block must not open it.
     """
+    with _locking:
+        try:
+            found = os.stat(path)  # noqa: PTH116 - the path may be of type bytes
+        except OSError:
+            yield False
+        else:
+            yield (found.st_dev, found.st_ino) in _locked_here
+
+
+def take_lock(descriptor: int) -> None:
+    """Lock a file inside :func:`lock_file`. Raises OSError if another process has locked it."""
+    assert fcntl is not None, "require_writing passed"
+    command = getattr(fcntl, "F_OFD_SETLK", None)
+    if command is None:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
+    else:
+        fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
+    found = os.fstat(descriptor)
+    _locked_here.add((found.st_dev, found.st_ino))
+
+
+def forget_lock(descriptor: int) -> None:
+    """Record that this process is about to close the descriptor of a lock that it has taken."""
+    found = os.fstat(descriptor)
+    _locked_here.discard((found.st_dev, found.st_ino))
+
+
+def _forget_all() -> None:
+    # The locks stay with the parent. One of its threads may have held `_locking` at the fork.
+    global _locking  # noqa: PLW0603 - the one lock of the process
+    _locking = threading.RLock()
+    _locked_here.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def is_locked(path: str | os.PathLike[str]) -> bool:
+    """Return whether a process holds RocketMQ's lock on a file; False if there is no file."""
+    with lock_file(path) as is_ours:
+        return is_ours or _is_locked_elsewhere(path)
+
+
+def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
     try:
         descriptor = os.open(path, READ_ONLY)
     except OSError:
         return False
-    # On macOS, a lock belongs to a process, not to an open file.
     command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     try:
         if fcntl is None:

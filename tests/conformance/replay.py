@@ -16,10 +16,10 @@ from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.testing.clock import FakeClock
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, QueueWriters
 from logquarry.write.frame_append import Settle
 from logquarry.write.index_writer import IndexWriter
-from logquarry.write.put_many import CommitLogWriter
 from logquarry.write.put_result import PutResult
 
 Input = Mapping[str, Any]

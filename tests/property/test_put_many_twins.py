@@ -22,8 +22,9 @@ from logquarry.format import properties as props
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import put_many
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.encode import MessageEncoder
-from logquarry.write.put_many import CommitLogWriter, ManyWriter
+from logquarry.write.put_many import ManyWriter
 from logquarry.write.put_result import PutResult
 from tests.helpers.twins import both
 

@@ -21,7 +21,7 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.write import put_path
-from logquarry.write.put_many import CommitLogWriter
+from logquarry.write.commit_log_writer import CommitLogWriter
 from tests.property.test_put_many_twins import Log, fields, hosts, ints, maps, strings, text
 
 SECONDS = 60

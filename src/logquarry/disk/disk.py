@@ -182,10 +182,12 @@ class Disk:
 
     def punch(self, descriptor: int, position: int, length: int) -> None:
         """Free the blocks of a range that was never written. Neither the file's size nor the bytes
-        that a reader gets change.
+        that a reader gets change. Raises OSError also if the system has no such call.
         """
         if sys.platform == "linux":
-            call = c_library().fallocate
+            call = getattr(c_library(), "fallocate", None)
+            if call is None:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             call.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
             if call(descriptor, _PUNCH_HOLE_KEEP_SIZE, position, length):
                 code = ctypes.get_errno()

@@ -33,7 +33,14 @@ from logquarry.log.store_files import (
     SIDECAR,
     is_offset_name,
 )
-from logquarry.systems import fcntl, lock_request, read_file, require_writing
+from logquarry.systems import (
+    fcntl,
+    forget_lock,
+    lock_file,
+    read_file,
+    require_writing,
+    take_lock,
+)
 
 AT_WORK: Final = "a salvage or rebuild is at work there"
 
@@ -99,10 +106,8 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------------
 # The lock of a store, and ``abort``, which shows whether the store was shut down cleanly
 #
-# Like Java's ``tryLock(0, 1)``, the lock covers byte 0 of the file ``lock``. The lock belongs to
-# the open file (``F_OFD_SETLK``), so this process cannot open the store twice either. A lock by
-# ``lockf`` would belong to the process, and would end when the process closes any descriptor of the
-# file.
+# Like Java's ``tryLock(0, 1)``, the lock covers byte 0 of the file ``lock``. The functions of
+# ``systems.py`` also prevent this process from opening the store twice.
 #
 # A writer of logquarry takes the lock before it reads the store. RocketMQ takes the lock only after
 # its recovery.
@@ -114,10 +119,9 @@ _PROC: Final = Path("/proc")
 
 def is_lockable(root: Path) -> bool:
     """Whether the file ``lock`` already exists, so that taking the lock creates no file."""
-    try:
-        return read_file(root / LOCK) == _CONTENT
-    except OSError:
-        return False
+    with lock_file(root / LOCK) as is_ours, suppress(OSError):
+        return is_ours or read_file(root / LOCK) == _CONTENT
+    return False
 
 
 class StoreLock(OpenFile):
@@ -131,19 +135,12 @@ class StoreLock(OpenFile):
         if existed and not self.path.is_file() and not self.path.is_dir():
             # The path may lead to a device, which can be opened and locked, but stores no bytes.
             raise StoreUnavailable(f"{self.path}: it is not a plain file: move it out of the store")
-        with disk.refusing(self.path):
-            self._descriptor = disk.open(self.path, create=True)
-        try:
-            _take(self._descriptor)
-        except OSError as error:
-            holders = _holders(self._descriptor) if error.errno in _HELD else []
-            disk.let_go(self._descriptor)
-            if error.errno not in _HELD:
-                raise disk.refused(self.path, error) from error
-            by = f" (process {', '.join(map(str, holders))})" if holders else ""
-            raise StoreUnavailable(
-                f"{root}: the store is open in another program{by}, which holds {self.path.name}"
-            ) from error
+        with lock_file(self.path) as is_ours:
+            if is_ours:
+                raise self._held_by([os.getpid()])
+            with disk.refusing(self.path):
+                self._descriptor = disk.open(self.path, create=True)
+            self._take()
         try:
             if not existed:
                 disk.sync_names(root)
@@ -158,9 +155,29 @@ class StoreLock(OpenFile):
             raise
         abandon_in_children(self)
 
+    def _take(self) -> None:
+        try:
+            take_lock(self._descriptor)
+        except OSError as error:
+            holders = _holders(self._descriptor) if error.errno in _HELD else []
+            self._disk.let_go(self._descriptor)
+            if error.errno not in _HELD:
+                raise self._disk.refused(self.path, error) from error
+            raise self._held_by(holders) from error
+
+    def _held_by(self, holders: list[int]) -> StoreUnavailable:
+        by = f" (process {', '.join(map(str, holders))})" if holders else ""
+        return StoreUnavailable(
+            f"{self.path.parent}: the store is open in another program{by}, which holds "
+            f"{self.path.name}"
+        )
+
     def release(self) -> None:
         """Release the lock. In a forked child, the lock stays with the parent."""
-        self.close()
+        with lock_file(self.path):
+            if self.is_open:
+                forget_lock(self._descriptor)
+            self.close()
 
 
 class AbortFile:
@@ -190,16 +207,6 @@ class AbortFile:
         """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
         self._disk.health.require_writable()
         self._disk.remove(self.path)
-
-
-def _take(descriptor: int) -> None:
-    assert fcntl is not None, "require_writing passed"
-    command = getattr(fcntl, "F_OFD_SETLK", None)
-    if command is None:
-        # macOS has no locks of open files, only locks of processes.
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
-    else:
-        fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
 
 
 def _holders(descriptor: int) -> list[int]:

@@ -328,7 +328,17 @@ def _close_all() -> None:
             logger.exception("a store could not be closed cleanly at exit")
 
 
+_forks = 0
+
+
+def forks() -> int:
+    """Return how often a process was forked to make this process, since it loaded this module."""
+    return _forks
+
+
 def _abandon_all() -> None:
+    global _forks  # noqa: PLW0603 - the one count of the process
+    _forks += 1
     # The child's exit must not close the parent's stores.
     _OPEN.clear()
     for thing in list(_NOT_IN_CHILDREN):

@@ -258,6 +258,7 @@ class _Commit:
         disk.make_folders(plan.loads)
         with _locked(disk, plan.loads):
             decision = _Decision(plan, disk)
+            decision.require_segments()
             decision.finish(self.appends)
             if self._ledger.has(self.load):
                 self._forget()
@@ -340,6 +341,28 @@ class _Decision:
             },
         }
         write_document(self._disk, self._path, document)
+
+    def require_segments(self) -> None:
+        # A store removes its segments only after its ledger has the load. If an older copy of the
+        # store was put back since then, the load cannot be completed.
+        load, stores = self._read() or (None, {})
+        root = Path(self._plan.path)
+        for name, segments in stores.items():
+            ledger = Ledger(self._disk, root / name)
+            # If the append has begun, the next opening of the store finishes it or rolls it back.
+            if load is None or ledger.has(load) or ledger.intent() is not None:
+                continue
+            try:
+                for segment in segments:
+                    find_segment(self._plan.loads / load.staged, segment)
+            except CorruptFile as error:
+                reason = (
+                    f"an interrupted load ({load}) cannot be completed: {root / name} does not "
+                    f"have the load, and a segment is missing or damaged ({error}). If this store "
+                    "was restored from a backup, put back its newest copy; else see docs/sink.md, "
+                    "Stores from a backup"
+                )
+                raise CorruptFile(str(self._path), 0, reason) from error
 
     def finish(self, run: RunAppends) -> dict[str, Loaded] | None:
         found = self._read()

@@ -253,7 +253,7 @@ class BaseReader(StoreReads):
         # Import late, because the imports take 0.1 s.
         from logquarry.disk.config_file import ConsumerOffsets, offsets_in_rocksdb
         from logquarry.disk.disk import Disk
-        from logquarry.store.consumer.group import LostOffsets, Progress
+        from logquarry.store.consumer.offsets import LostOffsets, Progress
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import PolledArrivals, PolledQueueReader
 

@@ -20,8 +20,8 @@ from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_path import log_slow
 
 if TYPE_CHECKING:
+    from logquarry.store.log_feed import LogFeed
     from logquarry.store.log_growth import LogGrowth
-    from logquarry.store.writer_files import LogFeed
     from logquarry.write.put_batch_path import PutBatchPath
     from logquarry.write.put_result import PutResult
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from logquarry.store.consumer.registry import Consumers
     from logquarry.store.load.loading import Loaded, LoadId
     from logquarry.store.load.segment import Segment
+    from logquarry.store.log_feed import LogFeed
     from logquarry.store.retention.plan import RetentionPlan
     from logquarry.store.retention.rules import RetentionRules
     from logquarry.store.services import Services
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from logquarry.store.store_engine import StoreEngine
     from logquarry.store.transaction.checks import CheckReport, Listener
     from logquarry.store.transaction.transaction import Transaction, TransactionState
-    from logquarry.store.writer_files import LogFeed
     from logquarry.write.dispatcher import MessageArrival
     from logquarry.write.put_future import PutFuture
     from logquarry.write.put_many import ArrowStream, PutManyResult
@@ -234,7 +234,7 @@ class BaseWriter(LiveStore):
         return self._engine.wait_dispatched(offset, timeout)
 
     def _make_consumers(self) -> Consumers:
-        from logquarry.store.consumer.group import LostOffsets, Progress
+        from logquarry.store.consumer.offsets import LostOffsets, Progress
         from logquarry.store.consumer.registry import Consumers
         from logquarry.store.consumer.source import Arrivals, QueueReader
 

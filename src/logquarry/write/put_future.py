@@ -13,8 +13,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from logquarry import arguments
-from logquarry.disk.service import Done
-from logquarry.errors import LogquarryError
+from logquarry.disk.service import Done, forks
+from logquarry.errors import LogquarryError, StoreUnavailable
 from logquarry.write.put_result import PutResult
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ class PutFuture:
         self._callbacks: list[Callable[[PutFuture], object]] | None = None
         self._result: PutResult | None = None
         self._error: LogquarryError | None = None
+        self._forks = 0
 
     @classmethod
     def pending(cls) -> PutFuture:
@@ -80,6 +81,7 @@ class PutFuture:
         """
         future = cls()
         future._callbacks = []
+        future._forks = forks()
         return future
 
     def done(self) -> bool:
@@ -92,7 +94,7 @@ class PutFuture:
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed. It is then unknown whether the message is on the
-                disk.
+                disk. Also if this is a forked child, and the put was not done before the fork.
             MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:
@@ -133,6 +135,9 @@ class PutFuture:
         if callbacks is None:
             self._call(function)
             return
+        if not self.done() and self._forks != forks():
+            # The thread that would complete the future exists only in the parent.
+            raise StoreUnavailable("the put belongs to the process that this one was forked from")
         callbacks.append(function)
         if self.done():
             self._call_all()

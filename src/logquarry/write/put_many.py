@@ -1,5 +1,4 @@
-"""The writer of the commit log, and ``put_many``, which puts messages of any topics and queues in
-the given order.
+"""``put_many`` puts messages of any topics and queues in the given order.
 
 ``put_many`` writes the same bytes as single puts, but the messages of a chunk share one store time.
 A chunk has about 1 MiB. The call holds the log's lock while it appends a chunk; between two chunks,
@@ -18,21 +17,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
-from logquarry.config import StoreConfig
-from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import MessageRejected, StoreUnavailable
 from logquarry.format import message_id
 from logquarry.format.arrays import Int64
 from logquarry.format.frame import BLANK
 from logquarry.log import codec
 from logquarry.message import Message, require_iterable, require_messages
-from logquarry.read.log_queues import QueueKey
-from logquarry.units import Clock
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.common_frames import IS_COMPILED, CommonFrames
 from logquarry.write.encode import Encoded
-from logquarry.write.frame_append import Settle
-from logquarry.write.log_appender import AppendRules, end_file, require_fit
+from logquarry.write.log_appender import end_file, require_fit
 from logquarry.write.outgoing import (
     Columns,
     Encode,
@@ -43,8 +37,6 @@ from logquarry.write.outgoing import (
     outgoing_kernel,
     outgoing_reference,
 )
-from logquarry.write.put_batch_path import PutBatchPath
-from logquarry.write.put_path import settle_nothing
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -122,33 +114,6 @@ class PutManyResult:
             for host, offset in zip(
                 self._host_ids.tolist(), self.physical_offset.tolist(), strict=True
             )
-        )
-
-
-class CommitLogWriter(PutBatchPath):
-    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put."""
-
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        config: StoreConfig,
-        *,
-        clock: Clock,
-        queue_offsets: dict[QueueKey, int] | None = None,
-        flags: RunningFlags | None = None,
-        health: Health | None = None,
-        settle: Settle = settle_nothing,
-        rules: AppendRules | None = None,
-    ) -> None:
-        super().__init__(
-            files,
-            config,
-            clock,
-            {} if queue_offsets is None else queue_offsets,
-            flags or RunningFlags(),
-            health or Health(),
-            settle,
-            rules,
         )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from logquarry.disk.service import forks
 from logquarry.write.frame_append import SLOW_PUT
 from logquarry.write.put_future import PutFuture
 from logquarry.write.put_result import PutResult, PutStatus
@@ -91,6 +92,7 @@ class WaitingPut(PutFuture):
         failed: Callable[[], None],
     ) -> None:
         self._callbacks = []
+        self._forks = forks()
         self._result = self._error = None
         self._appended = result
         self._flush = _OK

@@ -20,9 +20,10 @@ from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Bytes, Int64
 from logquarry.log import codec
 from logquarry.read.log_queues import QueueKey
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.log_appender import end_file
 from logquarry.write.outgoing import advance
-from logquarry.write.put_many import CHUNK_BYTES, CommitLogWriter
+from logquarry.write.put_many import CHUNK_BYTES
 
 _BLANK: Final = frame.BLANK.size
 
@@ -84,10 +85,12 @@ class StagedWriter:
         size = min(_size_at(frames, start), len(frames.data) - start)
         if size > len(self._room):
             self._room = np.empty(size, np.uint8)
-        stop, position, why = place(frames, start, self._room, file, now, next_offsets, placed)
+        added = np.zeros_like(placed)
+        stop, position, why = place(frames, start, self._room, file, now, next_offsets, added)
         if stop > start:
             told = dict(zip(frames.queues, next_offsets.tolist(), strict=True))
             advance(file, position, known, told, self._room.data[: position - file.wrote])
+            placed += added
         elif why == put_frames.NO_FRAME or (why == put_frames.NO_ROOM and not file.wrote):
             what = (
                 "no frame"

@@ -6,11 +6,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from logquarry import systems
+from logquarry.disk import folders
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, StoreLock
+from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import StoreLayout
@@ -92,6 +95,40 @@ def test_our_lock_excludes_one_of_a_process(tmp_path: Path) -> None:
     # The other descriptor is closed, and the lock is still there.
     with pytest.raises(StoreUnavailable):
         StoreLock(Disk(), tmp_path)
+    lock.release()
+
+
+def test_a_lock_of_the_process_stays_until_its_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On macOS, a process loses its lock if it closes any descriptor of the lock file."""
+    macos = SimpleNamespace(
+        **{name: value for name, value in vars(fcntl).items() if not name.startswith("F_OFD_")}
+    )
+    monkeypatch.setattr(systems, "fcntl", macos)
+    monkeypatch.setattr(folders, "fcntl", macos)
+    take = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+b'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+    command = [sys.executable, "-c", take, str(tmp_path / "lock")]
+    (tmp_path / "commitlog").mkdir()
+    lock = StoreLock(Disk(), tmp_path)
+    with pytest.raises(StoreUnavailable, match=str(os.getpid())):
+        StoreLock(Disk(), tmp_path)
+    assert StoreLayout.open(tmp_path).is_live()
+    assert is_lockable(tmp_path)
+    assert subprocess.run(command, capture_output=True, check=False).returncode, "still locked"
+    lock.release()
+    assert not StoreLayout.open(tmp_path).is_live()
+    assert is_lockable(tmp_path)
+    subprocess.run(command, check=True)
+    StoreLock(Disk(), tmp_path).release()
+
+
+def test_a_child_reads_the_lock_of_its_parent(tmp_path: Path) -> None:
+    lock = StoreLock(Disk(), tmp_path)
+    child = os.fork()
+    if not child:
+        os._exit(0 if systems.is_locked(lock.path) else 1)
+    assert os.waitpid(child, 0)[1] == 0
     lock.release()
 
 
@@ -265,7 +302,7 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
         from logquarry.write.flush import FlushRealTimeService, Timing
         from logquarry.write.flush import GroupCommitService
         from logquarry.disk.mapped_file_queue import MappedFileQueue
-        from logquarry.disk.folders import AbortFile, StoreLock
+        from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
         root = Path(sys.argv[1])
         class Store:
             def __init__(self):

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk import disk as disk_module
 from logquarry.disk import log_files
 from logquarry.disk.disk import Disk
 from logquarry.disk.log_files import AllocateMappedFileService, PagesAhead, free_room
@@ -274,6 +275,17 @@ def test_a_store_that_was_loaded_takes_the_room_of_its_messages(tmp_path: Path) 
         assert blocks(root / "commitlog" / f"{0:020d}") >= ROOM_SIZE
         assert store.put(lq.Message("orders", b"y")).ok
         assert [message.body for message in store.scan()] == [b"x" * 100, b"y"]
+
+
+def test_without_a_c_library_the_files_keep_their_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "c_library", lambda: None)
+    with StoreWriter.start(tmp_path, config=CONFIG) as store:
+        store.free_room_at_close()
+        store.put(lq.Message("orders", b"x" * 100, keys="k"))
+    assert not (tmp_path / "abort").exists()
+    assert blocks(tmp_path / "commitlog" / f"{0:020d}") >= ROOM_SIZE
 
 
 def test_room_is_freed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -20,7 +22,13 @@ from logquarry.errors import CorruptFile, MessageRejected, StoreUnavailable, Usa
 from logquarry.format import java
 from logquarry.format.java import LONG_MAX
 from logquarry.ingest import load as load_module
-from logquarry.ingest.load import append_to_store, commit_load, discard_load, plan_load
+from logquarry.ingest.load import (
+    Appending,
+    append_to_store,
+    commit_load,
+    discard_load,
+    plan_load,
+)
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
 from logquarry.store.load.loading import Ledger, Loaded, LoadId
 from logquarry.store.load.segment import Segment, SegmentReader
@@ -287,6 +295,31 @@ def test_messages_larger_than_a_write(tmp_path: Path) -> None:
     assert fast == plain and [len(body) for _, body in fast] == sizes
 
 
+def test_statistics_count_only_messages_in_the_log(tmp_path: Path) -> None:
+    """A failed write of the second chunk: its messages are not in the log."""
+    settings = config(mapped_file_size_commit_log=4 << 20)
+    plan = plan_load(LoadPlan(path=str(tmp_path / "s"), config=settings, queues=1))
+    (task,) = staged(plan, [row(body=bytes(2_000)) for _ in range(600)])
+    chunks = 0
+
+    def write(disk: Disk, descriptor: int, data: memoryview | bytes, position: int) -> int:
+        nonlocal chunks
+        chunks += len(data) > 100_000
+        if chunks == 2:
+            raise OSError(errno.EIO, "broken")
+        return real_write(disk, descriptor, data, position)
+
+    real_write = Disk.write
+
+    with StoreWriter.start(tmp_path / "s", config=settings) as store:
+        with (
+            mock.patch.object(Disk, "write", write),
+            pytest.raises(StoreUnavailable, match="broken"),
+        ):
+            store.load_staged(LOAD, [segment for _, segment in task.segments])
+        assert store.stats().put_messages == sum(1 for _ in store.scan()) > 0
+
+
 def test_offsets_follow_on_those_of_the_store(tmp_path: Path) -> None:
     root = tmp_path / "s"
     with StoreWriter.start(root, config=config()) as store:
@@ -356,6 +389,41 @@ def test_a_missing_segment_does_not_stop_later_loads(harm: str, tmp_path: Path) 
         commit_load(plan, first, tasks)
     assert not any((plan.store(number) / "commitlog").exists() for number in range(2))
     assert commit_load(plan, second, staged(plan, rows, load=second)).rows == 4
+
+
+def test_a_store_from_an_older_backup_cannot_complete_a_load(tmp_path: Path) -> None:
+    root = tmp_path / "s"
+    plan = planned(root, brokers=2)
+    first, second, third = (LoadId("job", version) for version in (1, 2, 3))
+    rows = [row(queue_id=number) for number in range(4)]
+    commit_load(plan, first, staged(plan, rows, load=first))
+    shutil.copytree(root / "broker-0", tmp_path / "backup")
+
+    def crash(appendings: Sequence[Appending]) -> Any:
+        append_to_store(appendings[0])
+        raise StoreUnavailable("a crash")
+
+    with pytest.raises(StoreUnavailable, match="a crash"):
+        commit_load(plan, second, staged(plan, rows, load=second), run=crash)
+    (root / "broker-0").rename(tmp_path / "newest")
+    shutil.copytree(tmp_path / "backup", root / "broker-0")
+    for load in (second, third):
+        with pytest.raises(CorruptFile, match=r"decision.json.*broker-0 does not have the load"):
+            commit_load(plan, load, staged(plan, rows, load=load))
+    assert [len(messages(plan.store(broker))) for broker in range(2)] == [2, 2]
+
+    # Without the newest copy: the load is given up, and repeated.
+    shutil.copytree(root, tmp_path / "given up")
+    given_up = planned(tmp_path / "given up", brokers=2)
+    (given_up.loads / "decision.json").unlink()
+    commit_load(given_up, second, staged(given_up, rows, load=second))
+    assert [len(messages(given_up.store(broker))) for broker in range(2)] == [4, 4]
+
+    # With the newest copy, the next load completes the load.
+    shutil.rmtree(root / "broker-0")
+    (tmp_path / "newest").rename(root / "broker-0")
+    commit_load(plan, third, staged(plan, rows, load=third))
+    assert [len(messages(plan.store(broker))) for broker in range(2)] == [6, 6]
 
 
 def test_a_small_load_fills_one_store_after_the_other(

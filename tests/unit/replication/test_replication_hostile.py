@@ -20,7 +20,7 @@ from logquarry.protocol.ha_connection import MasterConnection
 from logquarry.protocol.ha_messages import LARGEST_TRANSFER, HaTimes
 from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.master import _Slave
-from logquarry.store.writer_files import LogFeed
+from logquarry.store.log_feed import LogFeed
 from logquarry.write.put_result import PutStatus
 from tests.helpers.replication import QUICK, fill, log_bytes, opened
 from tests.helpers.waiting import eventually

@@ -335,3 +335,32 @@ def test_futures(writer: lq.StoreWriter) -> None:
         refused(future.exception, {"timeout": value}, "timeout")
     for value in (*NO_FUNCTION, None):
         refused(future.add_done_callback, {"function": value}, "function")
+
+
+@pytest.mark.parametrize("time", [1.7e12, None, "5", -1, 1 << 63, 253_402_214_400_000])
+def test_a_clock_that_returns_no_time(tmp_path: Path, time: Any) -> None:
+    message = lq.Message("t", keys="k")
+    store = lq.MessageStore.open(
+        tmp_path / "s", mode="rw", config=small_config(), clock=lambda: time
+    )
+    with store:
+        for put in (
+            lambda: store.put(message),
+            lambda: store.put_async(message).result(),
+            lambda: store.put_batch([message]),
+            lambda: store.put_many([message]),
+            lambda: store.put_many([message] * 100),
+        ):
+            refused(put, {}, "clock")
+        assert store.max_offset == 0
+    assert not (tmp_path / "s" / "abort").exists()
+
+
+def test_a_clock_may_return_integers_of_numpy(tmp_path: Path) -> None:
+    """The table of topics, a JSON file, has such a time."""
+    store = lq.MessageStore.open(
+        tmp_path / "s", mode="rw", config=small_config(), clock=lambda: NUMPY.int64(5)
+    )
+    with store:
+        assert store.put(lq.Message("t", keys="k")).store_timestamp == 5
+    assert not (tmp_path / "s" / "abort").exists()

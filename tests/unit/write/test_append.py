@@ -19,7 +19,7 @@ from logquarry.format.frame import Blank, Frame
 from logquarry.message import Message
 from logquarry.read.log_queues import QueueKey
 from logquarry.write import log_appender
-from logquarry.write.put_many import CommitLogWriter
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.put_result import OUTCOMES, AppendStatus, PutResult, PutStatus, refusal
 
 FILE_SIZE = 1000

@@ -23,6 +23,7 @@ from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.follow import DispatchRequests
 from logquarry.message import Message
 from logquarry.read.queue import UNIT_DTYPE
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import (
     ArrivalListeners,
     Dispatcher,
@@ -31,7 +32,6 @@ from logquarry.write.dispatcher import (
     QueueWriters,
 )
 from logquarry.write.index_writer import IndexWriter
-from logquarry.write.put_many import CommitLogWriter
 from logquarry.write.queue_writer import QueuePart
 
 NOW = 1_700_000_000_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from logquarry.errors import StoreUnavailable
 from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
+from logquarry.write.settling import WaitingPut
 from tests.helpers.waiting import eventually
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, b"", 0, 0, 100, 1, 0, 0.0)
@@ -31,6 +33,28 @@ def test_a_result_before_and_after_it_is_known() -> None:
     assert future.result(timeout=0) is RESULT
     assert future.exception() is None
     assert "PUT_OK" in repr(future)
+
+
+@pytest.mark.parametrize(
+    "future",
+    [
+        PutFuture.pending(),
+        WaitingPut(RESULT, PutStatus.PUT_OK, 1, lambda _: None, lambda: None),
+    ],
+)
+def test_a_forked_child_does_not_wait_for_a_put_of_its_parent(future: PutFuture) -> None:
+    """No thread of the child would complete the future."""
+    child = os.fork()
+    if not child:
+        try:
+            future.result(10)
+        except StoreUnavailable:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    future.set_result(RESULT)
+    assert future.result() is RESULT
 
 
 def test_callbacks_before_and_after() -> None:

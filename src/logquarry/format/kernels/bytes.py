@@ -23,7 +23,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from logquarry.format import frame, sys_flag
-from logquarry.systems import cache_folder
+from logquarry.systems import cache_folder, held
 
 _BYTE = ir.IntType(8)
 
@@ -202,11 +202,15 @@ def call_crc32(typingctx: Any, function: Any, address: Any, count: Any) -> Any:
 Array = npt.NDArray[Any]
 
 
-def kernel(function: Any) -> Any:
+def kernel(function: Any, *, nogil: bool = True) -> Any:
     """Decorator: compile a function on its first call. The machine code is cached on the disk, and
-    runs without the GIL.
+    with ``nogil`` runs without the GIL.
     """
-    return njit(cache=True, nogil=True, error_model="numpy")(function)
+    made = njit(cache=True, nogil=nogil, error_model="numpy")(function)
+    # If Ctrl-C interrupts numba while it loads a function, numba can load no other function in this
+    # process.
+    made.compile = held()(made.compile)
+    return made
 
 
 _H = frame.HEAD.offsets

@@ -8,11 +8,11 @@ caller runs the pure-Python version.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from logquarry.format import batch, java, properties, queue_entry
 from logquarry.format.arrays import (
@@ -66,6 +66,7 @@ from logquarry.format.kernels.bytes import (
 from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
 from logquarry.format.kernels.walk import CACHE_LINE, check_frame
+from logquarry.systems import held
 
 _UNIT = queue_entry.UNIT_SIZE
 _AT_UNIT_SIZE = queue_entry.LAYOUT.offsets["size"]
@@ -146,7 +147,7 @@ def _least(a: int, b: int) -> int:
 
 # The kernel runs only for microseconds, so it does not release the GIL. If it did, another thread
 # could take the GIL, and the kernel might wait milliseconds to get it back.
-@njit(cache=True, error_model="numpy")
+@partial(kernel, nogil=False)
 def get_frames(
     units: int,
     count: int,
@@ -229,7 +230,7 @@ def get_frames(
     return ((done << COUNT_SHIFT) | taken) << COUNT_SHIFT | size
 
 
-@njit(cache=True, error_model="numpy")
+@partial(kernel, nogil=False)
 def frame_rows(frames: int, count: int, out: int) -> None:
     """Write one row (:mod:`logquarry.format.arrays`) for each frame that a get returned. ``frames``
     is the address of ``count`` frames, and ``out`` is the address of the table.
@@ -272,6 +273,7 @@ def frame_rows(frames: int, count: int, out: int) -> None:
 
 
 @cache
+@held()
 def get_frames_address() -> int:
     """Return the address of :func:`get_frames` as a C function that takes eight int64 and returns
     one int64.
@@ -287,6 +289,7 @@ def get_frames_address() -> int:
 
 
 @cache
+@held()
 def frame_rows_address() -> int:
     """Return the address of :func:`frame_rows` as a C function that takes three int64."""
 

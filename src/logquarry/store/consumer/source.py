@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 
+from logquarry.disk.service import Flag
 from logquarry.format import java
 from logquarry.read.get_kernel import MessageGetter
 from logquarry.read.get_message import LEAST_UNITS, GetMessageStatus, GetResult, TransferLimits
@@ -37,14 +38,15 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.version = 0
-        self._changed = threading.Condition()
+        # A bare lock, because Ctrl-C inside a method of threading.Condition can leave its lock
+        # taken. The dispatcher's thread would then wait for ever in `wake`.
+        self._lock = threading.Lock()
         self._callbacks: set[Callable[[], None]] = set()
 
     def wake(self) -> None:
         """Wake all waiting consumers."""
-        with self._changed:
+        with self._lock:
             self.version += 1
-            self._changed.notify_all()
             callbacks = list(self._callbacks)
         for callback in callbacks:
             callback()
@@ -56,10 +58,14 @@ class Arrivals:
             seen: the version before the caller searched for messages and found none.
             timeout: in seconds (default: no limit).
         """
-        # A lock rejects a timeout above 292 years.
-        longest = None if timeout is None else min(timeout, threading.TIMEOUT_MAX)
-        with self._changed:
-            return self._changed.wait_for(lambda: self.version != seen, longest)
+        flag = Flag()
+        try:
+            if self._is_seen(seen, flag.set):
+                # A lock rejects a timeout above 292 years.
+                flag.take(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
+        finally:
+            self._forget(flag.set)
+        return self.version != seen
 
     async def wait_async(self, seen: int, timeout: float | None = None) -> bool:
         """Like :meth:`wait`, for a coroutine."""
@@ -72,19 +78,25 @@ class Arrivals:
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(event.set)
 
-        with self._changed:
-            if self.version != seen:
-                return True
-            self._callbacks.add(tell)
         try:
-            async with asyncio.timeout(timeout):
-                await event.wait()
+            if self._is_seen(seen, tell):
+                async with asyncio.timeout(timeout):
+                    await event.wait()
         except TimeoutError:
             pass
         finally:
-            with self._changed:
-                self._callbacks.discard(tell)
+            self._forget(tell)
         return self.version != seen
+
+    def _is_seen(self, seen: int, callback: Callable[[], None]) -> bool:
+        """Call a function at each wake from now on. Return whether the version is ``seen``."""
+        with self._lock:
+            self._callbacks.add(callback)
+            return self.version == seen
+
+    def _forget(self, callback: Callable[[], None]) -> None:
+        with self._lock:
+            self._callbacks.discard(callback)
 
 
 class PolledArrivals(Arrivals):

@@ -52,7 +52,7 @@ from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.systems import read_file
 from logquarry.text import document
 from logquarry.units import Clock
-from logquarry.write.put_many import CommitLogWriter
+from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.staged_put import StagedWriter, find_staged
 
 STAGED: Final = "staged"

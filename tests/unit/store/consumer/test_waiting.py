@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -156,6 +158,36 @@ def test_a_loop_that_is_closed_while_somebody_wakes_it() -> None:
 
     tell = asyncio.run(wait())
     tell()
+
+
+def test_an_interrupt_in_a_wait_leaves_no_lock_taken() -> None:
+    """The dispatcher's thread would wait for ever for this lock."""
+    arrivals = Arrivals()
+    left = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any]:
+        # Python runs signal handlers at calls and returns, but not between two lines.
+        nonlocal left
+        left -= event in ("call", "return")
+        if not left:
+            raise KeyboardInterrupt
+        return trace
+
+    for number in range(1, 1_000):
+        left, before = number, sys.gettrace()
+        sys.settrace(trace)
+        try:
+            arrivals.wait(arrivals.version, 0.0)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        waking = threading.Thread(target=arrivals.wake, daemon=True)
+        waking.start()
+        waking.join(10)
+        assert not waking.is_alive(), f"event {number}"
+    assert number > 5
 
 
 def test_offsets_of_a_store_that_takes_no_writes_are_given_up() -> None:

@@ -1,0 +1,286 @@
+"""Where each consumer group continues in a queue, also if its committed offsets were lost."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from logquarry import arguments
+from logquarry.disk.config_file import BACKUP, ConsumerOffsets
+from logquarry.errors import UsageError
+from logquarry.format import broker_json, java
+from logquarry.log.store_files import CONFIG, quarantine
+from logquarry.systems import read_file
+
+if TYPE_CHECKING:
+    # Importing asyncio takes 40 ms, which info and a writer without consumers do not need.
+    from logquarry.store.consumer.source import QueueReader
+
+from logquarry.store.consumer.retry import dead_topic, retry_topic
+
+logger = logging.getLogger(__name__)
+
+STARTS: Final = ("earliest", "latest", "timestamp")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a group without offsets starts: ``earliest``, ``latest``, or a ``timestamp`` in ms."""
+
+    at: str
+    timestamp_ms: int = 0
+
+    @classmethod
+    def of(cls, start: str | int | datetime, timestamp: int | str | date | None) -> Start:
+        """Parse the start that the user gave: one of :data:`STARTS`, or a store time."""
+        takes = "earliest, latest, timestamp or a store time (milliseconds, a datetime)"
+        if not isinstance(start, str):
+            if timestamp is not None:
+                raise UsageError('timestamp= needs start="timestamp"')
+            if not isinstance(start, datetime):
+                return cls("timestamp", arguments.integer(start, "start", takes=takes))
+            return cls("timestamp", arguments.time_ms(start, "start"))
+        if start not in STARTS:
+            raise UsageError(f"start takes {takes}, not {start!r}")
+        if (start == "timestamp") != (timestamp is not None):
+            raise UsageError(
+                'start="timestamp" needs timestamp= (milliseconds); other starts take none'
+            )
+        found = arguments.optional(arguments.time_ms, timestamp, "timestamp")
+        return cls(start, found or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Beginning:
+    """Where a group starts in the queues of a topic for which it has no committed offsets.
+
+    Attributes:
+        queue_ids: the queues that existed at the first call of ``begin``. In a queue that is
+            created later, the group starts at the first message.
+        start: the user's choice; None if the group must start at the first message of each queue.
+        saved_at: time (milliseconds) at which the lost offsets were last written, and the file with
+            this change time; None if no offsets were lost.
+    """
+
+    queue_ids: frozenset[int]
+    start: Start | None = None
+    saved_at: tuple[int, Path] | None = None
+
+
+class Progress:
+    """The offsets of all groups of one store, and estimates of lost offsets. Thread-safe."""
+
+    def __init__(
+        self, offsets: ConsumerOffsets, reader: QueueReader, lost: LostOffsets | None
+    ) -> None:
+        self.offsets = offsets
+        self._reader = reader
+        self._lost = lost
+        self._lock = threading.Lock()
+        self._beginnings: dict[tuple[str, str], _Beginning] = {}
+        self._estimates: dict[tuple[str, str, int], OffsetEstimate] = {}
+        if lost is not None:
+            for topic, group, queue_id, offset, path in lost.entries():
+                if queue_id not in offsets.of(topic, group):
+                    self._take(group, topic, queue_id, offset, f"found in the torn file {path}")
+
+    def _take(self, group: str, topic: str, queue_id: int, offset: int, reason: str) -> None:
+        self.offsets.commit(topic, group, queue_id, offset)
+        estimate = OffsetEstimate(topic, queue_id, offset, reason)
+        self._estimates[group, topic, queue_id] = estimate
+        logger.warning(
+            "group %s, queue %d of %s: its offset was lost; estimated as %d: %s",
+            *(group, queue_id, topic, offset, reason),
+        )
+
+    def estimates(self, group: str, topics: Sequence[str]) -> tuple[OffsetEstimate, ...]:
+        """Return the estimates made since the opening of the store for a group's lost offsets."""
+        with self._lock:
+            return tuple(
+                estimate
+                for (name, topic, _), estimate in self._estimates.items()
+                if name == group and topic in topics
+            )
+
+    def begin(self, group: str, topics: Sequence[str], start: Start) -> None:
+        """Determine where a group starts in topics without offsets. Later calls change nothing."""
+        with self._lock:
+            for topic in topics:
+                if (group, topic) not in self._beginnings:
+                    self._beginnings[group, topic] = self._beginning(group, topic, start)
+
+    def _beginning(self, group: str, topic: str, start: Start) -> _Beginning:
+        queue_ids = frozenset(self._reader.queue_ids(topic))
+        of_group = {name for name, other in self.offsets.groups() if other == group}
+        if topic in of_group:
+            return _Beginning(queue_ids)
+        lost = self._lost
+        if lost is not None and lost.is_lost(group, topic, has_others=bool(of_group)):
+            saved_at = lost.saved_at
+            if saved_at is not None:
+                return _Beginning(queue_ids, saved_at=saved_at)
+            logger.warning(
+                "group %s: its offsets in %s are lost, and when they were last written is unknown: "
+                "it starts at %s",
+                *(group, topic, start.at),
+            )
+        if topic == retry_topic(group):
+            # The retry topic has only messages that this group sent back, so skip none of them.
+            return _Beginning(queue_ids)
+        return _Beginning(queue_ids, start)
+
+    def offset(self, group: str, topic: str, queue_id: int) -> int:
+        """Return the queue offset at which a group continues. If it has none, commit one."""
+        with self._lock:
+            known = self.offsets.of(topic, group).get(queue_id)
+            if known is not None:
+                return known
+            beginning = self._beginnings[group, topic]
+            offset = self._reader.bounds(topic, queue_id)[0]
+            if queue_id in beginning.queue_ids and beginning.saved_at is not None:
+                saved_at, path = beginning.saved_at
+                offset = self._reader.first_since(topic, queue_id, saved_at - BEFORE_MS)
+                reason = (
+                    f"messages stored from {BEFORE_MS // 1000} s before the last write of {path}"
+                )
+                self._take(group, topic, queue_id, offset, reason)
+            elif queue_id in beginning.queue_ids and beginning.start is not None:
+                offset = self._first(topic, queue_id, beginning.start)
+            self.offsets.commit(topic, group, queue_id, offset)
+            return offset
+
+    def _first(self, topic: str, queue_id: int, start: Start) -> int:
+        low, high = self._reader.bounds(topic, queue_id)
+        if start.at == "latest":
+            return high
+        if start.at == "timestamp":
+            return self._reader.first_since(topic, queue_id, start.timestamp_ms)
+        return low
+
+
+# --------------------------------------------------------------------------------------------------
+# Lost offsets: the remains of ``config/consumerOffset.json``
+#
+# A group with lost offsets must not start like a new group: ``latest`` would skip messages, and
+# ``earliest`` would repeat all messages. The broker writes this file every 5 s. So the group
+# continues at messages that were stored shortly before the last write of the file. If the file is
+# torn (only partly written), the group continues at the offsets of its complete entries.
+
+BEFORE_MS: Final = 10_000
+"""An estimate starts this many ms before the last write: brokers write offsets every 5 s."""
+
+_ENTRY: Final = re.compile(r'"([^"\\@]+)@([^"\\]+)"\s*:\s*\{([0-9:,\s]*)\}')
+_PAIR: Final = re.compile(r"\s*([0-9]{1,9})\s*:\s*([0-9]{1,18})\s*")
+
+
+class OffsetEstimate(NamedTuple):
+    """An estimated queue offset: a group continues there because its committed offset was lost."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    reason: str
+
+
+class LostOffsets:
+    """Reads what is left of a store's lost offsets: torn and quarantined files, and file times."""
+
+    def __init__(
+        self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]
+    ) -> None:
+        config = root / CONFIG
+        self._has_offsets = has_offsets
+        self._topics = topics
+        self._config = config
+        name = broker_json.CONSUMER_OFFSET_FILE
+        self._torn = [
+            (path, text)
+            for path in (config / name, config / f"{name}{BACKUP}")
+            if (text := _torn_text(path)) is not None
+        ]
+        aside = quarantine(root, CONFIG)
+        self._aside = sorted(aside.glob(f"{name}*")) if aside.is_dir() else []
+        # Read the time now: later saves of the offsets change it.
+        self.saved_at = self._find_saved_at()
+
+    @property
+    def files(self) -> list[Path]:
+        """The invalid or unreadable offset files in ``config/``, and all those in quarantine."""
+        return [path for path, _ in self._torn] + self._aside
+
+    def entries(self) -> Iterator[tuple[str, str, int, int, Path]]:
+        """Yield complete entries of torn files: topic, group, queue id, offset and file."""
+        for path, text in self._torn:
+            for topic, group, pairs in _ENTRY.findall(text):
+                for pair in pairs.split(","):
+                    match = _PAIR.fullmatch(pair)
+                    if match is not None:
+                        yield topic, group, int(match[1]), int(match[2]), path
+
+    def is_lost(self, group: str, topic: str, *, has_others: bool) -> bool:
+        """Whether a group's offsets in a topic are lost.
+
+        If the offset file is missing, the group existed if the store has its retry topic or its
+        dead-letter topic, or if the broker's list of groups has its name.
+        """
+        if self._has_offsets and not self.files:
+            return False
+        texts = [text for _, text in self._torn]
+        texts += [text for path in self._aside if (text := _text(path)) is not None]
+        if any(f'"{topic}@{group}"' in text for text in texts):
+            return True
+        if has_others:
+            return False
+        if not {retry_topic(group), dead_topic(group)}.isdisjoint(self._topics()):
+            return True
+        if any(f'@{group}"' in text for text in texts):
+            return True
+        listed = _text(self._config / broker_json.SUBSCRIPTION_GROUP_FILE)
+        return listed is not None and f'"{group}"' in listed
+
+    def _find_saved_at(self) -> tuple[int, Path] | None:
+        """Return when (ms) the lost offsets were last written, and the file with this change time.
+
+        If there is no offset file, use the newest file of ``config/`` instead. Ignore
+        ``topics.json``, because puts change this file.
+        """
+        paths = self.files
+        if not paths and self._config.is_dir():
+            paths = [
+                path
+                for path in self._config.iterdir()
+                if path.is_file() and not path.name.startswith(broker_json.TOPICS_FILE)
+            ]
+        times = [(time, path) for path in paths if (time := _changed_at(path)) is not None]
+        return max(times, default=None)
+
+
+def _torn_text(path: Path) -> str | None:
+    """Return the text of an invalid file; None if the file is valid or missing."""
+    try:
+        broker_json.decode_consumer_offsets(read_file(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return _text(path) or ""
+    return None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return read_file(path).decode("utf-8", java.UTF8_ERRORS)
+    except OSError:
+        return None
+
+
+def _changed_at(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return None
