@@ -7,7 +7,7 @@ messages are lost, the next entry also covers their queue offsets
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +24,12 @@ from logquarry.read.batch_queue import BatchEntries, BatchQueue
 from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
-from logquarry.repair.audit.differences import queue_name
+from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.rebuild.queue_files import (
     BuiltQueue,
     EntryFiles,
     LeftOut,
+    OldQueues,
     QueueFiles,
     sync_file,
 )
@@ -145,8 +146,14 @@ class RocksFiles(QueueFiles):
         UsageError: if the package ``rocksdict`` is not installed.
     """
 
-    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
-        super().__init__(disk, folder, file_size)
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        file_size: int,
+        old: OldQueues | None = None,
+    ) -> None:
+        super().__init__(disk, folder, file_size, old)
         try:
             import rocksdict
         except ImportError as error:
@@ -178,7 +185,10 @@ class RocksFiles(QueueFiles):
             ends = entries["physical_offset"].astype(np.int64) + entries["size"]
             self._end = max(self._end, int(ends.max(initial=0)))
         self.add(timed)
-        for key in parts:
+        self._require_no_gaps(parts)
+
+    def _require_no_gaps(self, keys: Iterable[QueueKey]) -> None:
+        for key in keys:
             queue = self.queues.get(key)
             if queue is not None and queue.gaps:
                 start, stop = queue.gaps[0]
@@ -232,7 +242,11 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries, and the first and last queue offset of each queue."""
+        """Write all entries, and the first and last queue offset of each queue. Raises
+        UnsupportedStore if a queue has lost messages in the middle.
+        """
+        self._settle()
+        self._require_no_gaps(self.queues)
         self._write_all()
         for key, queue in self.queues.items():
             self._set_bound(key, table.MIN, self._firsts[key], queue.first)
@@ -265,6 +279,18 @@ def require_dispatched(layout: StoreLayout, log_end: int) -> None:
             f"at {log_end}. New queues would not show the loss. Nothing was changed; "
             "`logquarry salvage --into` makes a plain store, or start the broker on the store"
         )
+
+
+def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
+    """Return why a broker could not serve all consumers from new queues in RocksDB, or None."""
+    for queue in queues:
+        if queue.largest_gap or queue.moved:
+            return (
+                f"{queue_name(queue.key)}: the log has lost messages between others. A consumer "
+                "that asks a broker with RocksDB for one of them begins again at offset 0. "
+                "`logquarry salvage --into` makes a plain store"
+            )
+    return None
 
 
 def not_in_tasks(

@@ -395,7 +395,7 @@ def next_step(report: VerifyReport) -> Next | None:
     if Action.RECOVER in actions:
         return Next(("recover",), before)
     if Action.SALVAGE in actions and (Action.QUEUES in actions or not is_built):
-        # A rebuild of the queues would trust the harmed queue offsets.
+        # Only a salvage corrects the harmed queue offsets in the frames.
         return Next(("salvage", "--into", "DIR"), before)
     if is_built:
         only = [] if len(is_built) > 1 else ["--queues" if Action.QUEUES in actions else "--index"]
