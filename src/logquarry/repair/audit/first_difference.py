@@ -214,7 +214,7 @@ class QueueAudits:
     def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit | BatchQueueAudit:
         if key[0] in self._config.batch_topics:
             batch = disk if isinstance(disk, BatchQueue) else None
-            return BatchQueueAudit(key, batch, self._damage)
+            return BatchQueueAudit(key, batch, self._damage, mends=self._mends)
         is_3_1 = self.transactions is not None or self._config.is_3_1
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)

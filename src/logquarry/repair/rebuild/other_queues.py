@@ -25,7 +25,9 @@ from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
+from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
 from logquarry.repair.rebuild.queue_files import (
+    INVALID,
     BuiltQueue,
     EntryFiles,
     LeftOut,
@@ -48,6 +50,7 @@ class BuiltBatchQueue:
         restarts: number of times that the topic was deleted and created again.
         fillers: number of queue offsets of messages that the log has lost in the middle of the
             queue.
+        harmed: physical offsets of the frames with a harmed queue offset; set when the build ends.
     """
 
     first: int
@@ -56,6 +59,7 @@ class BuiltBatchQueue:
     restarts: int = 0
     fillers: int = 0
     parts: list[bytes] = field(default_factory=list)
+    harmed: list[int] = field(default_factory=list)
 
 
 class BatchFiles(EntryFiles):
@@ -64,17 +68,22 @@ class BatchFiles(EntryFiles):
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         super().__init__(disk, folder, file_size)
         self.queues: dict[QueueKey, BuiltBatchQueue] = {}
+        self._right: dict[QueueKey, RightBases] = {}
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
         """Add the next frames of one queue, in the log's order."""
         fault = queue_name_fault(key[0])
-        starts = entries["base"].astype(np.int64)
-        if fault is not None or (len(starts) and int(starts.min()) < 0):
-            reason = f"the topic cannot be a folder name: {fault}" if fault else "negative offset"
-            for base, place in zip(starts.tolist(), entries["physical_offset"], strict=True):
-                self.left_out.append(LeftOut(*key, base, int(place), reason))
+        if fault is not None:
+            reason = f"the topic cannot be a folder name: {fault}"
+            for base, place in zip(entries["base"], entries["physical_offset"], strict=True):
+                self.left_out.append(LeftOut(*key, int(base), int(place), reason))
             return
-        at = 0
+        self._add(key, self._right.setdefault(key, RightBases()).take(entries))
+
+    def _add(self, key: QueueKey, entries: BatchEntries) -> None:
+        if not len(entries):
+            return
+        at, starts = 0, entries["base"].astype(np.int64)
         stops = starts + entries["count"]
         breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
         for end in [*breaks.tolist(), len(entries)]:
@@ -104,6 +113,13 @@ class BatchFiles(EntryFiles):
     def finish(self) -> None:
         """Write all entries, and sync the files."""
         self._disk.make_folders(self._folder)
+        for key, right in self._right.items():
+            self._add(key, right.settle())
+            for place, base in right.moved.items():
+                if base == NO_PLACE:
+                    self.left_out.append(LeftOut(*key, base, place, INVALID))
+                else:
+                    self.queues[key].harmed.append(place)
         for key, queue in self.queues.items():
             self._write(key, queue)
             for path in self._paths(key, queue):

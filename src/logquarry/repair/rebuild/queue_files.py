@@ -34,7 +34,7 @@ _MOST_HELD: Final = 64 << 20
 _FILLERS_AT_ONCE: Final = 1 << 16
 _ANY_SAFE_NAME: Final = "store"
 OldQueues = Mapping[QueueKey, Queue]
-_INVALID: Final = "its queue offset is harmed, and the messages around it leave no place for it"
+INVALID: Final = "its queue offset is harmed, and the messages around it leave no place for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class _Placing(RightOffsets):
         self._files.note_harmed(self._key, (right, own, place))
 
     def _drop(self, offset: int, entries: Units) -> None:
-        self._files.leave_out(self._key, offset, entries, _INVALID)
+        self._files.leave_out(self._key, offset, entries, INVALID)
 
     def _has(self, offset: int, entries: Units) -> bool:
         return len(entries) == 1 and super()._has(offset, entries)
@@ -224,7 +224,7 @@ class QueueFiles(EntryFiles):
         queue.restarts += 1
         for right, own, place in queue.harmed:
             if right >= offset:
-                self.left_out.append(LeftOut(*key, own, place, _INVALID))
+                self.left_out.append(LeftOut(*key, own, place, INVALID))
         queue.harmed[:] = [found for found in queue.harmed if found[0] < offset]
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))

@@ -407,7 +407,7 @@ def _reports(built: Mapping[QueueKey, BuiltQueue | BuiltBatchQueue]) -> list[Que
     return [
         QueueReport(
             *(*key, queue.first, queue.stop, queue.fillers, queue.restarts),
-            harmed=len(queue.harmed) if isinstance(queue, BuiltQueue) else 0,
+            harmed=len(queue.harmed),
         )
         for key, queue in built.items()
     ]

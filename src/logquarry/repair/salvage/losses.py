@@ -52,6 +52,8 @@ class _Break:
     """
     is_own: bool
     """Whether the frame has this queue offset; False for a multi-dispatch copy."""
+    count: int
+    """Number of messages in the frame."""
 
     @property
     def is_far(self) -> bool:
@@ -99,7 +101,7 @@ class QueueNotes:
         self._first = first
         self._next = first
         self._first_at = -1
-        self._first_is_own = True
+        self._first_is_own, self._first_count = True, 1
         self._last_place = 0
         self._count = 0
         self._breaks: list[_Break] = []
@@ -122,34 +124,37 @@ class QueueNotes:
         queue offset in another queue; None if no message is.
         """
         own = np.ones(len(places), np.bool_) if copies is None else ~copies
+        counts = np.ones(len(places), np.int64) if counts is None else counts
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
             for at in impossible:
-                offsets[at] = offsets[at - 1] + 1 if at else self._next
+                offsets[at] = offsets[at - 1] + counts[at - 1] if at else self._next
                 if own[at]:
                     self._impossible[int(places[at])] = int(offsets[at])
         if not self._count:
             self._first_at, self._first_is_own = int(places[0]), bool(own[0])
-        last = offsets if counts is None else offsets + counts - 1
+            self._first_count = int(counts[0])
+        last = offsets + counts - 1
         before = np.append(self._next - 1, last[:-1])
         distances = np.diff(places, prepend=self._last_place)
         for at in np.flatnonzero(offsets - before != 1).tolist():
             found = int(places[at]), int(offsets[at]), int(before[at]), self._count + at
-            self._breaks.append(_Break(*found, int(distances[at]), bool(own[at])))
+            facts = int(distances[at]), bool(own[at]), int(counts[at])
+            self._breaks.append(_Break(*found, *facts))
         self._last_place = int(places[-1])
         self._count += len(offsets)
         self._next = int(last[-1]) + 1
 
-    def story(self, *, mends: bool = True, is_queued: IsQueued = lambda *_: False) -> QueueStory:
-        """Return the queue offsets of all added frames. If ``mends``, harmed queue offsets are
-        corrected. Raises ValueError if a gap is larger than MOST_GAP.
+    def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
+        """Return the queue offsets of all added frames; harmed ones are corrected. Raises
+        ValueError if a gap is larger than MOST_GAP.
 
         Args:
             is_queued: whether the old queue has an entry for the message at a physical offset, at a
                 queue offset.
         """
-        mended = (self._mend(is_queued) if mends else {}) | self._impossible
+        mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
         for found in self._breaks:
             if found.offset <= found.before:
@@ -170,11 +175,11 @@ class QueueNotes:
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
-        begins_lower = bool(breaks) and 0 < breaks[0].offset <= breaks[0].before
+        begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
             # The first offset is harmed. If the topic had been created again, the second offset
             # would be 0.
-            self._first = breaks[0].offset - 1
+            self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
         at = 0
@@ -188,12 +193,13 @@ class QueueNotes:
                 at += 1
             elif follows and behind is not None and _is_harmed(here, behind.offset):
                 mended[here.place] = here.before + 1
-                if behind.offset > here.before + 2:
-                    kept.append(replace(behind, before=here.before + 1))
+                end = here.before + here.count
+                if behind.offset > end + 1:
+                    kept.append(replace(behind, before=end))
                 at += 2
             elif is_last and _is_last_harmed(here, is_queued):
                 mended[here.place] = here.before + 1
-                self._next = here.before + 2
+                self._next = here.before + here.count + 1
                 at += 1
             else:
                 kept.append(here)
@@ -219,9 +225,7 @@ def _is_harmed(here: _Break, behind: int) -> bool:
     """Whether a queue offset does not fit between those of the previous message and of the next
     one, ``behind``.
     """
-    if here.offset > here.before:
-        return here.before + 1 < behind < here.offset
-    return behind == here.before + 2
+    return here.before + here.count < behind and not here.before < here.offset <= behind
 
 
 LostOffsets = dict[QueueKey, list[Range]]

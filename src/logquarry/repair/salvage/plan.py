@@ -384,9 +384,8 @@ class _Planner:
         try:
             there = {(queue.topic, queue.queue_id): queue for queue in all_queues(self._layout)}
             for key, notes in self._notes.items():
-                is_batch = key[0] in self._config.batch_topics
                 is_queued = partial(_is_queued, there.get(key))
-                story = plan.queues[key] = notes.story(mends=not is_batch, is_queued=is_queued)
+                story = plan.queues[key] = notes.story(is_queued=is_queued)
                 plan.queue_offsets.update(story.mended)
                 plan.rotten_offsets += len(story.mended)
         except ValueError as error:

@@ -100,7 +100,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "harmed_queue_offset": _damage(
         Action.SALVAGE,
         "the queue offset in a frame has changed. The queue has the message at its right place, so "
-        "consumers get it, but a client that commits the frame's offset repeats or skips messages",
+        "consumers get it, but a client that commits the frame's offset repeats or skips messages. "
+        "A `get` from a batch queue raises an error at this frame",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
