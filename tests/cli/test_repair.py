@@ -159,6 +159,7 @@ def test_rebuild_as_a_document(store: Path, tmp_path: Path) -> None:
             "max_offset": COUNT,
             "fillers": 0,
             "restarts": 0,
+            "harmed": 0,
             "taken_over": False,
         }
     ]

@@ -12,6 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import CorruptFrame, UnsupportedStore
 from logquarry.format import broker_json
+from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.read.log_end import lost_messages
 from logquarry.repair.rebuild.build import BuildJob, Built
@@ -173,6 +174,40 @@ def test_zeroed_entries_of_lost_batches_are_recovered(is_opened: bool, copied: C
     assert not {kind for kind in kinds if kind.startswith("queue")}
     with lq.MessageStore.open(root) as store:
         assert store.queue_offsets(BATCH_TOPIC, 1).max > 162
+
+
+@pytest.mark.parametrize("value", [0, 3, 1 << 30, 1 << 60])
+@pytest.mark.parametrize("number", [0, 20, -1])
+def test_a_harmed_queue_offset_of_a_batch_costs_no_message(
+    number: int, value: int, copied: Copied, rocketmq5: Path, tmp_path: Path
+) -> None:
+    """Otherwise the topic would seem to be created again, and the queue lost its entries."""
+    rows = expected_frames(rocketmq5 / "5.5.0-batchcq")
+    row = [one for one in rows if one["topic"] == BATCH_TOPIC and one["queueId"] == 0][number]
+    # At the ends of the queue, the neighbouring frames do not show these.
+    if value == row["queueOffset"] or (number == -1 and value in (0, 1 << 30)):
+        return
+    root, place = copied("5.5.0-batchcq"), row["physicalOffset"]
+    wanted = bytes_of(root / "batchconsumequeue")
+    log = root / "commitlog" / ("0" * 20)
+    overwrite(log, place + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
+    found = lq.verify(root).findings
+    assert [(one.kind, one.offset) for one in found] == [("harmed_queue_offset", place)]
+    assert not lq.recover(root).is_needed
+    salvage(StoreLayout.open(root), tmp_path / "salvaged")
+    assert not lq.verify(tmp_path / "salvaged").findings
+    with lq.MessageStore.open(tmp_path / "salvaged") as store:
+        bounds, got = store.queue_offsets(BATCH_TOPIC, 0), []
+        while len(got) < bounds.max:
+            answer = store.get(BATCH_TOPIC, 0, len(got)).messages
+            got += [message.queue_offset for message in answer]
+            assert answer
+    assert got == list(range(bounds.max)) and bounds.min == 0
+    assert not {left.physical_offset for left in rebuild(root, apply=True).left_out}
+    assert bytes_of(root / "batchconsumequeue") == wanted
+    shutil.rmtree(root / "batchconsumequeue" / BATCH_TOPIC / "0")
+    lq.recover(root, apply=True)
+    assert bytes_of(root / "batchconsumequeue") == wanted
 
 
 def test_a_recovery_keeps_entries_of_lost_batches(damaged: tuple[Path, Row]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,12 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logquarry.config import StoreConfig
+from logquarry.format.frame import HEAD
 from logquarry.repair.rebuild import parts
 from logquarry.repair.rebuild.build import RebuildReport
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark import rebuilding
+from logquarry.store.message_store import MessageStore
 from tests.conformance.golden_facts import SOUND, WITH_LOG, Scenario
 from tests.helpers.damage import damaged
+from tests.helpers.files import overwrite
 from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker
 
@@ -149,3 +153,22 @@ def test_sound_stores(tmp_path: Path, which: tuple[int, int], split_size: int) -
     document, _, index = many
     assert document["messages"] == sum(which) + which[0] * 2 + 1
     assert len(index) == (3 if which[1] == 49 else 1)
+
+
+@pytest.mark.parametrize("offset", [0, 2, 9, 400, 1 << 30, 1 << 60])
+@pytest.mark.parametrize("number", [0, 7, 23])
+def test_harmed_queue_offsets(tmp_path: Path, number: int, offset: int) -> None:
+    maker = StoreMaker()
+    for _ in range(24):
+        maker.put("t", 0, b"body")
+        maker.put("u", 0, b"body")
+    root = maker.write(tmp_path / "store")
+    with MessageStore.open(root, config=CONFIG) as opened:
+        place = opened.get("t", 0, number).messages[0].physical_offset
+    shutil.rmtree(root / "consumequeue")
+    files = sorted((root / "commitlog").iterdir())
+    size = files[0].stat().st_size
+    at = place % size + HEAD.offsets["queue_offset"]
+    overwrite(files[place // size], at, offset.to_bytes(8, "big"))
+    alone, many = both(root, tmp_path, CONFIG, 900)
+    assert many == alone

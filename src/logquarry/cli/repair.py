@@ -18,7 +18,7 @@ from logquarry.log.store_names import has_wildcard
 
 if TYPE_CHECKING:
     from logquarry.log.walk import DamagedSpan
-    from logquarry.repair.rebuild.build import RebuildReport
+    from logquarry.repair.rebuild.build import QueueReport, RebuildReport
     from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan
 
 _NAMES: Final = {
@@ -312,8 +312,16 @@ def _show_queues(out: Output, report: RebuildReport) -> None:
     for queue in report.queues[: MOST_LISTED if report.damage else 0]:
         if queue.fillers:
             lost = text.plural(queue.fillers, "message")
-            place = f"{text.printable(queue.topic)}/{queue.queue_id}"
-            out.line(f"    {place}: the log has lost {lost}; filler entries take their place")
+            out.line(
+                f"    {_name(queue)}: the log has lost {lost}; filler entries take their place"
+            )
+    for queue in [queue for queue in report.queues if queue.harmed][:MOST_LISTED]:
+        frames = text.plural(queue.harmed, "frame")
+        out.line(f"    {_name(queue)}: {frames} with a harmed queue offset; the entries are right")
+
+
+def _name(queue: QueueReport) -> str:
+    return f"{text.printable(queue.topic)}/{queue.queue_id}"
 
 
 def _show_left_damage(out: Output, report: RebuildReport) -> None:

@@ -289,7 +289,8 @@ class Mending:
         kept: queue offset -> old entry, for messages that are no longer in the log. If the old
             entry is lost too, the queue gets a filler instead, which all readers skip, including
             RocketMQ's.
-        moved: physical offset -> right queue offset, for messages with a damaged queue offset.
+        moved: physical offset -> right queue offset, for messages with a damaged queue offset; -1
+            for a message that gets no entry.
         largest_gap: the maximum number of missing entries before a message. If more are missing,
             the message's queue offset is assumed to be wrong.
     """
@@ -422,6 +423,10 @@ class BatchQueueWriter(ConsumeQueueWriter):
 
     def append(self, offsets: Int64, units: BatchEntries) -> int:
         """See :meth:`ConsumeQueueWriter.append`."""
+        if self._mending is not None and self._mending.moved:
+            units = units.copy()
+            for at, place in enumerate(units["physical_offset"].tolist()):
+                units["base"][at] = self._mending.moved.get(place, units["base"][at])
         new = units[(units["physical_offset"] >= self.physical_end) & (units["base"] >= 0)]
         if not len(new):
             return 0

@@ -41,9 +41,11 @@ from logquarry.repair.audit.differences import (
     LostSpans,
     and_more,
     names_damage,
+    queue_name,
     within,
 )
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
+from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
 from logquarry.write.queue_writer import QueuePart, falls, is_batch
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
@@ -55,6 +57,7 @@ class BatchQueuesAudit(QueuesAudit):
 
     def __init__(self, layout: StoreLayout) -> None:
         super().__init__(layout)
+        self._right: dict[QueueKey, RightBases] = {}
         self._has_rocksdb, self._batch_topics = False, frozenset()
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
@@ -63,12 +66,27 @@ class BatchQueuesAudit(QueuesAudit):
         """
         for key, part in parts.items():
             if is_batch(part.units):
-                self._add_batches(key, part.units)
+                seen, right = self._seen.get(key), self._right.setdefault(key, RightBases())
+                if seen is not None:
+                    right.following = seen.next_offset
+                self._add_batches(key, right.take(part.units))
+
+    def differences(
+        self, log_end: int, lost: LostSpans, *, is_explained: bool
+    ) -> Iterator[Difference]:
+        """See :meth:`QueuesAudit.differences`."""
+        for key, right in self._right.items():
+            self._add_batches(key, right.settle())
+            harmed = [one for one in right.moved.items() if one[1] != NO_PLACE]
+            for place, base in harmed[:1]:
+                file = self.layout.log_file(place)
+                text = f"in {queue_name(key)}, the frames around this frame show that its queue "
+                text += f"offset was {base}{and_more(len(harmed))}"
+                yield Difference("harmed_queue_offset", file, place, text)
+        yield from super().differences(log_end, lost, is_explained=is_explained)
 
     def _add_batches(self, key: QueueKey, entries: BatchEntries) -> None:
         starts = entries["base"].astype(np.int64)
-        entries = entries[starts >= 0]
-        starts = starts[starts >= 0]
         if not len(starts):
             return
         stops = starts + entries["count"]
@@ -261,7 +279,14 @@ class BatchQueueAudit:
     arguments and results are numbers of entries instead of queue offsets.
     """
 
-    def __init__(self, key: QueueKey, disk: BatchQueue | None, damage: Container[int]) -> None:
+    def __init__(
+        self,
+        key: QueueKey,
+        disk: BatchQueue | None,
+        damage: Container[int],
+        *,
+        mends: bool = True,
+    ) -> None:
         self.key = key
         self._disk = disk
         self._damage = damage
@@ -270,12 +295,16 @@ class BatchQueueAudit:
         self._at: int | None = None
         self._next = 0
         self._found: FirstDifference | None = None
+        self._right = RightBases()
+        self._mends = mends
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
         """Compare the queue with ``entries``, which the next frames of the log should
         have in it.
         """
-        entries = entries[entries["base"] >= 0]
+        self._take(self._right.take(entries) if self._mends else entries[entries["base"] >= 0])
+
+    def _take(self, entries: BatchEntries) -> None:
         if not len(entries):
             return
         starts = entries["base"].astype(np.int64)
@@ -303,12 +332,11 @@ class BatchQueueAudit:
         breaks = np.flatnonzero(entries["base"] != begins).tolist()
         bounds = [*sorted({0, *breaks}), len(entries)]
         for at, stop in pairwise(bounds):
-            self._compare(entries[at:stop], is_behind_gap=at in breaks)
-            if self.difference is not None:
+            if not self._agrees(entries[at:stop], is_behind_gap=at in breaks):
                 self._at += len(entries) - stop
                 return
 
-    def _compare(self, wanted: BatchEntries, *, is_behind_gap: bool) -> None:
+    def _agrees(self, wanted: BatchEntries, *, is_behind_gap: bool) -> bool:
         assert self._at is not None
         if is_behind_gap:
             # The queue can still have entries of messages that the log lost in this gap: skip them.
@@ -320,7 +348,7 @@ class BatchQueueAudit:
             same[0] = False
         if same.all():
             self._at += len(wanted)
-            return
+            return True
         first = int(same.argmin())
         at = self._at + first
         offset = int(wanted["base"][first])
@@ -329,6 +357,7 @@ class BatchQueueAudit:
             reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
         self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
         self._at += len(wanted)
+        return False
 
     def _continues(self) -> bool:
         """Whether the entry at ``self._at`` begins where the previous entry ends."""
@@ -383,6 +412,7 @@ class BatchQueueAudit:
     @property
     def difference(self) -> FirstDifference | None:
         """The first difference in the part of the log read so far; None if there is none."""
+        self._take(self._right.settle())
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
@@ -390,7 +420,7 @@ class BatchQueueAudit:
         first = None
         if self._disk is not None and self._disk.files:
             first = self._disk.files[0].base // ENTRY_SIZE
-        end, found, kept_until = self._at, self._found, self._had
+        found, end, kept_until = self.difference, self._at, self._had
         if end is not None and found is None:
             self._pass_lost(1 << 62)
             kept_until = self._at or 0
@@ -410,6 +440,7 @@ class BatchQueueAudit:
             end=end,
             difference=found,
             kept_until=kept_until,
+            moved=self._right.moved,
         )
 
 

@@ -1,13 +1,8 @@
 """Compares the consume queues with the log, for a recovery: finds the first difference of each
 queue.
 
-No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
-still seems valid. This audit calls such a queue offset harmed.
-
-A queue offset that does not continue the previous one is harmed in two cases: the queue has the
-message's entry at another queue offset, or the neighbouring messages in the log show another queue
-offset. In all other cases, the audit believes the frame. A lower queue offset then means that the
-topic was deleted and created again, and a gap means that messages were lost.
+:mod:`.right_offsets` finds the right queue offset of each message, even if the one in its frame is
+harmed.
 """
 
 from __future__ import annotations
@@ -18,8 +13,6 @@ import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
-from logquarry.format.arrays import Int64, consecutive
-from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
@@ -28,20 +21,17 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.batch_queues import BatchQueueAudit
 from logquarry.repair.audit.differences import (
-    GAP_SLACK,
-    MOST_MOVED,
     AuditedQueue,
     FirstDifference,
     TagsRule,
     may_stay,
-    same_entries,
 )
+from logquarry.repair.audit.right_offsets import RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.dispatcher import queue_name_fault
-from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
-class QueueAudit:
+class QueueAudit(RightOffsets):
     """Compares one queue with the log; if ``mends``, also finds the right value of harmed offsets.
 
     ``disk`` is the queue on the disk, None if its files are missing or unusable. Memory does not
@@ -57,110 +47,16 @@ class QueueAudit:
         *,
         mends: bool = True,
     ) -> None:
+        super().__init__(disk, tags, mends=mends)
         self.key = key
-        self._mends = mends
-        self._tags = tags or TagsRule()
-        self._disk = disk
         self._damage = damage
-        self._had = 0 if disk is None else disk.max_offset
         self._first: int | None = None
         self._first_at = 0
-        self._known_until = 0
-        self._next: int | None = None
         self._found: FirstDifference | None = None
-        # The last message, if its queue offset does not continue the previous one; else None. The
-        # next message shows whether this queue offset is harmed.
-        self._odd: tuple[int, Units] | None = None
-        self._moved: dict[int, int] = {}
         self._largest_gap = 0
 
-    def take(self, offsets: Int64, entries: Units) -> None:
-        """Compare the next messages of the queue, in the order of the log."""
-        for start, stop in consecutive(offsets):
-            self._take_part(int(offsets[start]), entries[start:stop])
-
-    def _take_part(self, offset: int, entries: Units) -> None:
-        self._settle(offset)
+    def _put(self, offset: int, entries: Units) -> None:
         expected = self._next
-        if self._mends and len(entries) == 1 and offset != expected:
-            if expected is not None and self._has(expected, entries):
-                self._move(entries, expected)
-            else:
-                self._odd = offset, entries.copy()
-            return
-        self._take_run(offset, entries)
-
-    def _settle(self, following: int | None) -> None:
-        """If the last message's queue offset is in doubt, decide it with the offset of the next
-        message.
-
-        ``following`` is the queue offset of the next message, None at the log's end.
-        """
-        odd, self._odd = self._odd, None
-        if odd is None:
-            return
-        offset, entries = odd
-        expected = self._next
-        if expected is None:
-            self._take_first(offset, entries, following)
-            return
-        is_far = offset - expected > self._room(entries)
-        # A topic that was deleted and created again begins at offset 0. So 0 is no sign of harm.
-        falls_back = offset < expected and (offset != 0 or (following or 0) > expected)
-        agrees = offset >= 0 and (following == offset + 1 or self._has(offset, entries))
-        if following == expected + 1 or (not agrees and (is_far or falls_back)):
-            self._move(entries, expected)
-        else:
-            self._take_run(offset, entries)
-
-    def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
-        if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
-            self._take_run(offset, entries)
-            return
-        right = self._place_in_queue(entries)
-        if right is not None:
-            self._move(entries, right)
-        elif following is not None and following > 0 and not 0 <= offset < following:
-            self._move(entries, following - 1)
-        elif 0 <= offset <= MOST_OFFSET:
-            self._take_run(offset, entries)
-        elif following is None:
-            self._move(entries, self._had)
-
-    def _place_in_queue(self, entries: Units) -> int | None:
-        if self._disk is None:
-            return None
-        place = entries["physical_offset"][0]
-        for start, there in self._disk.runs(0, self._had):
-            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
-                if self._same(there[at : at + 1], entries):
-                    return int(start + at)
-        return None
-
-    def _move(self, entries: Units, offset: int) -> None:
-        if len(self._moved) < MOST_MOVED:
-            self._moved[int(entries["physical_offset"][0])] = offset
-            self._take_run(offset, entries)
-
-    def _take_run(self, offset: int, entries: Units) -> None:
-        expected = self._next
-        if expected is not None and offset != expected and self._has(expected, entries):
-            # The queue has these entries at the expected offsets. So the offsets in all these
-            # frames are harmed.
-            for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
-                self._moved[place] = expected + at
-            offset = expected
-        is_far = expected is not None and offset - expected > max(MOST_GAP, self._room(entries))
-        if is_far or not 0 <= offset <= MOST_OFFSET:
-            # No queue can have these queue offsets, so they are harmed. Instead, continue after the
-            # last good offset.
-            right = self._place_in_queue(entries[:1]) if expected is None else expected
-            entries = entries[: MOST_MOVED - len(self._moved)]
-            if not len(entries):
-                return
-            offset = 0 if right is None else right
-            for at, place in enumerate(entries["physical_offset"].tolist()):
-                self._moved[place] = offset + at
         first_at = int(entries["physical_offset"][0])
         if expected is None:
             self._first, self._first_at = offset, first_at
@@ -170,17 +66,11 @@ class QueueAudit:
             self._largest_gap = max(self._largest_gap, offset - expected)
             if self._found is None:
                 self._compare_gap(expected, offset, first_at)
-        self._next = offset + len(entries)
-        self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
         if self._found is None:
             self._compare(offset, entries)
 
-    def _room(self, entries: Units) -> int:
-        """Return how many messages can have been lost between the previous message and
-        ``entries``.
-        """
-        lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
-        return lost // FIXED_SIZE_V1 + GAP_SLACK
+    def _drop(self, offset: int, entries: Units) -> None:
+        """A queue writer also makes no entry for such a message."""
 
     def _begin_again(self, offset: int) -> None:
         assert self._first is not None
@@ -189,23 +79,7 @@ class QueueAudit:
             self._found = None
 
     def _has(self, offset: int, entries: Units) -> bool:
-        """Whether the queue has these entries at an offset. False if a difference was already
-        found.
-        """
-        if self._disk is None or self._found is not None:
-            return False
-        at, stop = offset, offset + len(entries)
-        for start, there in self._disk.runs(offset, min(stop, self._had)):
-            if start != at or self._same(there, entries[at - offset :][: len(there)]) < len(there):
-                return False
-            at += len(there)
-        return at == stop
-
-    def _same(self, there: Units, wanted: Units) -> int:
-        if there.tobytes() == wanted.tobytes():
-            return len(there)
-        same = same_entries(there, wanted, self._tags)
-        return len(there) if same.all() else int(np.argmin(same))
+        return self._found is None and super()._has(offset, entries)
 
     def _compare(self, offset: int, entries: Units) -> None:
         stop = offset + len(entries)
@@ -274,7 +148,7 @@ class QueueAudit:
     @property
     def difference(self) -> FirstDifference | None:
         """The first difference in the part of the log read so far; None if there is none."""
-        self._settle(None)
+        self.settle()
         return self._found
 
     def finish(self, log_start: int) -> AuditedQueue:
@@ -340,7 +214,7 @@ class QueueAudits:
     def _audit(self, key: QueueKey, disk: Queue | None) -> QueueAudit | BatchQueueAudit:
         if key[0] in self._config.batch_topics:
             batch = disk if isinstance(disk, BatchQueue) else None
-            return BatchQueueAudit(key, batch, self._damage)
+            return BatchQueueAudit(key, batch, self._damage, mends=self._mends)
         is_3_1 = self.transactions is not None or self._config.is_3_1
         tags = TagsRule.of_writers(key, is_3_1=is_3_1)
         return QueueAudit(key, disk, self._damage, tags, mends=self._mends)

@@ -184,7 +184,7 @@ class IndexAudit:
         if not count:
             if size < HEADER.size:
                 return f"{size} bytes are too few for a header"
-            return "counts no entries, but some follow" if self._has_bytes(file, size) else None
+            return _NOT_COUNTED if self._has_bytes(file, size) else None
         if file.shape is None:
             return (
                 f"{count} entries from offset {header.begin_offset} to {header.end_offset} "
@@ -321,6 +321,9 @@ def _chains_reference(entries: Entries, slots: Slots) -> tuple[Slots, _Chains]:
 
 
 # ----------------------------------------------------------------------- the first fault of a file
+_NOT_COUNTED: Final = "counts no entries, but some follow"
+
+
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
     """Return the first wrong header of an index as text, or None. Reads only the headers."""
     log = CommitLog(layout)
@@ -345,7 +348,7 @@ def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> 
         return fault
     header = index.decode_header(data)
     if header.entry_count == 1:
-        return None
+        return _NOT_COUNTED if np.frombuffer(data, np.uint8)[HEADER.size : size].any() else None
     count = header.entry_count - 1
     entries = np.frombuffer(data, ENTRY_DTYPE, count, shape.entry_position(1))
     offsets: Int64 = entries["physical_offset"].astype(np.int64)
@@ -364,6 +367,8 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
     header = index.decode_header(data)
     if not 1 <= header.entry_count <= shape.entries:
         return f"its header counts {header.entry_count} entries of at most {shape.entries}"
+    if header.entry_count == 1 and header.slots_used > 0:
+        return _NOT_COUNTED
     if header.entry_count > 1 and not 0 <= header.end_offset < log_end:
         return f"its last key is of a message at {header.end_offset}, and the log ends at {log_end}"
     return None

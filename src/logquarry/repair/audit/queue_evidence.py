@@ -2,8 +2,7 @@
 
 No CRC covers the queue offset in a frame. A queue offset is harmed if it does not follow the offset
 of the queue's previous message, and the queue has the message at the following offset, but not at
-the frame's own. Consumers read through the queue, so the queue needs no repair. A rebuild would
-trust the frame: a lower offset would be a recreated topic, without the messages before it.
+the frame's own. Consumers read through the queue, so the queue needs no repair.
 """
 
 from __future__ import annotations

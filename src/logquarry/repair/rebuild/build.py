@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -41,7 +41,7 @@ from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
 from logquarry.repair.audit.rocksdb_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
-from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, QueueFiles
+from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.kept_files import free_path
 from logquarry.systems import read_file
 from logquarry.text import document
@@ -143,6 +143,7 @@ class QueueReport:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
+        harmed: number of frames with a harmed queue offset; their entries are at the right ones.
         is_taken_over: whether the old files were copied, because the log has no message of the
             queue.
     """
@@ -153,6 +154,7 @@ class QueueReport:
     max_offset: int
     fillers: int
     restarts: int
+    harmed: int = 0
     is_taken_over: bool = False
 
 
@@ -223,6 +225,7 @@ class BuildJob:
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
         log: the audit that reads the log. After the build, it has read the whole log.
         likely_end: physical offset near the log's end, for the progress.
+        old: the queues that are rebuilt, except batch queues and those with unusable files.
         batch: the builder of the batch queues; None to build no batch queues.
         rocksdb: the folder of RocksDB below ``folder``, if the store has its queues in RocksDB.
     """
@@ -236,6 +239,7 @@ class BuildJob:
     log: LogAudit
     likely_end: int
     is_live: bool
+    old: OldQueues = field(default_factory=dict)
     batch: BatchFiles | None = None
     rocksdb: str | None = None
 
@@ -246,7 +250,7 @@ class BuildJob:
         assert self.config.queue_file_size is not None
         kind = QueueFiles if self.rocksdb is None else RocksFiles
         folder = self.folder / (self.rocksdb or CONSUME_QUEUE)
-        return kind(self.disk, folder, self.config.queue_file_size)
+        return kind(self.disk, folder, self.config.queue_file_size, self.old)
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,18 +452,6 @@ def why_replaced(
         return f"it notes {database.dispatched_end} as its end, and has the message at {last}"
     ends = (wrong_end(database, key, layout.commit_log.start) for key in database.bounds)
     return next(filter(None, ends), None)
-
-
-def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
-    """Return why a broker could not serve all consumers from new queues in RocksDB, or None."""
-    for queue in queues:
-        if queue.largest_gap or queue.moved:
-            return (
-                f"{queue_name(queue.key)}: the log has lost messages between others. A consumer "
-                "that asks a broker with RocksDB for one of them begins again at offset 0. "
-                "`logquarry salvage --into` makes a plain store"
-            )
-    return None
 
 
 def replace_queues(

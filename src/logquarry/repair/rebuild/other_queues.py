@@ -7,7 +7,7 @@ messages are lost, the next entry also covers their queue offsets
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +24,14 @@ from logquarry.read.batch_queue import BatchEntries, BatchQueue
 from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
-from logquarry.repair.audit.differences import queue_name
+from logquarry.repair.audit.differences import AuditedQueue, queue_name
+from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
 from logquarry.repair.rebuild.queue_files import (
+    INVALID,
     BuiltQueue,
     EntryFiles,
     LeftOut,
+    OldQueues,
     QueueFiles,
     sync_file,
 )
@@ -47,6 +50,7 @@ class BuiltBatchQueue:
         restarts: number of times that the topic was deleted and created again.
         fillers: number of queue offsets of messages that the log has lost in the middle of the
             queue.
+        harmed: physical offsets of the frames with a harmed queue offset; set when the build ends.
     """
 
     first: int
@@ -55,6 +59,7 @@ class BuiltBatchQueue:
     restarts: int = 0
     fillers: int = 0
     parts: list[bytes] = field(default_factory=list)
+    harmed: list[int] = field(default_factory=list)
 
 
 class BatchFiles(EntryFiles):
@@ -63,17 +68,22 @@ class BatchFiles(EntryFiles):
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         super().__init__(disk, folder, file_size)
         self.queues: dict[QueueKey, BuiltBatchQueue] = {}
+        self._right: dict[QueueKey, RightBases] = {}
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
         """Add the next frames of one queue, in the log's order."""
         fault = queue_name_fault(key[0])
-        starts = entries["base"].astype(np.int64)
-        if fault is not None or (len(starts) and int(starts.min()) < 0):
-            reason = f"the topic cannot be a folder name: {fault}" if fault else "negative offset"
-            for base, place in zip(starts.tolist(), entries["physical_offset"], strict=True):
-                self.left_out.append(LeftOut(*key, base, int(place), reason))
+        if fault is not None:
+            reason = f"the topic cannot be a folder name: {fault}"
+            for base, place in zip(entries["base"], entries["physical_offset"], strict=True):
+                self.left_out.append(LeftOut(*key, int(base), int(place), reason))
             return
-        at = 0
+        self._add(key, self._right.setdefault(key, RightBases()).take(entries))
+
+    def _add(self, key: QueueKey, entries: BatchEntries) -> None:
+        if not len(entries):
+            return
+        at, starts = 0, entries["base"].astype(np.int64)
         stops = starts + entries["count"]
         breaks = np.flatnonzero(starts[1:] != stops[:-1]) + 1
         for end in [*breaks.tolist(), len(entries)]:
@@ -103,6 +113,13 @@ class BatchFiles(EntryFiles):
     def finish(self) -> None:
         """Write all entries, and sync the files."""
         self._disk.make_folders(self._folder)
+        for key, right in self._right.items():
+            self._add(key, right.settle())
+            for place, base in right.moved.items():
+                if base == NO_PLACE:
+                    self.left_out.append(LeftOut(*key, base, place, INVALID))
+                else:
+                    self.queues[key].harmed.append(place)
         for key, queue in self.queues.items():
             self._write(key, queue)
             for path in self._paths(key, queue):
@@ -145,8 +162,14 @@ class RocksFiles(QueueFiles):
         UsageError: if the package ``rocksdict`` is not installed.
     """
 
-    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
-        super().__init__(disk, folder, file_size)
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        file_size: int,
+        old: OldQueues | None = None,
+    ) -> None:
+        super().__init__(disk, folder, file_size, old)
         try:
             import rocksdict
         except ImportError as error:
@@ -178,7 +201,10 @@ class RocksFiles(QueueFiles):
             ends = entries["physical_offset"].astype(np.int64) + entries["size"]
             self._end = max(self._end, int(ends.max(initial=0)))
         self.add(timed)
-        for key in parts:
+        self._require_no_gaps(parts)
+
+    def _require_no_gaps(self, keys: Iterable[QueueKey]) -> None:
+        for key in keys:
             queue = self.queues.get(key)
             if queue is not None and queue.gaps:
                 start, stop = queue.gaps[0]
@@ -232,7 +258,11 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries, and the first and last queue offset of each queue."""
+        """Write all entries, and the first and last queue offset of each queue. Raises
+        UnsupportedStore if a queue has lost messages in the middle.
+        """
+        self._settle()
+        self._require_no_gaps(self.queues)
         self._write_all()
         for key, queue in self.queues.items():
             self._set_bound(key, table.MIN, self._firsts[key], queue.first)
@@ -265,6 +295,18 @@ def require_dispatched(layout: StoreLayout, log_end: int) -> None:
             f"at {log_end}. New queues would not show the loss. Nothing was changed; "
             "`logquarry salvage --into` makes a plain store, or start the broker on the store"
         )
+
+
+def why_not_built(queues: Iterable[AuditedQueue]) -> str | None:
+    """Return why a broker could not serve all consumers from new queues in RocksDB, or None."""
+    for queue in queues:
+        if queue.largest_gap or queue.moved:
+            return (
+                f"{queue_name(queue.key)}: the log has lost messages between others. A consumer "
+                "that asks a broker with RocksDB for one of them begins again at offset 0. "
+                "`logquarry salvage --into` makes a plain store"
+            )
+    return None
 
 
 def not_in_tasks(

@@ -27,7 +27,7 @@ from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
-from logquarry.write.queue_writer import QueuePart, parts_with_copies
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
 
 T = TypeVar("T")
 Segments = tuple[tuple[int, int], ...]
@@ -340,8 +340,10 @@ class KeyCount:
 def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
-    """Return the queues that only the driver can write: their queue offsets decrease, are negative,
-    have a gap of more than ``most_gap``, or were not reported.
+    """Return the queues that only the driver can write: their queue offsets decrease, are invalid,
+    have a gap of more than ``most_gap`` or a gap before a single message, or were not reported.
+
+    The queue offset of a single message after a gap can be harmed.
     """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()
@@ -354,7 +356,10 @@ def odd_queues(
                 continue
             for first, stop in segments:
                 end = ends.get(key)
-                if first < 0 or (end is not None and not end <= first <= end + most_gap):
+                if not 0 <= first <= stop <= MOST_OFFSET or (
+                    end is not None
+                    and (not end <= first <= end + most_gap or end < first == stop - 1)
+                ):
                     odd.add(key)
                     break
                 ends[key] = stop

@@ -22,15 +22,19 @@ from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.follow import Followed
 from logquarry.log.store_files import NAME_DIGITS
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import Units
+from logquarry.read.queue import Queue, Units
+from logquarry.repair.audit.differences import TagsRule
+from logquarry.repair.audit.right_offsets import RightOffsets
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
 from logquarry.write.message_rules import LONGEST_NAME, name_fault
-from logquarry.write.queue_writer import MOST_GAP, QueuePart
+from logquarry.write.queue_writer import QueuePart
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _MOST_HELD: Final = 64 << 20
 _FILLERS_AT_ONCE: Final = 1 << 16
 _ANY_SAFE_NAME: Final = "store"
+OldQueues = Mapping[QueueKey, Queue]
+INVALID: Final = "its queue offset is harmed, and the messages around it leave no place for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class BuiltQueue:
         restarts: number of times that the topic was deleted and created again.
         gaps: ranges (start, stop) without a message in the log. Fillers are written for them.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
+        harmed: the messages whose frame has a harmed queue offset, as (right queue offset, queue
+            offset in the frame, physical offset).
     """
 
     first: int
@@ -61,6 +67,7 @@ class BuiltQueue:
     restarts: int = 0
     gaps: list[tuple[int, int]] = field(default_factory=list)
     parts: list[tuple[int, Units]] = field(default_factory=list)
+    harmed: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
     def fillers(self) -> int:
@@ -107,12 +114,58 @@ class EntryFiles:
         return self._folder.joinpath(key[0], str(key[1]), name)
 
 
-class QueueFiles(EntryFiles):
-    """Builds the consume queues of one store."""
+class _Placing(RightOffsets):
+    """Places the messages of one queue, in the log's order.
 
-    def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
+    The neighbouring messages in the log show the right queue offset of a harmed frame. ``old`` is
+    the queue that is rebuilt, so it only decides for a message whose neighbours do not.
+    """
+
+    def __init__(self, files: QueueFiles, key: QueueKey, old: Queue | None) -> None:
+        super().__init__(old, TagsRule.of_readers(key[0]))
+        self._files = files
+        self._key = key
+
+    def _put(self, offset: int, entries: Units) -> None:
+        self._files.place_run(self._key, offset, entries)
+
+    def _correct(self, place: int, own: int, right: int) -> None:
+        super()._correct(place, own, right)
+        self._files.note_harmed(self._key, (right, own, place))
+
+    def _drop(self, offset: int, entries: Units) -> None:
+        self._files.leave_out(self._key, offset, entries, INVALID)
+
+    def _has(self, offset: int, entries: Units) -> bool:
+        return len(entries) == 1 and super()._has(offset, entries)
+
+    def _place_in_queue(self, entries: Units) -> int | None:
+        return None
+
+    def skip(self, first: int, stop: int) -> None:
+        """Continue at ``stop``: another task writes the entries from ``first`` on."""
+        self.settle(first)
+        self._next = stop
+
+
+class QueueFiles(EntryFiles):
+    """Builds the consume queues of one store.
+
+    ``old`` has the queues that are rebuilt, except those with unusable files.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: Path,
+        file_size: int,
+        old: OldQueues | None = None,
+    ) -> None:
         super().__init__(disk, folder, file_size)
         self.queues: dict[QueueKey, BuiltQueue] = {}
+        self._old = old or {}
+        self._placing: dict[QueueKey, _Placing] = {}
+        self._harmed: dict[QueueKey, list[tuple[int, int, int]]] = {}
         self._room = file_size // UNIT_SIZE
         self._faults: dict[str, str | None] = {}
         self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
@@ -120,21 +173,35 @@ class QueueFiles(EntryFiles):
     def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Add the entries of the next frames, in the log's order."""
         for key, part in parts.items():
-            for start, stop in consecutive(part.offsets):
-                self._add_run(key, int(part.offsets[start]), part.units[start:stop])
+            if (fault := self._name_fault(key)) is not None:
+                for start, stop in consecutive(part.offsets):
+                    self.leave_out(key, int(part.offsets[start]), part.units[start:stop], fault)
+            else:
+                self._place(key).take(part.offsets, part.units)
         if self._held > _MOST_HELD:
             self._write_all()
 
-    def _add_run(self, key: QueueKey, offset: int, units: Units) -> None:
+    def _place(self, key: QueueKey) -> _Placing:
+        placing = self._placing.get(key)
+        if placing is None:
+            placing = self._placing[key] = _Placing(self, key, self._old.get(key))
+        return placing
+
+    def leave_out(self, key: QueueKey, offset: int, units: Units, reason: str) -> None:
+        """Record messages that get no entry; ``offset`` is the queue offset in the first frame."""
+        for number, place in enumerate(units["physical_offset"].tolist()):
+            self.left_out.append(LeftOut(*key, offset + number, place, reason))
+
+    def note_harmed(self, key: QueueKey, found: tuple[int, int, int]) -> None:
+        """Record a harmed queue offset; see :attr:`BuiltQueue.harmed`."""
+        self._harmed.setdefault(key, []).append(found)
+
+    def place_run(self, key: QueueKey, offset: int, units: Units) -> None:
+        """Add entries with consecutive queue offsets, which are right."""
         queue = self.queues.get(key)
-        reason = self._why_not(key, offset, queue)
-        if reason is not None:
-            places = units["physical_offset"].tolist()
-            for number, place in enumerate(places):
-                self.left_out.append(LeftOut(*key, offset + number, place, reason))
-            return
         if queue is None:
             queue = self.queues[key] = BuiltQueue(offset, offset, offset - offset % self._room)
+            queue.harmed = self._harmed.setdefault(key, [])
         elif offset < queue.stop:
             self._fall_back(key, queue, offset)
         if offset > queue.stop:
@@ -143,24 +210,22 @@ class QueueFiles(EntryFiles):
         queue.stop = offset + len(units)
         self._held += units.nbytes
 
-    def _why_not(self, key: QueueKey, offset: int, queue: BuiltQueue | None) -> str | None:
+    def _name_fault(self, key: QueueKey) -> str | None:
         topic = key[0]
         if topic not in self._faults:
             self._faults[topic] = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
         fault = self._faults[topic]
-        if fault is not None:
-            return f"the topic cannot be a folder name: {fault}"
-        if offset < 0:
-            return "its queue offset is negative"
-        if queue is not None and offset > queue.stop + MOST_GAP:
-            return f"the queue ended at {queue.stop}: its queue offset is invalid"
-        return None
+        return None if fault is None else f"the topic cannot be a folder name: {fault}"
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
         """The topic was deleted and created again: remove the entries at ``offset``
         and after it.
         """
         queue.restarts += 1
+        for right, own, place in queue.harmed:
+            if right >= offset:
+                self.left_out.append(LeftOut(*key, own, place, INVALID))
+        queue.harmed[:] = [found for found in queue.harmed if found[0] < offset]
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))
             queue.first = queue.stop = offset
@@ -178,12 +243,13 @@ class QueueFiles(EntryFiles):
     # ------------------------------------------------------------------- built by several tasks
     def takes(self, key: QueueKey) -> bool:
         """Whether the topic of ``key`` can be the name of a folder."""
-        return self._why_not(key, 0, None) is None
+        return self._name_fault(key) is None
 
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
         """Count the entries from ``first`` to ``stop`` as written, because tasks write them. Write
         fillers between the queue's previous end and ``first``.
         """
+        self._place(key).skip(first, stop)
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = BuiltQueue(first, first, first - first % self._room)
@@ -224,6 +290,11 @@ class QueueFiles(EntryFiles):
         for path in self._touched:
             sync_file(self._disk, path)
         self._touched.clear()
+
+    def _settle(self) -> None:
+        """Place the last message of each queue."""
+        for placing in self._placing.values():
+            placing.settle()
 
     # ------------------------------------------------------------------------------------ files
     def _write_all(self) -> None:
@@ -270,6 +341,7 @@ class QueueFiles(EntryFiles):
 
     def finish(self) -> None:
         """Write all entries, and sync the files."""
+        self._settle()
         self._write_all()
         self._disk.make_folders(self._folder)
         folders: dict[Path, None] = {}

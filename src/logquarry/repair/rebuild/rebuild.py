@@ -70,7 +70,7 @@ from logquarry.repair.rebuild.other_queues import (
     not_in_tasks,
     require_dispatched,
 )
-from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, QueueFiles
+from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
 from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
@@ -283,7 +283,7 @@ class _Rebuild:
         config = with_sizes(self.config, layout)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
-        log, likely_end = self._audit(layout, queue_size, is_live=report.is_live)
+        log, likely_end, old = self._audit(layout, queue_size, is_live=report.is_live)
         job = BuildJob(
             layout=layout,
             config=config,
@@ -294,6 +294,7 @@ class _Rebuild:
             log=log,
             likely_end=likely_end,
             is_live=report.is_live,
+            old=old,
             batch=self._batch_files(config),
             rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
@@ -342,14 +343,17 @@ class _Rebuild:
 
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
-    ) -> tuple[LogAudit, int]:
+    ) -> tuple[LogAudit, int, OldQueues]:
+        """Return the audit of the log, the physical offset at which the log probably ends, and the
+        usable old queues with one message per entry.
+        """
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         if is_live:
             end = CommitLog(
                 layout, files=files, last_entries=lambda: last_entries(layout, found)
             ).max_offset
-            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end
+            return LogAudit(layout, KnownBounds(), stop=end, is_live=True), end, {}
         usable = [
             queue
             for queue in found
@@ -364,7 +368,8 @@ class _Rebuild:
             # If no queue has an entry, the queues do not show where the log ends. So a message
             # without an entry can still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
-        return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end
+        old = {(q.topic, q.queue_id): q for q in usable if not isinstance(q, BatchQueue)}
+        return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
@@ -400,6 +405,9 @@ class _Rebuild:
 
 def _reports(built: Mapping[QueueKey, BuiltQueue | BuiltBatchQueue]) -> list[QueueReport]:
     return [
-        QueueReport(*key, queue.first, queue.stop, queue.fillers, queue.restarts)
+        QueueReport(
+            *(*key, queue.first, queue.stop, queue.fillers, queue.restarts),
+            harmed=len(queue.harmed),
+        )
         for key, queue in built.items()
     ]

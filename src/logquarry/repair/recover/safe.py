@@ -46,7 +46,8 @@ from logquarry.repair.audit.differences import (
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_end
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
-from logquarry.repair.rebuild.build import folder_to_recover, why_not_built, why_replaced
+from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
+from logquarry.repair.rebuild.other_queues import why_not_built
 from logquarry.repair.recover.loss import find_loss
 from logquarry.repair.recover.plan import (
     IndexPlan,

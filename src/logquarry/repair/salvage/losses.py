@@ -30,6 +30,8 @@ from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 Range = tuple[int, int]
 """A range of queue offsets: (first, one past the last)."""
 
+IsQueued = Callable[[int, int], bool]
+
 _SMALL_GAP: Final = 1 << 12
 """Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
 earlier salvage can leave such gaps.
@@ -48,6 +50,10 @@ class _Break:
     """Number of bytes in the log between the starts of the queue's previous message and this
     message.
     """
+    is_own: bool
+    """Whether the frame has this queue offset; False for a multi-dispatch copy."""
+    count: int
+    """Number of messages in the frame."""
 
     @property
     def is_far(self) -> bool:
@@ -95,6 +101,7 @@ class QueueNotes:
         self._first = first
         self._next = first
         self._first_at = -1
+        self._first_is_own, self._first_count = True, 1
         self._last_place = 0
         self._count = 0
         self._breaks: list[_Break] = []
@@ -105,33 +112,49 @@ class QueueNotes:
         """One past the last queue offset."""
         return self._next
 
-    def take(self, places: Int64, offsets: Int64, counts: Int64 | None = None) -> None:
+    def take(
+        self,
+        places: Int64,
+        offsets: Int64,
+        counts: Int64 | None = None,
+        copies: Bools | None = None,
+    ) -> None:
         """Add frames. ``counts`` has the number of messages in each frame; if it is None, each has
-        one.
+        one. ``copies`` is a mask: which messages are multi-dispatch copies, whose frames have the
+        queue offset in another queue; None if no message is.
         """
+        own = np.ones(len(places), np.bool_) if copies is None else ~copies
+        counts = np.ones(len(places), np.int64) if counts is None else counts
         impossible = np.flatnonzero((offsets < 0) | (offsets > MOST_OFFSET)).tolist()
         if impossible:
             offsets = offsets.copy()
             for at in impossible:
-                offsets[at] = offsets[at - 1] + 1 if at else self._next
-                self._impossible[int(places[at])] = int(offsets[at])
+                offsets[at] = offsets[at - 1] + counts[at - 1] if at else self._next
+                if own[at]:
+                    self._impossible[int(places[at])] = int(offsets[at])
         if not self._count:
-            self._first_at = int(places[0])
-        last = offsets if counts is None else offsets + counts - 1
+            self._first_at, self._first_is_own = int(places[0]), bool(own[0])
+            self._first_count = int(counts[0])
+        last = offsets + counts - 1
         before = np.append(self._next - 1, last[:-1])
         distances = np.diff(places, prepend=self._last_place)
         for at in np.flatnonzero(offsets - before != 1).tolist():
             found = int(places[at]), int(offsets[at]), int(before[at]), self._count + at
-            self._breaks.append(_Break(*found, int(distances[at])))
+            facts = int(distances[at]), bool(own[at]), int(counts[at])
+            self._breaks.append(_Break(*found, *facts))
         self._last_place = int(places[-1])
         self._count += len(offsets)
         self._next = int(last[-1]) + 1
 
-    def story(self, *, mends: bool = True) -> QueueStory:
-        """Return the queue offsets of all added frames. If ``mends``, harmed queue offsets are
-        corrected. Raises ValueError if a gap is larger than MOST_GAP.
+    def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
+        """Return the queue offsets of all added frames; harmed ones are corrected. Raises
+        ValueError if a gap is larger than MOST_GAP.
+
+        Args:
+            is_queued: whether the old queue has an entry for the message at a physical offset, at a
+                queue offset.
         """
-        mended = (self._mend() if mends else {}) | self._impossible
+        mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
         for found in self._breaks:
             if found.offset <= found.before:
@@ -145,17 +168,18 @@ class QueueNotes:
                 gaps.append((found.before + 1, found.offset))
         return QueueStory(first, end, tuple(gaps), mended)
 
-    def _mend(self) -> dict[int, int]:
+    def _mend(self, is_queued: IsQueued) -> dict[int, int]:
         """Correct the harmed queue offsets, and drop the breaks that they caused. Return the
         corrected offsets.
         """
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
-        if breaks and breaks[0].number == 1 and 0 < breaks[0].offset <= breaks[0].before:
+        begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
+        if begins_lower and breaks[0].number == 1 and self._first_is_own:
             # The first offset is harmed. If the topic had been created again, the second offset
             # would be 0.
-            self._first = breaks[0].offset - 1
+            self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
         at = 0
@@ -164,14 +188,18 @@ class QueueNotes:
             behind = breaks[at + 1] if at + 1 < len(breaks) else None
             follows = behind is not None and behind.number == here.number + 1
             is_last = here.number == self._count - 1
-            if follows and behind is not None and _is_harmed(here, behind.offset):
+            if not here.is_own:
+                kept.append(here)
+                at += 1
+            elif follows and behind is not None and _is_harmed(here, behind.offset):
                 mended[here.place] = here.before + 1
-                if behind.offset > here.before + 2:
-                    kept.append(replace(behind, before=here.before + 1))
+                end = here.before + here.count
+                if behind.offset > end + 1:
+                    kept.append(replace(behind, before=end))
                 at += 2
-            elif is_last and here.is_far:
+            elif is_last and _is_last_harmed(here, is_queued):
                 mended[here.place] = here.before + 1
-                self._next = here.before + 2
+                self._next = here.before + here.count + 1
                 at += 1
             else:
                 kept.append(here)
@@ -180,13 +208,24 @@ class QueueNotes:
         return mended
 
 
+def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
+    """Whether the queue offset of the queue's last message is harmed.
+
+    If the offset falls back, the queue decides, if it has the message. Otherwise, the offset is
+    harmed unless it is 0: a topic that was deleted and created again begins at 0.
+    """
+    if here.offset > here.before:
+        return here.is_far
+    if is_queued(here.place, here.before + 1):
+        return True
+    return here.offset > 0 and not is_queued(here.place, here.offset)
+
+
 def _is_harmed(here: _Break, behind: int) -> bool:
     """Whether a queue offset does not fit between those of the previous message and of the next
     one, ``behind``.
     """
-    if here.offset > here.before:
-        return here.before + 1 < behind < here.offset
-    return behind == here.before + 2
+    return here.before + here.count < behind and not here.before < here.offset <= behind
 
 
 LostOffsets = dict[QueueKey, list[Range]]

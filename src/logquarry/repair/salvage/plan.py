@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from logquarry.format.arrays import POSITION, SIZE, Int32, Int64
 from logquarry.format.frame import BLANK
 from logquarry.format.properties import parse_levels
 from logquarry.log import columns
-from logquarry.log.follow import Follower, follow_run
+from logquarry.log.follow import DispatchRequests, Follower, follow_run
 from logquarry.log.kept_settings import unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import rereads
@@ -27,6 +28,7 @@ from logquarry.log.walk import MISSING_FILE, LogReader, Run
 from logquarry.read.batch_queue import all_queues
 from logquarry.read.log_end import lost_messages, lost_tail
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
@@ -182,7 +184,6 @@ class _Planner:
         self._log = layout.commit_log
         self._follower = Follower(self._config.delay_levels_ms)
         self._notes: dict[QueueKey, losses.QueueNotes] = {}
-        self._has_copies = False
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
@@ -271,10 +272,7 @@ class _Planner:
         self._place(run)
         for window, found in follow_run(self._follower, run):
             requests = found.requests
-            parts = parts_with_copies(window, found, self._config)
-            _note(self._notes, parts)
-            entries = sum(len(part.rows) for part in parts.values())
-            self._has_copies |= bool(entries > np.count_nonzero(requests.is_dispatched))
+            _note(self._notes, parts_with_copies(window, found, self._config), requests)
             self._count(requests.topics, requests.topic_ids, requests.size)
             self._times.take(requests.physical_offset, requests.store_timestamp)
         fields = columns.fixed_fields(
@@ -367,7 +365,8 @@ class _Planner:
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
                     offsets = np.array([offset], np.int64)
-                    _note(self._notes, {key: QueuePart(part.rows, offsets, part.units)})
+                    moved = QueuePart(part.rows, offsets, part.units)
+                    _note(self._notes, {key: moved}, found.requests)
 
     def _place_behind(self, run: Run) -> None:
         left = self._size - (self._at - self._start) % self._size
@@ -383,12 +382,10 @@ class _Planner:
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         try:
-            # The frame of a multi-dispatch copy has the queue offset in another queue, so it would
-            # seem harmed.
-            mends = not self._config.enable_multi_dispatch and not self._has_copies
+            there = {(queue.topic, queue.queue_id): queue for queue in all_queues(self._layout)}
             for key, notes in self._notes.items():
-                is_batch = key[0] in self._config.batch_topics
-                story = plan.queues[key] = notes.story(mends=mends and not is_batch)
+                is_queued = partial(_is_queued, there.get(key))
+                story = plan.queues[key] = notes.story(is_queued=is_queued)
                 plan.queue_offsets.update(story.mended)
                 plan.rotten_offsets += len(story.mended)
         except ValueError as error:
@@ -442,10 +439,22 @@ class NewPlaces:
         return np.where(inside, places + self._moves[at], -1)
 
 
-def _note(notes: dict[QueueKey, losses.QueueNotes], parts: dict[QueueKey, QueuePart]) -> None:
+def _is_queued(queue: Queue | None, place: int, offset: int) -> bool:
+    entries = () if queue is None else queue.entries(offset, offset + 1)
+    return any(entry.physical_offset == place for _, entry in entries)
+
+
+def _note(
+    notes: dict[QueueKey, losses.QueueNotes],
+    parts: dict[QueueKey, QueuePart],
+    requests: DispatchRequests,
+) -> None:
     for key, part in parts.items():
         known = notes.get(key)
         if known is None:
             known = notes[key] = losses.QueueNotes(int(part.offsets[0]))
         places = part.units["physical_offset"].astype(np.int64)
-        known.take(places, part.offsets, part.counts)
+        rows = part.rows
+        copies = requests.queue_id[rows] != key[1]
+        copies |= np.array([topic != key[0] for topic in requests.topics])[requests.topic_ids[rows]]
+        known.take(places, part.offsets, part.counts, copies)

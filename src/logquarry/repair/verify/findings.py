@@ -100,7 +100,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     "harmed_queue_offset": _damage(
         Action.SALVAGE,
         "the queue offset in a frame has changed. The queue has the message at its right place, so "
-        "consumers get it, but a client that commits the frame's offset repeats or skips messages",
+        "consumers get it, but a client that commits the frame's offset repeats or skips messages. "
+        "A `get` from a batch queue raises an error at this frame",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
@@ -395,7 +396,7 @@ def next_step(report: VerifyReport) -> Next | None:
     if Action.RECOVER in actions:
         return Next(("recover",), before)
     if Action.SALVAGE in actions and (Action.QUEUES in actions or not is_built):
-        # A rebuild of the queues would trust the harmed queue offsets.
+        # Only a salvage corrects the harmed queue offsets in the frames.
         return Next(("salvage", "--into", "DIR"), before)
     if is_built:
         only = [] if len(is_built) > 1 else ["--queues" if Action.QUEUES in actions else "--index"]

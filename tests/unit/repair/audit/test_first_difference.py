@@ -195,3 +195,9 @@ def test_a_last_file_that_is_empty_goes(tmp_path: Path) -> None:
     disk = ConsumeQueue(StoreLayout.open(tmp_path, config), *KEY, log_min_offset=0)
     plan = planned(disk, same(*range(10)))
     assert (plan.action, plan.keep_until) == (QueueAction.CUT, 10)
+
+
+def test_the_first_message_that_is_left_of_a_recreated_topic_keeps_its_entry() -> None:
+    """Messages 0 to 2 and 4 of the recreated topic are lost."""
+    plan = planned(None, [*same(*range(50)), (3, 53), (5, 55), (6, 56)], spans(50, 51, 52, 54))
+    assert (plan.end, dict(plan.moved)) == (7, {})

@@ -109,3 +109,31 @@ def test_keys_of_messages_behind_the_logs_end_go(root: Path) -> None:
     plan = planned(root, log_end=header(last).end_offset)
     assert [name for name, _ in plan.set_aside] == [last.name]
     assert plan.built_from == header(first).end_offset
+
+
+@pytest.mark.parametrize("slots", [None, 0])
+@pytest.mark.parametrize("count", [-1, 0, 1])
+def test_a_header_that_counts_no_entries_of_a_file_with_entries(
+    root: Path, count: int, slots: int | None
+) -> None:
+    """Otherwise queries find no key of the file, and new keys overwrite its entries."""
+    last = files(root)[-1]
+    sound = last.read_bytes()
+    at = index.HEADER.offsets["slots_used"]
+    used = header(last).slots_used if slots is None else slots
+    overwrite(last, at, struct.pack(">2i", used, count))
+    plan = planned(root)
+    assert plan.set_aside == ((last.name, "counts no entries, but some follow"),)
+    assert lq.recover(root).is_needed
+    if slots is None:
+        # An opening reads only the header.
+        lq.MessageStore.open(root, mode="rw").close()
+    else:
+        lq.recover(root, apply=True)
+    assert not lq.verify(root).findings
+    with lq.MessageStore.open(root) as store:
+        assert all(store.query("t", key) for key in ("k0", "k249", "a", "b"))
+    assert any(
+        path.read_bytes() == sound[:32] + struct.pack(">2i", used, count) + sound[40:]
+        for path in root.rglob(last.name)
+    )

@@ -144,3 +144,45 @@ def test_a_log_of_which_only_checkpoint_and_index_are_left(gone: list[str], tmp_
 def test_an_empty_store_has_no_loss(tmp_path: Path) -> None:
     opened(tmp_path / "store").close()
     assert lq.salvage(tmp_path / "store").is_whole
+
+
+@pytest.mark.parametrize("value", [2, 40, 1 << 40])
+@pytest.mark.parametrize("number", [0, 7, 18])
+def test_a_harmed_offset_of_a_message_with_copies(tmp_path: Path, number: int, value: int) -> None:
+    """A frame has its own queue offset only; those of its copies are in a property."""
+    root = tmp_path / "store"
+    with opened(root, enable_multi_dispatch=True, enable_lmq=True) as store:
+        for count in range(20):
+            copies = {"INNER_MULTI_DISPATCH": "%LMQ%a"} if count % 3 else {}
+            store.put(lq.Message("t", b"%d" % count, properties=copies))
+        places = [message.physical_offset for message in store.scan()]
+    log = root / "commitlog" / f"{0:020d}"
+    overwrite(log, places[number] + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
+    # Damage also changes the copy's queue offset 4 in a property.
+    data = log.read_bytes()
+    assert data.count(b"INNER_MULTI_QUEUE_OFFSET\x014") == 1
+    at = data.index(b"INNER_MULTI_QUEUE_OFFSET\x014")
+    overwrite(log, at + 25, b"9")
+    salvage(StoreLayout.open(root), tmp_path / "new")
+    with lq.MessageStore.open(tmp_path / "new") as found:
+        assert [message.queue_offset for message in found.scan()] == list(range(20))
+        assert len(found.get("%LMQ%a", 0, 5).messages) == 8
+
+
+@pytest.mark.parametrize(("value", "is_lost"), [(0, False), (2, False), (2, True)])
+def test_the_last_message_has_a_harmed_offset(tmp_path: Path, value: int, is_lost: bool) -> None:
+    """Otherwise the new queue would lack all messages before it."""
+    root = tmp_path / "store"
+    with opened(root) as store:
+        for count in range(20):
+            place = store.put(lq.Message("t", b"%d" % count)).physical_offset
+    log = root / "commitlog" / f"{0:020d}"
+    overwrite(log, place + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
+    if is_lost:
+        shutil.rmtree(root / "consumequeue")
+    salvage(StoreLayout.open(root), tmp_path / "new")
+    assert not lq.verify(tmp_path / "new").findings
+    with lq.MessageStore.open(tmp_path / "new") as found:
+        assert found.queue_offsets("t", 0) == (0, 20)
+        messages = found.get("t", 0, 0, max_count=32).messages
+        assert [(m.queue_offset, int(m.body)) for m in messages] == [(n, n) for n in range(20)]

@@ -265,7 +265,7 @@ def test_a_harmed_queue_offset_is_named_and_salvage_corrects_it(
 
 
 def test_a_harmed_queue_offset_costs_no_other_finding(one_log_file: Path) -> None:
-    """A rebuild would drop the messages before it, so a lost entry needs a salvage, too."""
+    """A rebuild does not correct the frame, so a lost entry needs a salvage, too."""
     with MessageStore.open(one_log_file) as store:
         place = store.get("T", 0, 20).messages[0].physical_offset
     harm(one_log_file, place, 2)

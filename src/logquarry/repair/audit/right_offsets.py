@@ -1,0 +1,206 @@
+"""Finds the right queue offset of each message of a queue, for recover and rebuild.
+
+No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
+still seems valid. Such a queue offset is called harmed.
+
+A queue offset that does not continue the previous one is harmed in two cases: the neighbouring
+messages in the log show another queue offset, or the queue has the message's entry at another queue
+offset. In all other cases, the frame is right. A lower queue offset then means that the topic was
+deleted and created again, and a gap means that messages were lost.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+
+from logquarry.format.arrays import Int64, consecutive
+from logquarry.format.frame import FIXED_SIZE_V1
+from logquarry.read.queue import Queue, Units
+from logquarry.repair.audit.differences import GAP_SLACK, MOST_MOVED, TagsRule, same_entries
+from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+
+
+class RightOffsets(ABC):
+    """Takes the messages of one queue in the order of the log, and passes them on to :meth:`_put`,
+    with the right queue offsets.
+
+    ``disk`` is the queue on the disk, None if its files are missing or unusable. If ``mends`` is
+    false, neighbouring messages are not compared.
+    """
+
+    def __init__(
+        self, disk: Queue | None, tags: TagsRule | None = None, *, mends: bool = True
+    ) -> None:
+        self._disk = disk
+        self._tags = tags or TagsRule()
+        self._mends = mends
+        self._had = 0 if disk is None else disk.max_offset
+        # Physical offset after the last message.
+        self._known_until = 0
+        # Queue offset after the last message; None before the first message.
+        self._next: int | None = None
+        # The same, after the last message whose frame has the right queue offset.
+        self._sure: int | None = None
+        # The last message, if its queue offset does not continue the previous one; else None. The
+        # next message shows whether this queue offset is harmed.
+        self._odd: tuple[int, Units] | None = None
+        self._moved: dict[int, int] = {}
+
+    @abstractmethod
+    def _put(self, offset: int, entries: Units) -> None:
+        """Take the next messages; ``offset`` is the right queue offset of the first."""
+
+    def _correct(self, place: int, own: int, right: int) -> None:
+        """Record that the frame at physical offset ``place`` has the harmed queue offset ``own``
+        instead of ``right``.
+        """
+        self._moved[place] = right
+
+    @abstractmethod
+    def _drop(self, offset: int, entries: Units) -> None:
+        """Take messages that can have no place in the queue; ``offset`` is the queue offset in the
+        first frame.
+        """
+
+    def take(self, offsets: Int64, entries: Units) -> None:
+        """Take the next messages of the queue, in the order of the log."""
+        for start, stop in consecutive(offsets):
+            self._take_part(int(offsets[start]), entries[start:stop])
+
+    def _take_part(self, offset: int, entries: Units) -> None:
+        self.settle(offset)
+        if self._mends and len(entries) == 1 and offset not in (self._next, self._sure):
+            self._odd = offset, entries.copy()
+        else:
+            self._take_run(offset, entries)
+
+    def settle(self, following: int | None = None) -> None:
+        """If the last message's queue offset is in doubt, decide it with the offset of the next
+        message.
+
+        ``following`` is the queue offset of the next message, None at the log's end.
+        """
+        odd, self._odd = self._odd, None
+        if odd is None:
+            return
+        offset, entries = odd
+        expected = self._next
+        if expected is None:
+            self._take_first(offset, entries, following)
+        elif offset >= 0 and following == offset + 1:
+            # Two messages agree. The queue is a weaker proof: if a topic was created again,
+            # RocketMQ appends its first entry at the end of the old queue.
+            self._take_run(offset, entries, believes_queue=False)
+        elif self._is_harmed(offset, entries, expected, following):
+            self._move(offset, entries, expected)
+        else:
+            self._take_run(offset, entries)
+
+    def _is_harmed(self, offset: int, entries: Units, expected: int, following: int | None) -> bool:
+        # If the next message has the expected offset, this frame belongs to another queue: damage
+        # changed its topic or queue id.
+        if following in (expected, expected + 1) or self._has(expected, entries):
+            return True
+        if offset >= 0 and self._has(offset, entries):
+            return False
+        if offset > expected:
+            return offset - expected > self._room(entries)
+        if following is not None and following > expected:
+            return True
+        # A topic that was deleted and created again begins at offset 0, or later if its first
+        # messages are lost. So 0 is no sign of harm, nor a lower offset that rises again.
+        return offset != 0 and (following is None or following <= offset)
+
+    def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
+        if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
+            self._take_run(offset, entries)
+            return
+        right = self._place_in_queue(entries)
+        if right is not None:
+            self._move(offset, entries, right)
+        elif following is not None and following > 0 and not 0 <= offset < following:
+            self._move(offset, entries, following - 1)
+        elif 0 <= offset <= MOST_OFFSET:
+            self._take_run(offset, entries)
+        elif following is None:
+            self._move(offset, entries, self._had)
+        else:
+            self._drop(offset, entries)
+
+    def _place_in_queue(self, entries: Units) -> int | None:
+        if self._disk is None:
+            return None
+        place = entries["physical_offset"][0]
+        for start, there in self._disk.runs(0, self._had):
+            for at in np.flatnonzero(there["physical_offset"] == place).tolist():
+                if self._same(there[at : at + 1], entries):
+                    return int(start + at)
+        return None
+
+    def _move(self, own: int, entries: Units, offset: int) -> None:
+        if len(self._moved) < MOST_MOVED:
+            self._correct(int(entries["physical_offset"][0]), own, offset)
+            sure = self._sure
+            self._take_run(offset, entries)
+            self._sure = sure
+        else:
+            self._drop(own, entries)
+
+    def _take_run(self, offset: int, entries: Units, *, believes_queue: bool = True) -> None:
+        own, expected = offset, self._next
+        if expected is not None and offset != expected:
+            if believes_queue and self._has(expected, entries):
+                # The queue has these entries at the expected offsets. So the offsets in all these
+                # frames are harmed.
+                for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
+                    self._correct(place, offset + at, expected + at)
+                offset = expected
+            elif offset - expected > max(MOST_GAP, self._room(entries)):
+                offset, entries = self._bring_back(offset, entries)
+        if not 0 <= offset <= MOST_OFFSET:
+            offset, entries = self._bring_back(offset, entries)
+        if len(entries):
+            self._put(offset, entries)
+            self._next = offset + len(entries)
+            if offset == own:
+                self._sure = self._next
+            self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+
+    def _bring_back(self, own: int, entries: Units) -> tuple[int, Units]:
+        """Return the right queue offset of messages whose queue offsets no queue can have, and
+        those of the messages that can be corrected.
+        """
+        right = self._place_in_queue(entries[:1]) if self._next is None else self._next
+        offset = 0 if right is None else right
+        room = MOST_MOVED - len(self._moved)
+        if len(entries) > room:
+            self._drop(own + room, entries[room:])
+        for at, place in enumerate(entries["physical_offset"][:room].tolist()):
+            self._correct(place, own + at, offset + at)
+        return offset, entries[:room]
+
+    def _room(self, entries: Units) -> int:
+        """Return how many messages can have been lost between the previous message and
+        ``entries``.
+        """
+        lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
+        return lost // FIXED_SIZE_V1 + GAP_SLACK
+
+    def _has(self, offset: int, entries: Units) -> bool:
+        """Whether the queue has these entries at an offset."""
+        if self._disk is None:
+            return False
+        at, stop = offset, offset + len(entries)
+        for start, there in self._disk.runs(offset, min(stop, self._had)):
+            if start != at or self._same(there, entries[at - offset :][: len(there)]) < len(there):
+                return False
+            at += len(there)
+        return at == stop
+
+    def _same(self, there: Units, wanted: Units) -> int:
+        if there.tobytes() == wanted.tobytes():
+            return len(there)
+        same = same_entries(there, wanted, self._tags)
+        return len(there) if same.all() else int(np.argmin(same))
