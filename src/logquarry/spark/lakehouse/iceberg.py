@@ -29,9 +29,9 @@ from logquarry.spark.lakehouse.table import (
     TableState,
     TableUnchanged,
     check_location,
+    check_parts,
     check_unmoved,
     missing_extra,
-    parsed,
     text_bound,
 )
 from logquarry.spark.output import OutputFolder
@@ -210,20 +210,10 @@ class Iceberg:
                 raise UsageError(
                     f"{self.name}: no export created this Iceberg table: give another one"
                 )
-            self._check_parts(table, document)
+            check_parts(self.name, document, [field.name for field in table.spec().fields])
             marks = partial(_some, _marks(table))
             identity = str(table.metadata.table_uuid)
             return TableState(identity, document, table.schema().as_arrow(), marks)
-
-    def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Raise UsageError if the table's partitioning has changed since its creation."""
-        made = list(parsed(self.name, document).get("partition_by") or [])
-        found = [field.name for field in table.spec().fields]
-        if found != made:
-            raise UsageError(
-                f"{self.name}: was created with partitions {made}, but has {found} now: restore "
-                "the partitions, or export into another table"
-            )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """See :meth:`Table.create`."""
