@@ -48,6 +48,8 @@ DEFAULT_NAMESPACE: Final = "logquarry"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
+_FIRST_NUMBER: Final = 1
+"""Sequence number of a table's first snapshot."""
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
 """Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
@@ -377,10 +379,12 @@ def _marks(table: IcebergTable) -> dict[str, int]:
         text = None if summary is None else summary.additional_properties.get(MARKS)
         if text is not None:
             return dict(json.loads(text))
-        parent = snapshot.parent_snapshot_id
-        if parent is None:
+        if snapshot.sequence_number == _FIRST_NUMBER:
             return {}
-        snapshot = table.snapshot_by_id(parent)
+        parent = snapshot.parent_snapshot_id
+        # When pyiceberg expires a snapshot, it removes the parent's id from the child. Java keeps
+        # the id.
+        snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:
             return dict(json.loads(table.properties.get(MARKS, "{}")))
     return {}
