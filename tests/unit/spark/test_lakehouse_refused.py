@@ -113,6 +113,24 @@ def test_a_delta_table_with_other_partitions(
     assert lake.table().equals(rows)
 
 
+def test_an_iceberg_table_with_another_transform(tmp_path: Path) -> None:
+    # Readers would skip the new files: the days in their partitions would count as months.
+    from pyiceberg.transforms import MonthTransform
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, b"a")
+    lake.export(store, partition_by=["day"])
+    with lake.iceberg() as table:
+        with table.update_spec() as spec:
+            spec.remove_field("day")
+        with table.update_spec() as spec:
+            spec.add_field("store_timestamp", MonthTransform(), "day")
+    put(store, b"b")
+    with pytest.raises(UsageError, match=r"was created with partitions.*month\(day\)"):
+        lake.export(store, partition_by=["day"])
+    assert lake.bodies() == [b"a"]
+
+
 def test_a_delta_table_that_forgets_its_marks(tmp_path: Path) -> None:
     # Once the marks have expired, an export would add all messages a second time.
     from deltalake import DeltaTable

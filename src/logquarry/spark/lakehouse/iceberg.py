@@ -212,7 +212,7 @@ class Iceberg:
                 raise UsageError(
                     f"{self.name}: no export created this Iceberg table: give another one"
                 )
-            check_parts(self.name, document, [field.name for field in table.spec().fields])
+            check_parts(self.name, document, list(_parts(table)))
             marks = partial(_some, _marks(table))
             identity = str(table.metadata.table_uuid)
             return TableState(identity, document, table.schema().as_arrow(), marks)
@@ -365,6 +365,14 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
         if len(namespace) == len(below) + 1:
             yield from catalog.list_tables(namespace)
             yield from _tables(catalog, namespace)
+
+
+def _parts(table: IcebergTable) -> Iterator[str]:
+    """Yield the names of the partition fields; add the transform if no export uses it."""
+    for field in table.spec().fields:
+        usual = "day" if field.name == _DAY else "identity"
+        transform = str(field.transform)
+        yield field.name if transform == usual else f"{transform}({field.name})"
 
 
 def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:
