@@ -382,6 +382,9 @@ class Disk:
         """Make the exception for a system call that failed without changing a file."""
         if error.errno in _NO_ROOM:
             return StoreUnavailable(f"{path}: no room on the disk: {error.strerror}")
+        if error.errno == errno.ENOTDIR:
+            file = next((place for place in reversed(path.parents) if place.is_file()), path)
+            return StoreUnavailable(f"{file}: it is not a folder: move it away")
         return StoreUnavailable(f"{path}: {error.strerror or error}")
 
     def failed(self, path: Path, what: str, error: OSError) -> StoreUnavailable:

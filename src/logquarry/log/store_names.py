@@ -24,7 +24,7 @@ def find_stores(
     storage_options: Mapping[str, Any] | None = None,
 ) -> tuple[str, ...]:
     """Resolve paths, URLs and globs to the locations of stores. The result has the order of the
-    arguments, and contains each store once.
+    arguments, and contains each store once, also if symbolic links point to it.
 
     A glob is replaced by the folders that match and are stores, sorted by name. Each wildcard
     (``*``, ``?``, ``[...]``) matches within one name. If a path exists, it is not used as a glob,
@@ -46,7 +46,23 @@ def find_stores(
         found.update(dict.fromkeys(matches))
     if not found:
         raise UsageError("no store is given: pass the path of one")
-    return tuple(found)
+    return _without_links(found)
+
+
+def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
+    """Leave out symbolic links to folders that another of the paths has.
+
+    Without this, each message of the store would be read twice. If all paths to a folder are links,
+    the first path stays.
+    """
+    places = {
+        path: path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
+        for path in paths
+    }
+    kept: dict[str, str] = {}
+    for path, place in places.items():
+        kept.setdefault(place, place if place in places else path)
+    return tuple(path for path, place in places.items() if kept[place] == path)
 
 
 def stores_by_name(
@@ -68,10 +84,11 @@ def stores_by_name(
                 stated[path] = None
             else:
                 globbed.setdefault(path, _in_wildcards(pattern, path))
-    names = list(stated)
+    once = _without_links([*stated, *globbed])
+    names = [path for path in stated if path in once]
     found = dict(zip(broker_names(names), names, strict=True)) if names else {}
     for path, name in globbed.items():
-        if path in stated:
+        if path in stated or path not in once:
             continue
         if name in found:
             raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from logquarry.errors import StoreNotFound, UsageError
-from logquarry.log.store_names import absolute, broker_names, find_stores
+from logquarry.log.store_names import absolute, broker_names, find_stores, stores_by_name
 
 
 def make_stores(root: Path, *names: str) -> None:
@@ -72,6 +72,20 @@ def test_each_store_once(tmp_path: Path) -> None:
     make_stores(tmp_path, "b1", "b2")
     found = find_stores([tmp_path / "b2", f"{tmp_path}/b*", str(tmp_path / "b1")])
     assert found == (f"{tmp_path}/b2", f"{tmp_path}/b1")
+
+
+def test_a_store_and_links_to_it(tmp_path: Path) -> None:
+    for name in ("b", "c"):
+        (tmp_path / name / "commitlog").mkdir(parents=True)
+    for name in ("a", "z"):
+        (tmp_path / name).symlink_to(tmp_path / "b")
+    stores = [str(tmp_path / "b"), str(tmp_path / "c")]
+    assert list(find_stores([tmp_path / "*"])) == stores
+    assert list(find_stores([tmp_path / "z", *stores])) == stores
+    assert stores_by_name([tmp_path / "z", tmp_path / "*"]) == dict(zip("bc", stores, strict=True))
+    links = (str(tmp_path / "z"), str(tmp_path / "a"))
+    assert find_stores(links) == links[:1]
+    assert stores_by_name(links) == {"z": links[0]}
 
 
 def test_a_path_with_wildcards_that_is_there(tmp_path: Path) -> None:

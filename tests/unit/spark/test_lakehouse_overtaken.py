@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -128,3 +130,36 @@ def test_the_marks_of_a_table_that_others_have_written_to(lake: Lake, tmp_path: 
     put(store, *numbers(6, 8))
     assert lake.export(store).messages == 2
     assert lake.bodies() == numbers(1, 8)
+
+
+def test_the_marks_after_the_snapshots_of_exports_have_expired(tmp_path: Path) -> None:
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    with lake.iceberg() as table:
+        table.delete("physical_offset = 0")
+        table.maintenance.expire_snapshots().older_than(datetime.now()).commit()
+        assert len(table.snapshots()) == 1
+    put(store, *numbers(3, 5))
+    assert lake.export(store).messages == 2
+    assert lake.bodies() == numbers(1, 5)
+
+
+def test_going_back_to_before_the_first_export(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(iceberg.Iceberg, "append", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            lake.export(store)
+    with lake.iceberg() as table:
+        table.append(table.scan().to_arrow())
+        first = table.current_snapshot()
+        assert first is not None
+        lake.export(store)
+        table.refresh()
+        table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
+    lake.export(store)
+    assert lake.bodies() == numbers(0, 3)

@@ -93,6 +93,58 @@ def test_a_table_of_somebody_else(tmp_path: Path) -> None:
         Lake("delta", tmp_path / "table").export(tmp_path / "store")
 
 
+@pytest.mark.parametrize(("made", "now"), [((), ["topic"]), (("topic",), ["queue_id"])])
+def test_a_delta_table_with_other_partitions(
+    made: tuple[str, ...], now: list[str], tmp_path: Path
+) -> None:
+    # The files of the export would have no value for the new partition columns.
+    from deltalake import DeltaTable, write_deltalake
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    put(store, b"a")
+    lake.export(store, partition_by=made)
+    rows = lake.table()
+    write_deltalake(
+        DeltaTable(lake.dest), rows, mode="overwrite", schema_mode="overwrite", partition_by=now
+    )
+    put(store, b"b")
+    with pytest.raises(UsageError, match=r"was created with partitions \["):
+        lake.export(store, partition_by=made)
+    assert lake.table().equals(rows)
+
+
+def test_an_iceberg_table_with_another_transform(tmp_path: Path) -> None:
+    # Readers would skip the new files: the days in their partitions would count as months.
+    from pyiceberg.transforms import MonthTransform
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, b"a")
+    lake.export(store, partition_by=["day"])
+    with lake.iceberg() as table:
+        with table.update_spec() as spec:
+            spec.remove_field("day")
+        with table.update_spec() as spec:
+            spec.add_field("store_timestamp", MonthTransform(), "day")
+    put(store, b"b")
+    with pytest.raises(UsageError, match=r"was created with partitions.*month\(day\)"):
+        lake.export(store, partition_by=["day"])
+    assert lake.bodies() == [b"a"]
+
+
+def test_a_delta_table_that_forgets_its_marks(tmp_path: Path) -> None:
+    # Once the marks have expired, an export would add all messages a second time.
+    from deltalake import DeltaTable
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    put(store, b"a")
+    lake.export(store)
+    name = "delta.setTransactionRetentionDuration"
+    DeltaTable(lake.dest).alter.set_table_properties({name: "interval 0 seconds"})
+    with pytest.raises(UsageError, match=f"{name}.*remove the property"):
+        lake.export(store)
+    assert lake.bodies() == [b"a"]
+
+
 def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path) -> None:
     store = tmp_path / "store"
     put(store, b"a")

@@ -26,6 +26,7 @@ from logquarry.spark.lakehouse.table import (
     TableFile,
     TableState,
     check_location,
+    check_parts,
     check_unmoved,
     missing_extra,
     text_bound,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 _APP: Final = "logquarry:"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY: Final = "day"
+_FORGET: Final = "delta.setTransactionRetentionDuration"
+"""Property of a table: time after which Delta drops the application transactions."""
 
 
 class Delta:
@@ -114,6 +117,14 @@ class Delta:
         document = metadata.configuration.get(PROPERTY)
         if document is None:
             raise UsageError(f"{self.name}: no export created this Delta table: give another one")
+        check_parts(self.name, document, metadata.partition_columns)
+        if _FORGET in metadata.configuration:
+            # Delta would no longer find the marks, and the export would add all messages again.
+            raise UsageError(
+                f"{self.name}: with the property {_FORGET}, Delta forgets which messages the table "
+                "has: remove the property. If no export has added messages for longer than "
+                f"{metadata.configuration[_FORGET]!r}, export into another table"
+            )
         schema = pa.schema(table.schema().to_arrow())
         return TableState(str(metadata.id), document, schema, partial(_marks, table))
 

@@ -29,9 +29,9 @@ from logquarry.spark.lakehouse.table import (
     TableState,
     TableUnchanged,
     check_location,
+    check_parts,
     check_unmoved,
     missing_extra,
-    parsed,
     text_bound,
 )
 from logquarry.spark.output import OutputFolder
@@ -48,6 +48,8 @@ DEFAULT_NAMESPACE: Final = "logquarry"
 _EPOCH: Final = date(1970, 1, 1)
 _DAY: Final = "day"
 _TRIES: Final = 5
+_FIRST_NUMBER: Final = 1
+"""Sequence number of a table's first snapshot."""
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
 """Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
@@ -210,20 +212,10 @@ class Iceberg:
                 raise UsageError(
                     f"{self.name}: no export created this Iceberg table: give another one"
                 )
-            self._check_parts(table, document)
+            check_parts(self.name, document, list(_parts(table)))
             marks = partial(_some, _marks(table))
             identity = str(table.metadata.table_uuid)
             return TableState(identity, document, table.schema().as_arrow(), marks)
-
-    def _check_parts(self, table: IcebergTable, document: str) -> None:
-        """Raise UsageError if the table's partitioning has changed since its creation."""
-        made = list(parsed(self.name, document).get("partition_by") or [])
-        found = [field.name for field in table.spec().fields]
-        if found != made:
-            raise UsageError(
-                f"{self.name}: was created with partitions {made}, but has {found} now: restore "
-                "the partitions, or export into another table"
-            )
 
     def create(self, schema: pa.Schema, partition_by: Sequence[str], document: str) -> None:
         """See :meth:`Table.create`."""
@@ -375,6 +367,14 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
             yield from _tables(catalog, namespace)
 
 
+def _parts(table: IcebergTable) -> Iterator[str]:
+    """Yield the names of the partition fields; add the transform if no export uses it."""
+    for field in table.spec().fields:
+        usual = "day" if field.name == _DAY else "identity"
+        transform = str(field.transform)
+        yield field.name if transform == usual else f"{transform}({field.name})"
+
+
 def _some(found: Marks, names: Iterable[str]) -> dict[str, int]:
     return {name: found[name] for name in names if name in found}
 
@@ -387,10 +387,12 @@ def _marks(table: IcebergTable) -> dict[str, int]:
         text = None if summary is None else summary.additional_properties.get(MARKS)
         if text is not None:
             return dict(json.loads(text))
-        parent = snapshot.parent_snapshot_id
-        if parent is None:
+        if snapshot.sequence_number == _FIRST_NUMBER:
             return {}
-        snapshot = table.snapshot_by_id(parent)
+        parent = snapshot.parent_snapshot_id
+        # When pyiceberg expires a snapshot, it removes the parent's id from the child. Java keeps
+        # the id.
+        snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:
             return dict(json.loads(table.properties.get(MARKS, "{}")))
     return {}

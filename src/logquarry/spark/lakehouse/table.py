@@ -86,6 +86,21 @@ def check_same(name: str, own: Mapping[str, Any], found: Mapping[str, Any]) -> N
             )
 
 
+def check_parts(name: str, text: str, found: Sequence[str]) -> None:
+    """Raise UsageError if the table's partitioning has changed since its creation.
+
+    Args:
+        text: the table's document.
+        found: the columns that partition the table now.
+    """
+    made = list(parsed(name, text).get("partition_by") or [])
+    if list(found) != made:
+        raise UsageError(
+            f"{name}: was created with partitions {made}, but has {list(found)} now: restore the "
+            "partitions, or export into another table"
+        )
+
+
 def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str:
     """Return the text of the document of a table of dead letters.
 
