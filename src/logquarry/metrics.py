@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from logquarry.errors import StoreError, UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
@@ -64,12 +64,15 @@ class StoreCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics; yield nothing if the store is closed."""
+        """Yield the current metrics; yield nothing if the store is closed.
+
+        Raises StoreNotFound or CorruptStore if the disk fails.
+        """
         try:
-            # min_offset raises StoreError if the store is closed.
+            # min_offset raises StoreUnavailable if the store is closed.
             _ = self._store.min_offset
             stats = self._store.stats()
-        except StoreError:
+        except StoreUnavailable:
             return
         yield from self._storage(stats.state)
         yield from self._kept(stats.state)
