@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,16 @@ def test_unreadable_offsets_of_groups(store: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(LocalFileSystem, "open", fail)
     shown = run("stats", store).stderr
     assert f"warning: {store}/config/consumerOffset.json: cannot be read: Input/output" in shown
+
+
+def test_metrics_of_names_that_are_not_utf_8(store: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    queue = os.fsencode(store / "consumequeue" / "orders")
+    os.rename(queue, os.path.dirname(queue) + b"/\xff")  # noqa: PTH104, PTH120 - bytes
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / "consumerOffset.json").write_text(
+        '{"offsetTable":{"other@\\ud800":{"0":1}}}'
+    )
+    shown = run("stats", store, "--prometheus").stdout
+    assert 'topic="\\\\udcff"' in shown
+    assert 'consumer_group="\\\\ud800"' in shown
