@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from logquarry.errors import StoreError, UsageError
+from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.store.call_counts import SIZES
 from logquarry.store.message_store import MessageStore, StoreWriter
 from logquarry.store.schedule.delivery import DELAYS_S
@@ -44,6 +44,23 @@ _TOPIC: Final = ("node_id", "topic")
 _MS: Final = 1_000
 
 
+def _in_utf_8(metric: Metric) -> Metric:
+    """Escape label values that UTF-8 cannot encode, as the text format is UTF-8.
+
+    Names of folders and of consumer groups can contain lone surrogates.
+    """
+    metric.samples = [
+        sample._replace(
+            labels={
+                name: value.encode("utf-8", "backslashreplace").decode()
+                for name, value in sample.labels.items()
+            }
+        )
+        for sample in metric.samples
+    ]
+    return metric
+
+
 class StoreCollector(Collector):
     """Collects the metrics of one store.
 
@@ -64,18 +81,21 @@ class StoreCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the current metrics; yield nothing if the store is closed."""
+        """Yield the current metrics; yield nothing if the store is closed.
+
+        Raises StoreNotFound or CorruptStore if the disk fails.
+        """
         try:
-            # min_offset raises StoreError if the store is closed.
+            # min_offset raises StoreUnavailable if the store is closed.
             _ = self._store.min_offset
             stats = self._store.stats()
-        except StoreError:
+        except StoreUnavailable:
             return
-        yield from self._storage(stats.state)
-        yield from self._kept(stats.state)
+        yield from map(_in_utf_8, self._storage(stats.state))
+        yield from map(_in_utf_8, self._kept(stats.state))
         # Skip the counts of operations: a store that is open for reading has none.
         if isinstance(self._store, StoreWriter):
-            yield from self._work(stats)
+            yield from map(_in_utf_8, self._work(stats))
 
     def _gauge(self, name: str, text: str, value: float | None) -> Iterator[Metric]:
         if value is not None:
@@ -253,6 +273,9 @@ class BrokerCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the current metrics of clients and answers."""
+        return map(_in_utf_8, self._metrics())
+
+    def _metrics(self) -> Iterator[Metric]:
         core = self._broker.core
         labels = [core.options.cluster, core.options.name]
         producers = GaugeMetricFamily(

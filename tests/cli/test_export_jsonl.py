@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +105,21 @@ def test_a_device_is_written_and_a_link_is_followed(golden: Path, tmp_path: Path
     assert len(real.read_bytes().splitlines()) == 400
     run("export", store, "--format", "jsonl", "--to", "/dev/null")
     assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_full_disk_is_named(
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, number: int
+) -> None:
+    def fail(*_: object) -> None:
+        # pyarrow's errors lack the path.
+        raise OSError(number, "Error writing bytes to file")
+
+    monkeypatch.setattr("logquarry.cli.export._write", fail)
+    monkeypatch.setattr("logquarry.cli.spark.export", fail)
+    monkeypatch.setattr("logquarry.cli.spark.session_if_installed", lambda _: nullcontext())
+    store, target = golden / "real-broker" / "store", tmp_path / "out"
+    result = run("export", store, "--to", target, "--format", kind, code=4)
+    assert f"error: {target}: {os.strerror(number)}\nnext: free some space" in result.stderr
+    assert not target.exists()

@@ -216,3 +216,65 @@ def test_json_is_utf_8_whatever_the_locale(small_store: Path, locale: str) -> No
     document = json.loads(rest.decode("ascii"))
     assert document["broker"] == "größe"
     assert EVIL_TOPIC in [topic["topic"] for topic in document["topics"]]
+
+
+# ------------------------------------------------------------------- a stream that takes no output
+def ended(*arguments: object, **streams: object) -> int:
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, timeout=120, check=False, **streams).returncode  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.fixture
+def damaged_store(larger_store: Path) -> Path:
+    """A store with more findings than a pipe's buffer has room for."""
+    for path in (larger_store / "consumequeue").rglob("0*"):
+        if path.is_file():
+            data = bytearray(path.read_bytes())
+            for at in range(0, len(data), 40):
+                data[at + 19] ^= 1
+            path.write_bytes(data)
+    return larger_store
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_behind_a_stream(damaged_store: Path, tmp_path: Path) -> None:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with Path("/dev/full").open("w") as full:
+        # The exit code stays that of the error, also if the error cannot be printed.
+        assert ended("info", tmp_path / "none", **(quiet | {"stderr": full})) == 3
+        assert ended("unknown", **(quiet | {"stderr": full})) == 2
+        assert ended("verify", damaged_store, **(quiet | {"stderr": full})) == 1
+        for words in (
+            ["verify", damaged_store],
+            ["info", damaged_store],
+            ["messages", damaged_store],
+        ):
+            assert ended(*words, **(quiet | {"stdout": full})) == 4
+            assert ended(*words, stdout=full, stderr=full) == 4
+        shown = subprocess.run(
+            [*COMMAND, "info", str(damaged_store)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert shown.stderr.splitlines() == [
+        "error: standard output: No space left on device",
+        f"next: free some space, then: logquarry info {damaged_store}",
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_damage_stays_the_exit_code_if_the_pipe_is_closed(
+    damaged_store: Path, options: list[str]
+) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "verify", str(damaged_store), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 1
+    process.stderr.close()

@@ -124,3 +124,15 @@ def test_who_has_not_read_it(store: Path) -> None:
     result = run("retain", store, "--keep-bytes", "16k")
     assert "not read yet by these consumer groups" in result.stdout
     assert "\x1b" not in result.stdout
+
+
+@pytest.mark.parametrize("name", ["consumerOffset.json", "delayOffset.json"])
+@pytest.mark.parametrize("options", [[], ["--apply"]])
+def test_a_plan_without_the_offsets_of_groups_warns(
+    store: Path, name: str, options: list[str]
+) -> None:
+    path = store / "config" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"offsetTable": {"orders@g": {"0": 7')
+    result = run("retain", store, "--keep-bytes", "16k", *options)
+    assert f"warning: {path}: " in result.stderr

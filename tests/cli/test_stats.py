@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 import logquarry as lq
+from logquarry.errors import StoreNotFound
+from logquarry.store.message_store import StoreReader
 from tests.helpers.command import run
 from tests.helpers.small_store import facts, opened
 
@@ -53,3 +56,50 @@ def test_for_prometheus(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logquarry.read.pops.unacknowledged_pops", None)
     result = run("stats", store, "--prometheus")
     assert 'logquarry_retained_messages{node_id="store",topic="orders"} 20.0' in result.stdout
+
+
+def test_metrics_of_a_disk_that_fails(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("prometheus_client")
+    read = StoreReader.stats
+    calls: list[StoreReader] = []
+
+    def fail(opened: StoreReader) -> object:
+        calls.append(opened)
+        if len(calls) > 1:
+            raise StoreNotFound(f"{opened.root}/index: cannot be read: Input/output error")
+        return read(opened)
+
+    monkeypatch.setattr(StoreReader, "stats", fail)
+    result = run("stats", store, "--prometheus", code=3)
+    assert len(calls) == 2
+    assert result.stdout == ""
+    assert "index: cannot be read: Input/output error" in result.stderr
+
+
+def test_unreadable_offsets_of_groups(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from logquarry.log.filesystem import LocalFileSystem
+
+    read = LocalFileSystem.open
+    (store / "config").mkdir(exist_ok=True)
+
+    def fail(files: LocalFileSystem, path: str) -> object:
+        if path.endswith("consumerOffset.json"):
+            raise StoreNotFound(f"{files.full_path(path)}: cannot be read: Input/output error")
+        return read(files, path)
+
+    monkeypatch.setattr(LocalFileSystem, "open", fail)
+    shown = run("stats", store).stderr
+    assert f"warning: {store}/config/consumerOffset.json: cannot be read: Input/output" in shown
+
+
+def test_metrics_of_names_that_are_not_utf_8(store: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    queue = os.fsencode(store / "consumequeue" / "orders")
+    os.rename(queue, os.path.dirname(queue) + b"/\xff")  # noqa: PTH104, PTH120 - bytes
+    (store / "config").mkdir(exist_ok=True)
+    (store / "config" / "consumerOffset.json").write_text(
+        '{"offsetTable":{"other@\\ud800":{"0":1}}}'
+    )
+    shown = run("stats", store, "--prometheus").stdout
+    assert 'topic="\\\\udcff"' in shown
+    assert 'consumer_group="\\\\ud800"' in shown

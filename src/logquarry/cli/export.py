@@ -13,7 +13,7 @@ import click
 from logquarry import text
 from logquarry.cli import messages, options, output
 from logquarry.cli import spark as with_spark
-from logquarry.cli.output import Output, encoded
+from logquarry.cli.output import Output, encoded, full_disk_of
 from logquarry.errors import UsageError
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def export(
     # Check paths and configuration now, so that an error appears before Spark starts, which takes
     # seconds.
     paths = [path for path, _, _ in open_stores(replace(read, paths=stores))]
-    with with_spark.session_if_installed(spark_master) as session:
+    with with_spark.session_if_installed(spark_master) as session, full_disk_of(target):
         done = with_spark.export(out, session, paths, target, read, folders)
     messages.report_damage(out, done.summary.damage, read.on_damage)
 

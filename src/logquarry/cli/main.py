@@ -6,6 +6,7 @@ argument, which adds 0.15 s to each start.
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -14,7 +15,7 @@ from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
@@ -70,9 +71,7 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with output.logging_to_stderr(), interrupts.raising():
             try:
-                result = super().invoke(ctx)
-                sys.stdout.flush()
-                return result
+                return self._flushed(ctx)
             except BrokenPipeError:
                 _close_stdout()
                 ctx.exit(ExitCode.CLEAN)
@@ -84,6 +83,10 @@ class _Commands(click.Group):
                 step = outcome.after_error(error, ctx)
                 if step is not None:
                     output.step(step)
+                try:
+                    sys.stdout.flush()
+                except OSError:
+                    _close_stdout()
                 ctx.exit(exit_code(error))
             except Exception as error:
                 # If Ctrl-C was pressed, this can be the KeyboardInterrupt: an extension module may
@@ -91,6 +94,17 @@ class _Commands(click.Group):
                 if not interrupts.has_arrived() or isinstance(error, click.exceptions.Exit):
                     raise
                 _interrupted(ctx)
+
+    def _flushed(self, ctx: click.Context) -> Any:
+        # Flush before the process ends. At its end, Python would turn an error of the flush into
+        # exit code 120.
+        try:
+            result = super().invoke(ctx)
+        except click.exceptions.Exit:
+            sys.stdout.flush()
+            raise
+        sys.stdout.flush()
+        return result
 
 
 def _version(ctx: click.Context, option: click.Parameter, is_given: bool) -> None:
@@ -136,10 +150,8 @@ def main() -> None:
     # Python sets stdout or stderr to None if the calling process closed it.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        # Escape characters of file names that the stream's encoding does not support.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    sys.stdout = _checked(sys.stdout, "standard output")
+    sys.stderr = _checked(sys.stderr, None)
     # Turn SIGTERM into an exception, so that a command can remove its half-written files.
     signal.signal(signal.SIGTERM, _terminated)
     try:
@@ -149,6 +161,54 @@ def main() -> None:
         traceback.print_exc()
         output.error(f"a fault of logquarry itself: {error!r}. Report it with these lines")
         sys.exit(ExitCode.FAULT)
+
+
+class _Checked(io.RawIOBase):
+    # Standard output or standard error, which can be a file on a full disk, or a closed pipe. An
+    # error of standard output names the stream. An error of standard error is ignored, so that the
+    # exit code is that of the command.
+
+    def __init__(self, stream: TextIO, name: str | None) -> None:
+        self._stream = stream  # The descriptor stays open as long as this object exists.
+        self._raw: Any = getattr(stream.buffer, "raw", stream.buffer)
+        self._name = name
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def write(self, data: Any, /) -> int | None:
+        try:
+            written: int | None = self._raw.write(data)
+        except OSError as error:
+            if self._name is None or (isinstance(error, BrokenPipeError) and not _only_prints()):
+                return memoryview(data).nbytes
+            raise OSError(error.errno, error.strerror, self._name) from error
+        return written
+
+
+def _only_prints() -> bool:
+    # If the reader of the output has gone, a command that prints messages ends. The other commands
+    # continue without output, because their exit code is a result too.
+    ctx = click.get_current_context(silent=True)
+    return ctx is None or outcome.words(ctx)[:1] in (["messages"], ["export"])
+
+
+def _checked(stream: TextIO, name: str | None) -> TextIO:
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(_Checked(stream, name)),
+        encoding=stream.encoding,
+        # Escape characters of file names that the stream's encoding does not support.
+        errors="backslashreplace",
+        line_buffering=name is None or stream.isatty(),
+    )
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -167,8 +227,8 @@ def _message(error: BaseException) -> str:
 
 
 def _close_stdout() -> None:
-    # The reader of the pipe at stdout has gone. Python's flush at the exit would raise an error, so
-    # send the remaining output to /dev/null.
+    # The pipe at stdout has no reader, or the disk of stdout is full. Python's flush at the exit
+    # would raise an error, so send the remaining output to /dev/null.
     try:
         descriptor = sys.stdout.fileno()
     except OSError:

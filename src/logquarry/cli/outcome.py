@@ -6,7 +6,6 @@ with the path and options of the command that the user typed.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from logquarry import errors, text
-from logquarry.cli import options
+from logquarry.cli import options, output
 from logquarry.errors import (
     CorruptFrame,
     CorruptStore,
@@ -96,12 +95,11 @@ _OF_ERRORS: Final[tuple[tuple[type[BaseException], ExitCode], ...]] = (
     # For example, the user lacks permission for a folder, or the disk fails.
     (OSError, ExitCode.UNREADABLE),
 )
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 def is_full_disk(error: BaseException) -> bool:
     """Return whether an error means that the disk is full or the user's quota is exhausted."""
-    return isinstance(error, OSError) and error.errno in _FULL
+    return isinstance(error, OSError) and error.errno in output.FULL
 
 
 def exit_code(error: BaseException) -> ExitCode:

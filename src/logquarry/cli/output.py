@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TextIO
 
 from logquarry import text
 from logquarry.errors import UsageError
@@ -34,6 +34,8 @@ _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", 
 _LINES_AT_ONCE = 512
 _BYTES_AT_ONCE = 1 << 20
 _PROGRESS_AFTER_SECONDS = 0.4
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk, and of an exhausted quota."""
 MOST_LISTED = 40
 """Maximum number of printed lines of a list; ``--json`` prints all."""
 
@@ -87,10 +89,19 @@ def staged(target: Path) -> Iterator[BinaryIO]:
         draft.replace(target)
     except BaseException as error:
         draft.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-            # Add the file name, which the error of a failed write lacks.
-            raise OSError(error.errno, error.strerror, str(target)) from error
-        raise
+        with full_disk_of(target):
+            raise error
+
+
+@contextmanager
+def full_disk_of(target: str | Path) -> Iterator[None]:
+    """Context manager: add the path to an error of a full disk that lacks a path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or error.filename is not None:
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(target)) from error
 
 
 # ----------------------------------------------------------------------------------------- streams

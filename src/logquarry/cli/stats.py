@@ -47,8 +47,8 @@ def stats(store: str, prometheus: bool, as_json: bool, config: str | None, out: 
     from logquarry.read.pops import Pops, unacknowledged_pops
 
     def read(opened: MessageStore) -> tuple[StoreState, str, str, str, Pops]:
-        # Read the state first, because it raises an error for an unreadable store. The metrics of
-        # such a store would only be empty.
+        # Read the state first, because it raises an error for a store with an unsupported feature.
+        # The metrics of such a store would only be empty.
         state = opened.stats().state
         if prometheus:
             from logquarry.metrics import prometheus_text

@@ -327,8 +327,11 @@ def _read(layout: StoreLayout, name: str, decode: Callable[[bytes], T], level: i
     for path in (f"{CONFIG}/{name}", f"{CONFIG}/{name}{BACKUP}"):
         try:
             return decode(layout.filesystem.read(path))
-        except (FileNotFoundError, StoreNotFound):
+        except FileNotFoundError:
             continue
+        except StoreNotFound as error:
+            # The text of this error begins with the path.
+            logger.log(level, "%s", error)
         except (ValueError, TypeError) as error:
             logger.log(level, "%s: %s", layout.filesystem.full_path(path), error)
     return None

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 REMOTE_RANGE = 16 << 20
 """Minimum number of bytes that a reader fetches from a remote file."""
 _MOST_READ_WHOLE = 1 << 30
+_GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Error numbers for a name that was deleted, or for a link without a target."""
 
 
 class Entry(NamedTuple):
@@ -122,15 +124,22 @@ class FileSystem(ABC):
         unreadable: maps the path of a file below the root to the unreadable ranges that were found
             in this file.
         dead_links: paths of links without a target, in the folders that were listed.
+        lost_names: None if :meth:`list` raises an error for a name whose entry the disk does not
+            deliver. If it is a dict, :meth:`list` leaves such a name out, and adds its path and the
+            reason here.
     """
 
     root: str
     unreadable: dict[str, Sequence[Unreadable]]
     dead_links: Set[str] = frozenset()
+    lost_names: dict[str, str] | None = None
 
     @abstractmethod
     def list(self, path: str) -> list[Entry]:
-        """List a folder below the root, sorted by name; empty if the folder is missing."""
+        """List a folder below the root, sorted by name; empty if the folder is missing.
+
+        Raises StoreNotFound if the folder or one of its entries cannot be read.
+        """
 
     @abstractmethod
     def open(self, path: str) -> FileView:
@@ -142,7 +151,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def exists(self, path: str) -> bool:
-        """Whether a name exists below the root."""
+        """Whether a name exists below the root. Raises StoreNotFound if the disk fails."""
 
     def broken_link(self, path: str) -> str | None:
         """If the path is a link whose target does not exist, return the target; else None."""
@@ -262,10 +271,16 @@ class LocalFileSystem(FileSystem):
     def _entry(self, folder: str, name: os.DirEntry[str]) -> Entry | None:
         try:
             return Entry(name.name, name.is_dir(), name.stat().st_size)
-        except OSError:
-            # A live broker deleted the file after the listing, or the link has no target.
-            if name.is_symlink():
-                self.dead_links.add(f"{folder}/{name.name}")
+        except OSError as error:
+            path = f"{folder}/{name.name}".lstrip("/")
+            if error.errno not in _GONE:
+                # The name exists, so a list without it would show a part of the store as missing.
+                if self.lost_names is None:
+                    raise self._unreadable(path, error) from error
+                self.lost_names[path] = f"{error.strerror} (errno {error.errno})"
+            elif name.is_symlink():
+                self.dead_links.add(path)
+            # Otherwise a live broker deleted the file after the listing.
             return None
 
     def open(self, path: str) -> FileView:
@@ -274,7 +289,7 @@ class LocalFileSystem(FileSystem):
         except FileNotFoundError:
             raise
         except OSError as error:
-            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            if error.errno in _GONE or path in (self.lost_names or ()):
                 raise FileNotFoundError(*error.args, self.full_path(path)) from error
             raise self._unreadable(path, error) from error
 
@@ -289,8 +304,10 @@ class LocalFileSystem(FileSystem):
     def exists(self, path: str) -> bool:
         try:
             return Path(self._path(path)).exists()
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return False
+            raise self._unreadable(path, error) from error
 
     def broken_link(self, path: str) -> str | None:
         link = Path(self._path(path))

@@ -193,6 +193,8 @@ def salvage(
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
     layout = layout.by_content()
+    # Save the other files if the disk does not deliver the entry of a file.
+    layout.filesystem.lost_names = {}
     require(layout, Action.SALVAGE)
     check_file_size(layout)
     if into is not None:
@@ -295,9 +297,11 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes. Salvage leaves such a file out, or copies it with
-    other bytes in place of the unreadable ones.
+    """Yield the files with unreadable bytes or an unreadable entry. Salvage leaves such a file out,
+    or copies it with other bytes in place of the unreadable ones.
     """
+    for path, why in sorted((layout.filesystem.lost_names or {}).items()):
+        yield LeftBehind(UNREADABLE, (path,), f"it cannot be read: {why}")
     known = tuple(copied)
     for path, ranges in sorted(layout.filesystem.unreadable.items()):
         is_copied = any(path == name or path.startswith(f"{name}/") for name in known)

@@ -21,6 +21,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.dialect31.state_table import StateTableKeeper
+from logquarry.disk.config_file import consumer_offsets, delay_offsets
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import NameGuard, StoreLock
 from logquarry.disk.log_files import log_paths
@@ -263,7 +264,7 @@ def retain(
     # Open the layout first: without a store, this raises an error before a lock file is created.
     layout = StoreLayout.open(root, settings)
     if not apply:
-        plan = plan_retention(layout, rules, now_ms=clock())
+        plan = _plan(layout, rules, clock)
         return dataclasses.replace(plan, refused=_refusal(layout, root))
     require(layout, Action.RETAIN)
     disk = disk or Disk()
@@ -279,11 +280,19 @@ def retain(
         # would restore the file from the link. A file that has only the second name was deleted by
         # another program, because the shutdown was clean, so delete the second name too.
         NameGuard(disk).discard([*log_paths(root, layout.log_folders), root / INDEX])
-        plan = plan_retention(layout, rules, now_ms=clock())
+        plan = _plan(layout, rules, clock)
         apply_retention(plan, disk, root, progress)
     finally:
         lock.release()
     return dataclasses.replace(plan, applied=True)
+
+
+def _plan(layout: StoreLayout, rules: RetentionRules, clock: Clock) -> RetentionPlan:
+    # A plan logs unreadable files of offsets only at debug level. Here the user must see that the
+    # plan cannot list the unread messages of all groups.
+    consumer_offsets(layout)
+    delay_offsets(layout)
+    return plan_retention(layout, rules, now_ms=clock())
 
 
 def _refusal(layout: StoreLayout, root: Path, *, has_lock: bool = False) -> str | None:
