@@ -197,7 +197,8 @@ def test_a_harmed_queue_offset_of_a_batch_costs_no_message(
     salvage(StoreLayout.open(root), tmp_path / "salvaged")
     assert not lq.verify(tmp_path / "salvaged").findings
     with lq.MessageStore.open(tmp_path / "salvaged") as store:
-        bounds, got = store.queue_offsets(BATCH_TOPIC, 0), []
+        bounds = store.queue_offsets(BATCH_TOPIC, 0)
+        got: list[int] = []
         while len(got) < bounds.max:
             answer = store.get(BATCH_TOPIC, 0, len(got)).messages
             got += [message.queue_offset for message in answer]

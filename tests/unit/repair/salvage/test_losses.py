@@ -174,10 +174,9 @@ def test_the_last_message_has_a_harmed_offset(tmp_path: Path, value: int, is_los
     """Otherwise the new queue would lack all messages before it."""
     root = tmp_path / "store"
     with opened(root) as store:
-        for count in range(20):
-            place = store.put(lq.Message("t", b"%d" % count)).physical_offset
+        places = [store.put(lq.Message("t", b"%d" % n)).physical_offset for n in range(20)]
     log = root / "commitlog" / f"{0:020d}"
-    overwrite(log, place + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
+    overwrite(log, places[-1] + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
     if is_lost:
         shutil.rmtree(root / "consumequeue")
     salvage(StoreLayout.open(root), tmp_path / "new")
