@@ -95,8 +95,8 @@ def prime(folder: Path, gib: int) -> None:
 def bench_peer(
     name: str, folder: Path, body: bytes, *, n: int, warmup: int, each: int, primed: int
 ) -> dict[str, float]:
-    """Measure calls that each write ``each`` of ``n`` messages, in one thread. Delete the database
-    after that.
+    """Measure the writing of ``n`` messages in one thread, ``each`` per call; then delete the
+    database.
     """
     if find_spec(name) is None:
         raise UsageError(f"{name} is not installed. Install it: pip install {name}")

@@ -361,7 +361,8 @@ class Admin(Part):
     async def reset_offset(self, request: Request) -> None:
         """Make the consumers of a group continue at the messages nearest to a store time.
 
-        If the request names a queue, reset only this queue, to the request's offset if it has one.
+        If the request names a queue, reset only this queue. If the request also has an offset,
+        reset the queue to this offset.
         """
         core, fields = self._core, request.fields
         group, name = fields["group"], fields["topic"]
@@ -480,7 +481,7 @@ def _offsets_to_reset(core: Core, topic: TopicConfig, fields: Mapping[str, Any])
 
 
 def _offset_at(core: Core, topic: TopicConfig, queue_id: int, timestamp: int) -> int:
-    """Return a queue's offset for a store time; -1 stands for the queue's end."""
+    """Return a queue's offset for a store time; the time -1 means the queue's end."""
     if timestamp == -1:
         return core.store.queue_offsets(topic.name, queue_id).max
     return core.store.offset_by_time(topic.name, queue_id, timestamp)

@@ -193,8 +193,8 @@ class _Checked(io.RawIOBase):
 
 
 def _only_prints() -> bool:
-    # If the reader of the output has gone, a command that prints messages ends. The other commands
-    # continue without output, because their exit code is a result too.
+    # If the reader of a pipe closes the pipe, a command that prints messages ends. The other
+    # commands continue without output, because their exit code is a result too.
     ctx = click.get_current_context(silent=True)
     return ctx is None or outcome.words(ctx)[:1] in (["messages"], ["export"])
 

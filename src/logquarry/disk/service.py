@@ -332,7 +332,7 @@ _forks = 0
 
 
 def forks() -> int:
-    """Return how often a process was forked to make this process, since it loaded this module."""
+    """Return the number of forks between the process that loaded this module and this process."""
     return _forks
 
 

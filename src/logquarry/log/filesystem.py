@@ -124,9 +124,9 @@ class FileSystem(ABC):
         unreadable: maps the path of a file below the root to the unreadable ranges that were found
             in this file.
         dead_links: paths of links without a target, in the folders that were listed.
-        lost_names: None if :meth:`list` raises an error for a name whose entry the disk does not
-            deliver. If it is a dict, :meth:`list` leaves such a name out, and adds its path and the
-            reason here.
+        lost_names: None if :meth:`list` raises an error for a name whose entry the disk cannot
+            read. If this is a dict, :meth:`list` leaves the name out, and adds the path of the name
+            and the reason to the dict.
     """
 
     root: str

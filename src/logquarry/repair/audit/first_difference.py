@@ -1,8 +1,8 @@
 """Compares the consume queues with the log, for a recovery: finds the first difference of each
 queue.
 
-:mod:`.right_offsets` finds the right queue offset of each message, even if the one in its frame is
-harmed.
+:mod:`.right_offsets` finds the right queue offset of each message, even if damage changed the queue
+offset in the message's frame.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class QueueAudit(RightOffsets):
             self._compare(offset, entries)
 
     def _drop(self, offset: int, entries: Units) -> None:
-        """A queue writer also makes no entry for such a message."""
+        """Ignore these messages: a queue writer makes no entries for them either."""
 
     def _begin_again(self, offset: int) -> None:
         assert self._first is not None

@@ -3,10 +3,15 @@
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
 still seems valid. Such a queue offset is called harmed.
 
-A queue offset that does not continue the previous one is harmed in two cases: the neighbouring
-messages in the log show another queue offset, or the queue has the message's entry at another queue
-offset. In all other cases, the frame is right. A lower queue offset then means that the topic was
-deleted and created again, and a gap means that messages were lost.
+A queue offset that does not continue the previous one is harmed in these cases:
+
+- The neighbouring messages in the log show another queue offset.
+- The queue has the message's entry at another queue offset.
+- No queue can have this queue offset, or the gap before it is larger than the lost bytes explain.
+- It is lower, not 0, and in the queue's last message, and the queue has no such entry.
+
+In all other cases, the frame is right. A lower queue offset then means that the topic was deleted
+and created again, and a gap means that messages were lost.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ class RightOffsets(ABC):
         self._known_until = 0
         # Queue offset after the last message; None before the first message.
         self._next: int | None = None
-        # The same, after the last message whose frame has the right queue offset.
+        # Queue offset after the last message whose frame has the right queue offset.
         self._sure: int | None = None
         # The last message, if its queue offset does not continue the previous one; else None. The
         # next message shows whether this queue offset is harmed.
@@ -110,7 +115,8 @@ class RightOffsets(ABC):
         if following is not None and following > expected:
             return True
         # A topic that was deleted and created again begins at offset 0, or later if its first
-        # messages are lost. So 0 is no sign of harm, nor a lower offset that rises again.
+        # messages are lost. So the offset 0 can be right, and so can a lower offset if the next
+        # message's offset is higher.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:

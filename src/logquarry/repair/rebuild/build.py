@@ -143,7 +143,7 @@ class QueueReport:
         min_offset: offset of the first message in the log; ``max_offset`` if there is none.
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
-        harmed: number of frames with a harmed queue offset; their entries are at the right ones.
+        harmed: number of frames with a harmed queue offset; their entries are at the right offset.
         is_taken_over: whether the old files were copied, because the log has no message of the
             queue.
     """

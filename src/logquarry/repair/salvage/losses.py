@@ -151,8 +151,8 @@ class QueueNotes:
         ValueError if a gap is larger than MOST_GAP.
 
         Args:
-            is_queued: whether the old queue has an entry for the message at a physical offset, at a
-                queue offset.
+            is_queued: function of a physical offset and a queue offset: whether the old queue has
+                the entry of this message at this queue offset.
         """
         mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
@@ -211,8 +211,9 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    If the offset falls back, the queue decides, if it has the message. Otherwise, the offset is
-    harmed unless it is 0: a topic that was deleted and created again begins at 0.
+    If the offset is lower than expected and the old queue has the message, the old queue decides.
+    If the old queue lacks the message, the offset is harmed unless it is 0: a topic that was
+    deleted and created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
