@@ -302,12 +302,14 @@ class LocalFileSystem(FileSystem):
         self.unreadable[path] = joined(list(known.values()))
 
     def exists(self, path: str) -> bool:
+        # Since Python 3.14, Path.exists() returns False if the disk fails.
         try:
-            return Path(self._path(path)).exists()
+            os.stat(self._path(path))  # noqa: PTH116
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
+            if error.errno in (*_GONE, errno.ENAMETOOLONG):
                 return False
             raise self._unreadable(path, error) from error
+        return True
 
     def broken_link(self, path: str) -> str | None:
         link = Path(self._path(path))
