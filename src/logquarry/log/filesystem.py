@@ -273,6 +273,10 @@ class LocalFileSystem(FileSystem):
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError as error:
             path = f"{folder}/{name.name}".lstrip("/")
+            if error.errno == errno.EACCES and not folder and name.is_symlink():
+                # Treat the link like a folder without permission: only a reader of it fails.
+                # Otherwise one foreign link would make the whole store unreadable.
+                return Entry(name.name, True, 0)
             if error.errno not in _GONE:
                 # The name exists, so a list without it would show a part of the store as missing.
                 if self.lost_names is None:
