@@ -22,7 +22,7 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "StoreConfig", partial(lq.StoreConfig, **SMALL))
 
 
-def test_bench_scan(tmp_path: Path) -> None:
+def test_bench_scan(tmp_path: Path, small_files: None) -> None:
     store = tmp_path / "bench"
     options = ["--dir", store, "--n", 2_000, "--body", "10-20", "--topics", 2, "--rounds", 1]
     found = json.loads(run("bench", "scan", *options, "--json").stdout)
@@ -121,6 +121,9 @@ def test_loads_that_bench_refuses(options: list[object], tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_bench_of_large_bodies(tmp_path: Path) -> None:
+def test_bench_of_large_bodies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = SMALL | {"mapped_file_size_commit_log": 1 << 22}
+    for module in (scan, bench_store):
+        monkeypatch.setattr(module, "StoreConfig", partial(lq.StoreConfig, **sizes))
     options = ["--dir", tmp_path, "--n", 3, "--body", 1 << 20, "--json"]
     assert json.loads(run("bench", "recover", *options).stdout)["n"] == 3

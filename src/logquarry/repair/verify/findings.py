@@ -105,7 +105,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
-        Action.QUEUES, "the log has messages of this queue, but the queue has no files"
+        Action.QUEUES,
+        "the log has messages of this queue, but the queue has no files. If the topic was deleted, "
+        "this is only a note",
     ),
     "bad_rocksdb": _damage(Action.QUEUES, "RocksDB cannot read the queues"),
     "queue_behind": _damage(
