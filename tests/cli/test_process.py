@@ -295,6 +295,17 @@ def test_an_interrupt_repeats_no_output() -> None:
         assert numbers == list(range(len(numbers)))
 
 
+def test_python_can_be_told_not_to_buffer() -> None:
+    program = (
+        "import os, sys\n"
+        "from logquarry.cli.main import _checked\n"
+        "sys.stdout = _checked(sys.stdout, 'standard output')\n"
+        "print('line')\n"
+        "os._exit(0)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-u", "-c", program]) == b"line\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_damage_stays_the_exit_code_if_the_pipe_is_closed(
     damaged_store: Path, options: list[str]
