@@ -18,7 +18,13 @@ import numpy as np
 from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.read.queue import Queue, Units
-from logquarry.repair.audit.differences import GAP_SLACK, MOST_MOVED, TagsRule, same_entries
+from logquarry.repair.audit.differences import (
+    GAP_SLACK,
+    MOST_MOVED,
+    SMALL_GAP,
+    TagsRule,
+    same_entries,
+)
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 
@@ -99,14 +105,21 @@ class RightOffsets(ABC):
             self._take_run(offset, entries)
 
     def _is_harmed(self, offset: int, entries: Units, expected: int, following: int | None) -> bool:
+        if self._has(expected, entries):
+            return True
+        if 0 <= offset < expected and self._is_queued(offset, entries):
+            # The queue had another message at this offset before. So the topic was created again.
+            return False
         # If the next message has the expected offset, this frame belongs to another queue: damage
         # changed its topic or queue id.
-        if following in (expected, expected + 1) or self._has(expected, entries):
+        if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            return offset - expected > self._room(entries)
+            # An earlier salvage can have removed the damaged bytes on both sides of the message.
+            rises = following is not None and following > offset
+            return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
             return True
         # A topic that was deleted and created again begins at offset 0, or later if its first
@@ -189,6 +202,10 @@ class RightOffsets(ABC):
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _has(self, offset: int, entries: Units) -> bool:
+        """Whether the queue shows that an offset is the right one of these entries."""
+        return self._is_queued(offset, entries)
+
+    def _is_queued(self, offset: int, entries: Units) -> bool:
         """Whether the queue has these entries at an offset."""
         if self._disk is None:
             return False

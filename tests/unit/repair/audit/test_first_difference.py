@@ -201,3 +201,15 @@ def test_the_first_message_that_is_left_of_a_recreated_topic_keeps_its_entry() -
     """Messages 0 to 2 and 4 of the recreated topic are lost."""
     plan = planned(None, [*same(*range(50)), (3, 53), (5, 55), (6, 56)], spans(50, 51, 52, 54))
     assert (plan.end, dict(plan.moved)) == (7, {})
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_recreated_topic_whose_next_message_has_the_old_next_offset(
+    tmp_path: Path, again: int
+) -> None:
+    """The new messages between ``again`` and offset 3 are lost."""
+    units = [unit(0), unit(1), FILLER, unit(5)]
+    units[again] = unit(3)
+    units[again + 1 : 3] = [FILLER] * (2 - again)
+    plan = planned(queue(tmp_path, units), [*same(0, 1, 2), (again, 3), (3, 5)], spans(4))
+    assert plan.is_sound
