@@ -186,7 +186,7 @@ class QueueNotes:
             if not here.is_own:
                 kept.append(here)
                 at += 1
-            elif follows and behind is not None and _is_harmed(here, behind.offset):
+            elif follows and behind is not None and _is_harmed(here, behind.offset, is_queued):
                 mended[here.place] = here.before + 1
                 end = here.before + here.count
                 if behind.offset > end + 1:
@@ -216,11 +216,15 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     return here.offset > 0 and not is_queued(here.place, here.offset)
 
 
-def _is_harmed(here: _Break, behind: int) -> bool:
+def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
     """Whether a queue offset does not fit between those of the previous message and of the next
     one, ``behind``.
+
+    If the queue has a message at a lower queue offset, the topic was created again.
     """
-    return here.before + here.count < behind and not here.before < here.offset <= behind
+    if not here.before + here.count < behind or here.before < here.offset <= behind:
+        return False
+    return here.offset > here.before or not is_queued(here.place, here.offset)
 
 
 LostOffsets = dict[QueueKey, list[Range]]
