@@ -130,7 +130,7 @@ class RightOffsets(ABC):
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)
             return
-        right = self._place_in_queue(entries)
+        right = self._first_place(entries)
         if right is not None:
             self._move(offset, entries, right)
         elif following is not None and following > 0 and not 0 <= offset < following:
@@ -138,9 +138,16 @@ class RightOffsets(ABC):
         elif 0 <= offset <= MOST_OFFSET:
             self._take_run(offset, entries)
         elif following is None:
-            self._move(offset, entries, self._had)
+            right = self._place_in_queue(entries)
+            self._move(offset, entries, self._had if right is None else right)
         else:
             self._drop(offset, entries)
+
+    def _first_place(self, entries: Units) -> int | None:
+        """Return the queue offset of the first message if the queue decides it before the
+        neighbouring messages do.
+        """
+        return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
         if self._disk is None:

@@ -139,7 +139,7 @@ class _Placing(RightOffsets):
     def _has(self, offset: int, entries: Units) -> bool:
         return len(entries) == 1 and super()._has(offset, entries)
 
-    def _place_in_queue(self, entries: Units) -> int | None:
+    def _first_place(self, entries: Units) -> int | None:
         return None
 
     def skip(self, first: int, stop: int) -> None:

@@ -103,3 +103,17 @@ def test_a_message_between_two_losses_stays_at_its_offset(tmp_path: Path) -> Non
     with lq.MessageStore.open(target) as opened_store:
         answer = opened_store.get("t", 0, 40)
     assert answer.messages[0].body == b"40"
+
+
+@pytest.mark.parametrize("value", [-1, (1 << 63) - 1])
+def test_the_only_message_of_a_queue_stays_where_the_old_queue_has_it(
+    tmp_path: Path, value: int
+) -> None:
+    with opened(tmp_path) as made:
+        place = made.put(lq.Message("t", b"0")).physical_offset
+    harm(tmp_path, place, "queue_offset", value)
+    report = rebuild(tmp_path, apply=True, config=config())
+    assert report.queues is not None
+    (queue,) = report.queues
+    assert (queue.min_offset, queue.max_offset, queue.harmed) == (0, 1, 1)
+    assert served(tmp_path) == [0]
