@@ -12,6 +12,7 @@ deleted and created again, and a gap means that messages were lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 import numpy as np
 
@@ -26,6 +27,11 @@ from logquarry.repair.audit.differences import (
     same_entries,
 )
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+
+_MOST_SEARCHES: Final = 64
+"""Maximum number of messages that are searched in a whole queue. A message is searched only until
+the first one has a place, so only a hostile log needs more.
+"""
 
 
 class RightOffsets(ABC):
@@ -53,6 +59,7 @@ class RightOffsets(ABC):
         # next message shows whether this queue offset is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
+        self._searches = 0
 
     @abstractmethod
     def _put(self, offset: int, entries: Units) -> None:
@@ -150,8 +157,9 @@ class RightOffsets(ABC):
         return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
-        if self._disk is None:
+        if self._disk is None or self._searches == _MOST_SEARCHES:
             return None
+        self._searches += 1
         place = entries["physical_offset"][0]
         for start, there in self._disk.runs(0, self._had):
             for at in np.flatnonzero(there["physical_offset"] == place).tolist():
