@@ -81,6 +81,8 @@ def test_a_frame_that_belongs_to_another_queue_is_reported(tmp_path: Path, value
     report = rebuild(tmp_path, apply=True, config=config())
     assert len(places) == COUNT
     assert [left.physical_offset for left in report.left_out] == [stranger]
+    assert report.queues is not None
+    assert [queue.restarts for queue in report.queues] == [0]
     assert served(tmp_path) == list(range(COUNT + 1))
 
 
