@@ -264,6 +264,48 @@ def test_a_full_disk_behind_a_stream(damaged_store: Path, tmp_path: Path) -> Non
     ]
 
 
+def test_an_interrupt_repeats_no_output() -> None:
+    program = (
+        "import signal, sys\n"
+        "from logquarry.cli.main import _checked\n"
+        "sys.stdout = _checked(sys.stdout, 'standard output')\n"
+        "number = 0\n"
+        "while True:\n"
+        "    print('\\n'.join(f'{number + i:09d}' for i in range(512)))\n"
+        "    number += 512\n"
+    )
+    for size in range(1_000, 9_000, 400):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        assert process.stdout is not None
+        with process.stdout as pipe:
+            # A write to a full pipe writes a part, and waits: there the interrupt arrives.
+            read = bytearray()
+            while len(read) < 100_000:
+                read += pipe.read(size)
+            process.send_signal(signal.SIGINT)
+            while data := pipe.read(1 << 16):
+                read += data
+        assert process.wait(60)
+        numbers = [int(line) for line in read.decode().split("\n")[:-1]]
+        assert numbers == list(range(len(numbers)))
+
+
+def test_python_can_be_told_not_to_buffer() -> None:
+    program = (
+        "import os, sys\n"
+        "from logquarry.cli.main import _checked\n"
+        "sys.stdout = _checked(sys.stdout, 'standard output')\n"
+        "print('line')\n"
+        "os._exit(0)\n"
+    )
+    assert subprocess.check_output([sys.executable, "-u", "-c", program]) == b"line\n"
+
+
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_damage_stays_the_exit_code_if_the_pipe_is_closed(
     damaged_store: Path, options: list[str]

@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreNotFound
-from logquarry.log.filesystem import LocalFileSystem
+from logquarry.log.filesystem import Entry, LocalFileSystem
 from tests.helpers import operator_faults
 from tests.helpers.command import ended as run
 
@@ -77,6 +77,20 @@ def test_a_name_that_is_gone_is_left_out(store: Path) -> None:
     gone = FileNotFoundError(errno.ENOENT, "")
     with mock.patch.object(_Lost, "stat", side_effect=gone), lost(store / QUEUE):
         assert [entry.name for entry in files.list("consumequeue/orders")] == ["1"]
+
+
+def test_a_foreign_link_without_permission(store: Path, tmp_path: Path) -> None:
+    (store / "backup").symlink_to(tmp_path)
+    (store / "consumequeue" / "link").symlink_to(tmp_path)
+    denied = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    with mock.patch.object(_Lost, "stat", side_effect=denied):
+        with lost(store / "backup"):
+            assert Entry("backup", True, 0) in LocalFileSystem(store).list("")
+            assert run("messages", store).exit_code == 0
+        # A file of the root is no link, and the links below the root may be parts of the store.
+        for name in ("checkpoint", "consumequeue/link"):
+            with lost(store / name), pytest.raises(StoreNotFound, match="Permission denied"):
+                LocalFileSystem(store).list(str(Path(name).parent).strip("."))
 
 
 def test_salvage_saves_the_rest_and_lists_the_name(store: Path, tmp_path: Path) -> None:

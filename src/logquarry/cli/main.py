@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from keyword import iskeyword
 from pathlib import Path
@@ -163,33 +165,37 @@ def main() -> None:
         sys.exit(ExitCode.FAULT)
 
 
-class _Checked(io.RawIOBase):
+class _Checked(io.BufferedWriter):
     # Standard output or standard error, which can be a file on a full disk, or a closed pipe. An
     # error of standard output names the stream. An error of standard error is ignored, so that the
     # exit code is that of the command.
+    #
+    # The raw stream stays Python's own: a `write` in Python could be interrupted after the system
+    # has written the bytes, and they would then be written again at the exit.
 
     def __init__(self, stream: TextIO, name: str | None) -> None:
+        super().__init__(getattr(stream.buffer, "raw", stream.buffer))
         self._stream = stream  # The descriptor stays open as long as this object exists.
-        self._raw: Any = getattr(stream.buffer, "raw", stream.buffer)
         self._name = name
 
-    def writable(self) -> bool:
-        return True
+    def write(self, data: Any, /) -> int:
+        with self._checked():
+            super().write(data)
+        return memoryview(data).nbytes
 
-    def fileno(self) -> int:
-        return self._stream.fileno()
+    def flush(self) -> None:
+        with self._checked():
+            super().flush()
 
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def write(self, data: Any, /) -> int | None:
+    @contextmanager
+    def _checked(self) -> Iterator[None]:
         try:
-            written: int | None = self._raw.write(data)
+            yield
         except OSError as error:
-            if self._name is None or (isinstance(error, BrokenPipeError) and not _only_prints()):
-                return memoryview(data).nbytes
-            raise OSError(error.errno, error.strerror, self._name) from error
-        return written
+            if isinstance(error, BrokenPipeError) and not _only_prints():
+                self._name = None  # The flush at the exit fails too.
+            if self._name is not None:
+                raise OSError(error.errno, error.strerror, self._name) from error
 
 
 def _only_prints() -> bool:
@@ -203,11 +209,11 @@ def _checked(stream: TextIO, name: str | None) -> TextIO:
     if not isinstance(stream, io.TextIOWrapper):
         return stream
     return io.TextIOWrapper(
-        io.BufferedWriter(_Checked(stream, name)),
+        _Checked(stream, name),
         encoding=stream.encoding,
         # Escape characters of file names that the stream's encoding does not support.
         errors="backslashreplace",
-        line_buffering=name is None or stream.isatty(),
+        line_buffering=name is None or stream.isatty() or stream.write_through,
     )
 
 

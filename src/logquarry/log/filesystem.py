@@ -273,6 +273,10 @@ class LocalFileSystem(FileSystem):
             return Entry(name.name, name.is_dir(), name.stat().st_size)
         except OSError as error:
             path = f"{folder}/{name.name}".lstrip("/")
+            if error.errno == errno.EACCES and not folder and name.is_symlink():
+                # Treat the link like a folder without permission: only a reader of it fails.
+                # Otherwise one foreign link would make the whole store unreadable.
+                return Entry(name.name, True, 0)
             if error.errno not in _GONE:
                 # The name exists, so a list without it would show a part of the store as missing.
                 if self.lost_names is None:
@@ -302,12 +306,14 @@ class LocalFileSystem(FileSystem):
         self.unreadable[path] = joined(list(known.values()))
 
     def exists(self, path: str) -> bool:
+        # Since Python 3.14, Path.exists() returns False if the disk fails.
         try:
-            return Path(self._path(path)).exists()
+            os.stat(self._path(path))  # noqa: PTH116
         except OSError as error:
-            if error.errno == errno.ENAMETOOLONG:
+            if error.errno in (*_GONE, errno.ENAMETOOLONG):
                 return False
             raise self._unreadable(path, error) from error
+        return True
 
     def broken_link(self, path: str) -> str | None:
         link = Path(self._path(path))

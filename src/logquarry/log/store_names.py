@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from itertools import takewhile
 from typing import Any
 
 from logquarry.errors import StoreNotFound, UsageError
@@ -53,16 +54,21 @@ def _without_links(paths: Iterable[str]) -> tuple[str, ...]:
     """Leave out symbolic links to folders that another of the paths has.
 
     Without this, each message of the store would be read twice. If all paths to a folder are links,
-    the first path stays.
+    one with the folder's name stays, else the first.
     """
-    places = {
-        path: path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
-        for path in paths
-    }
-    kept: dict[str, str] = {}
-    for path, place in places.items():
-        kept.setdefault(place, place if place in places else path)
-    return tuple(path for path, place in places.items() if kept[place] == path)
+    given = tuple(paths)
+    kept: dict[str, tuple[int, str]] = {}
+    for path in given:
+        place = path if "://" in path else os.path.realpath(path).replace(os.sep, "/")
+        # The folder above all stores may be a link too, so no path may be equal to its place. A
+        # path without a link below this folder has the most names at its end in common with the
+        # place.
+        ends = zip(reversed(path.split("/")), reversed(place.split("/")), strict=False)
+        same = sum(1 for _ in takewhile(lambda names: names[0] == names[1], ends))
+        if same > kept.get(place, (-1, ""))[0]:
+            kept[place] = same, path
+    once = {path for _, path in kept.values()}
+    return tuple(path for path in given if path in once)
 
 
 def stores_by_name(

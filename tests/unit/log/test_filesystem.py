@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import sys
@@ -277,3 +278,17 @@ def test_without_a_handler_of_sigbus_windows_are_copies(
     assert bytes(view.window(4_000, 900)) == data[4_000:4_900] and not view.unreadable
     assert bytes(view.window(4_000, 3_000)) == data[4_000:5_000] + b"\xff" * 2_000
     assert [(one.offset, one.length) for one in view.unreadable] == [(5_000, 2_000)]
+
+
+def test_a_failing_disk_has_no_missing_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    files = LocalFileSystem(tmp_path)
+    monkeypatch.setattr(os, "stat", fail)
+    # As since Python 3.14.
+    monkeypatch.setattr(Path, "exists", os.path.exists)
+    with pytest.raises(StoreNotFound, match="abort: cannot be read: Input/output error"):
+        files.exists("abort")

@@ -88,6 +88,15 @@ def test_a_store_and_links_to_it(tmp_path: Path) -> None:
     assert stores_by_name(links) == {"z": links[0]}
 
 
+def test_links_below_a_link(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "b1" / "commitlog").mkdir(parents=True)
+    (tmp_path / "disk" / "active").symlink_to("b1")
+    (tmp_path / "data").symlink_to("disk")
+    store = str(tmp_path / "data" / "b1")
+    assert find_stores([tmp_path / "data" / "*"]) == (store,)
+    assert stores_by_name([tmp_path / "data" / "*"]) == {"b1": store}
+
+
 def test_a_path_with_wildcards_that_is_there(tmp_path: Path) -> None:
     make_stores(tmp_path, "b[1]", "b1")
     assert find_stores([tmp_path / "b[1]"]) == (f"{tmp_path}/b[1]",)

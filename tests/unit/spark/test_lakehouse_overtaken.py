@@ -145,6 +145,28 @@ def test_the_marks_after_the_snapshots_of_exports_have_expired(tmp_path: Path) -
     assert lake.bodies() == numbers(1, 5)
 
 
+def test_the_marks_after_an_upgrade_of_the_format(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyiceberg.table import TableProperties
+
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    with monkeypatch.context() as patch:
+        patch.setattr(TableProperties, "DEFAULT_FORMAT_VERSION", 1)
+        lake.export(store)
+    with lake.iceberg() as table:
+        assert table.format_version == 1
+        with table.transaction() as change:
+            change.upgrade_table_version(2)
+        table.delete("physical_offset = 0")
+        last = table.current_snapshot()
+        assert last is not None and last.sequence_number == 1
+    put(store, *numbers(3, 5))
+    assert lake.export(store).messages == 2
+    assert lake.bodies() == numbers(1, 5)
+
+
 def test_going_back_to_before_the_first_export(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,6 +33,10 @@ GAP_SLACK: Final = 16
 """Number of queue offsets by which a gap may exceed the messages that fit into the
 damaged bytes.
 """
+SMALL_GAP: Final = 1 << 12
+"""Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
+earlier salvage can leave such gaps.
+"""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16

@@ -17,14 +17,26 @@ and created again, and a gap means that messages were lost.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Final
 
 import numpy as np
 
 from logquarry.format.arrays import Int64, consecutive
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.read.queue import Queue, Units
-from logquarry.repair.audit.differences import GAP_SLACK, MOST_MOVED, TagsRule, same_entries
+from logquarry.repair.audit.differences import (
+    GAP_SLACK,
+    MOST_MOVED,
+    SMALL_GAP,
+    TagsRule,
+    same_entries,
+)
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
+
+_MOST_SEARCHES: Final = 64
+"""Maximum number of messages that are searched in a whole queue. A message is searched only until
+the first one has a place, so only a hostile log needs more.
+"""
 
 
 class RightOffsets(ABC):
@@ -52,6 +64,7 @@ class RightOffsets(ABC):
         # next message shows whether this queue offset is harmed.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
+        self._searches = 0
 
     @abstractmethod
     def _put(self, offset: int, entries: Units) -> None:
@@ -104,14 +117,21 @@ class RightOffsets(ABC):
             self._take_run(offset, entries)
 
     def _is_harmed(self, offset: int, entries: Units, expected: int, following: int | None) -> bool:
+        if self._has(expected, entries):
+            return True
+        if 0 <= offset < expected and self._is_queued(offset, entries):
+            # The queue had another message at this offset before. So the topic was created again.
+            return False
         # If the next message has the expected offset, this frame belongs to another queue: damage
         # changed its topic or queue id.
-        if following in (expected, expected + 1) or self._has(expected, entries):
+        if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):
             return False
         if offset > expected:
-            return offset - expected > self._room(entries)
+            # An earlier salvage can have removed the damaged bytes on both sides of the message.
+            rises = following is not None and following > offset
+            return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
             return True
         # A topic that was deleted and created again begins at offset 0, or later if its first
@@ -123,7 +143,7 @@ class RightOffsets(ABC):
         if following == offset + 1 or (offset >= 0 and self._has(offset, entries)):
             self._take_run(offset, entries)
             return
-        right = self._place_in_queue(entries)
+        right = self._first_place(entries)
         if right is not None:
             self._move(offset, entries, right)
         elif following is not None and following > 0 and not 0 <= offset < following:
@@ -131,13 +151,21 @@ class RightOffsets(ABC):
         elif 0 <= offset <= MOST_OFFSET:
             self._take_run(offset, entries)
         elif following is None:
-            self._move(offset, entries, self._had)
+            right = self._place_in_queue(entries)
+            self._move(offset, entries, self._had if right is None else right)
         else:
             self._drop(offset, entries)
 
+    def _first_place(self, entries: Units) -> int | None:
+        """Return the queue offset of the first message if the queue decides it before the
+        neighbouring messages do.
+        """
+        return self._place_in_queue(entries)
+
     def _place_in_queue(self, entries: Units) -> int | None:
-        if self._disk is None:
+        if self._disk is None or self._searches == _MOST_SEARCHES:
             return None
+        self._searches += 1
         place = entries["physical_offset"][0]
         for start, there in self._disk.runs(0, self._had):
             for at in np.flatnonzero(there["physical_offset"] == place).tolist():
@@ -195,6 +223,10 @@ class RightOffsets(ABC):
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
     def _has(self, offset: int, entries: Units) -> bool:
+        """Whether the queue shows that an offset is the right one of these entries."""
+        return self._is_queued(offset, entries)
+
+    def _is_queued(self, offset: int, entries: Units) -> bool:
         """Whether the queue has these entries at an offset."""
         if self._disk is None:
             return False

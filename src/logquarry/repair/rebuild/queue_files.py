@@ -139,7 +139,7 @@ class _Placing(RightOffsets):
     def _has(self, offset: int, entries: Units) -> bool:
         return len(entries) == 1 and super()._has(offset, entries)
 
-    def _place_in_queue(self, entries: Units) -> int | None:
+    def _first_place(self, entries: Units) -> int | None:
         return None
 
     def skip(self, first: int, stop: int) -> None:
@@ -218,13 +218,14 @@ class QueueFiles(EntryFiles):
         return None if fault is None else f"the topic cannot be a folder name: {fault}"
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """The topic was deleted and created again: remove the entries at ``offset``
-        and after it.
+        """The topic was deleted and created again, or the last frame belongs to another queue:
+        remove the entries at ``offset`` and after it.
         """
-        queue.restarts += 1
-        for right, own, place in queue.harmed:
-            if right >= offset:
-                self.left_out.append(LeftOut(*key, own, place, INVALID))
+        removed = [found for found in queue.harmed if found[0] >= offset]
+        if len(removed) < queue.stop - offset:
+            queue.restarts += 1
+        for _, own, place in removed:
+            self.left_out.append(LeftOut(*key, own, place, INVALID))
         queue.harmed[:] = [found for found in queue.harmed if found[0] < offset]
         if offset <= queue.first:
             self._cut_files(key, queue, queue.begin(self._room))

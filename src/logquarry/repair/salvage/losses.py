@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -24,18 +24,13 @@ from logquarry.read.batch_queue import BatchQueue, all_queues
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
-from logquarry.repair.audit.differences import span_numbers
+from logquarry.repair.audit.differences import SMALL_GAP, span_numbers
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
 """A range of queue offsets: (first, one past the last)."""
 
 IsQueued = Callable[[int, int], bool]
-
-_SMALL_GAP: Final = 1 << 12
-"""Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
-earlier salvage can leave such gaps.
-"""
 
 
 @dataclass(slots=True)
@@ -57,7 +52,7 @@ class _Break:
 
     @property
     def is_far(self) -> bool:
-        return self.offset - self.before > max(_SMALL_GAP, self.distance // FIXED_SIZE_V1)
+        return self.offset - self.before > max(SMALL_GAP, self.distance // FIXED_SIZE_V1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +186,7 @@ class QueueNotes:
             if not here.is_own:
                 kept.append(here)
                 at += 1
-            elif follows and behind is not None and _is_harmed(here, behind.offset):
+            elif follows and behind is not None and _is_harmed(here, behind.offset, is_queued):
                 mended[here.place] = here.before + 1
                 end = here.before + here.count
                 if behind.offset > end + 1:
@@ -222,11 +217,15 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     return here.offset > 0 and not is_queued(here.place, here.offset)
 
 
-def _is_harmed(here: _Break, behind: int) -> bool:
+def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
     """Whether a queue offset does not fit between those of the previous message and of the next
     one, ``behind``.
+
+    If the queue has a message at a lower queue offset, the topic was created again.
     """
-    return here.before + here.count < behind and not here.before < here.offset <= behind
+    if not here.before + here.count < behind or here.before < here.offset <= behind:
+        return False
+    return here.offset > here.before or not is_queued(here.place, here.offset)
 
 
 LostOffsets = dict[QueueKey, list[Range]]

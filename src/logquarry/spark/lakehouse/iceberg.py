@@ -387,9 +387,11 @@ def _marks(table: IcebergTable) -> dict[str, int]:
         text = None if summary is None else summary.additional_properties.get(MARKS)
         if text is not None:
             return dict(json.loads(text))
-        if snapshot.sequence_number == _FIRST_NUMBER:
-            return {}
         parent = snapshot.parent_snapshot_id
+        # Snapshots that were made with version 1 of the format have the number 0, so after an
+        # upgrade the first number is that of a later snapshot.
+        if parent is None and snapshot.sequence_number == _FIRST_NUMBER:
+            return {}
         # When pyiceberg expires a snapshot, it removes the parent's id from the child. Java keeps
         # the id.
         snapshot = None if parent is None else table.snapshot_by_id(parent)

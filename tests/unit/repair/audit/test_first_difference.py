@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from logquarry.format.queue_entry import FILLER, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.log_end import DamageMap
-from logquarry.read.queue import ConsumeQueue
+from logquarry.read.queue import ConsumeQueue, Units
 from logquarry.repair.audit.first_difference import QueueAudit
 from logquarry.repair.recover.plan import QueueAction, QueuePlan, kept_entries, plan_queue
 from logquarry.write.queue_writer import MOST_GAP, units_of
@@ -201,3 +202,30 @@ def test_the_first_message_that_is_left_of_a_recreated_topic_keeps_its_entry() -
     """Messages 0 to 2 and 4 of the recreated topic are lost."""
     plan = planned(None, [*same(*range(50)), (3, 53), (5, 55), (6, 56)], spans(50, 51, 52, 54))
     assert (plan.end, dict(plan.moved)) == (7, {})
+
+
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_recreated_topic_whose_next_message_has_the_old_next_offset(
+    tmp_path: Path, again: int
+) -> None:
+    """The new messages between ``again`` and offset 3 are lost."""
+    units = [unit(0), unit(1), FILLER, unit(5)]
+    units[again] = unit(3)
+    units[again + 1 : 3] = [FILLER] * (2 - again)
+    plan = planned(queue(tmp_path, units), [*same(0, 1, 2), (again, 3), (3, 5)], spans(4))
+    assert plan.is_sound
+
+
+def test_a_hostile_log_does_not_search_the_queue_for_each_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, searches = queue(tmp_path, [unit(number) for number in range(25)]), list[int]()
+    runs = disk.runs
+
+    def counted(start: int, stop: int) -> Iterator[tuple[int, Units]]:
+        searches.append(start)
+        return runs(start, stop)
+
+    monkeypatch.setattr(disk, "runs", counted)
+    planned(disk, [(-1 - 4 * (number % 2), number) for number in range(30, 530)], start=30)
+    assert len(searches) < 100

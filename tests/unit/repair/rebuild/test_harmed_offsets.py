@@ -9,7 +9,9 @@ import pytest
 
 import logquarry as lq
 from logquarry.format.frame import HEAD
+from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
+from logquarry.repair.salvage.salvage import salvage
 from logquarry.repair.verify import verify_store
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import config, opened
@@ -79,4 +81,41 @@ def test_a_frame_that_belongs_to_another_queue_is_reported(tmp_path: Path, value
     report = rebuild(tmp_path, apply=True, config=config())
     assert len(places) == COUNT
     assert [left.physical_offset for left in report.left_out] == [stranger]
+    assert report.queues is not None
+    assert [queue.restarts for queue in report.queues] == [0]
     assert served(tmp_path) == list(range(COUNT + 1))
+
+
+def test_a_message_between_two_losses_stays_at_its_offset(tmp_path: Path) -> None:
+    """A salvage removes the lost bytes, so the log no longer shows how many messages are lost."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    with opened(source) as made:
+        for number in range(80):
+            made.put(lq.Message("t", b"%d" % number))
+        places = [message.physical_offset for message in made.scan()]
+    log = source / "commitlog" / f"{0:020d}"
+    for first, stop in ((10, 40), (41, 70)):
+        overwrite(log, places[first], bytes(places[stop] - places[first]))
+    salvage(StoreLayout.open(source, config()), target)
+    shutil.rmtree(target / "consumequeue")
+    report = rebuild(target, apply=True, config=config())
+    assert report.queues is not None
+    (queue,) = report.queues
+    assert (queue.max_offset, queue.harmed, queue.fillers) == (80, 0, 59)
+    with lq.MessageStore.open(target) as opened_store:
+        answer = opened_store.get("t", 0, 40)
+    assert answer.messages[0].body == b"40"
+
+
+@pytest.mark.parametrize("value", [-1, (1 << 63) - 1])
+def test_the_only_message_of_a_queue_stays_where_the_old_queue_has_it(
+    tmp_path: Path, value: int
+) -> None:
+    with opened(tmp_path) as made:
+        place = made.put(lq.Message("t", b"0")).physical_offset
+    harm(tmp_path, place, "queue_offset", value)
+    report = rebuild(tmp_path, apply=True, config=config())
+    assert report.queues is not None
+    (queue,) = report.queues
+    assert (queue.min_offset, queue.max_offset, queue.harmed) == (0, 1, 1)
+    assert served(tmp_path) == [0]

@@ -61,6 +61,15 @@ def test_the_story_of_a_queue(
     )
 
 
+@pytest.mark.parametrize("again", [0, 1])
+def test_a_recreated_topic_whose_second_message_is_lost(again: int) -> None:
+    """The queue has the message at the queue offset in its frame, so the frame is right."""
+    found = notes(0, 1, 2, again, 4)
+    story = found.story(is_queued=lambda place, offset: (place, offset) == (300, again))
+    assert (story.first, story.next, story.mended) == (again, 5, {})
+    assert notes(0, 1, 2, again, 4).story().mended == {300: 3}
+
+
 def test_more_missing_than_anybody_can_pad_is_refused() -> None:
     with pytest.raises(ValueError, match="one of them is invalid"):
         notes(0, 1, 1 << 40, (1 << 40) + 1).story()
