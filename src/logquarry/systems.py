@@ -128,10 +128,10 @@ _locked_here: Final[set[tuple[int, int]]] = set()
 
 @contextmanager
 def lock_file(path: str | os.PathLike[str]) -> Iterator[bool]:
-    """Let one thread use a lock file; yield whether this process has locked the file.
+    """Let one thread at a time use a lock file; yield whether this process has locked the file.
 
     On macOS, a lock belongs to a process, and ends when the process closes any descriptor of the
-    file. So if this process has locked the file, the block must not open it.
+    file. So if this process has locked the file, the caller must not open it.
     """
     with _locking:
         try:
@@ -208,10 +208,10 @@ def file_limit() -> int:
 
 
 def raise_file_limit() -> None:
-    """Let this process open as many files and sockets as the system allows it to."""
+    """Let this process open as many files and sockets as the system allows."""
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        # macOS allows fewer open files than its hard limit says. Then keep the limit.
+        # macOS can refuse a soft limit as high as the hard limit. Then the old limit stays.
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -283,7 +283,7 @@ def test_an_interrupt_repeats_no_output() -> None:
         )
         assert process.stdout is not None
         with process.stdout as pipe:
-            # A write to a full pipe writes a part, and waits: there the interrupt arrives.
+            # The interrupt arrives while the write waits, because the pipe is full.
             read = bytearray()
             while len(read) < 100_000:
                 read += pipe.read(size)

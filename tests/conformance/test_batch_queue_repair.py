@@ -181,10 +181,10 @@ def test_zeroed_entries_of_lost_batches_are_recovered(is_opened: bool, copied: C
 def test_a_harmed_queue_offset_of_a_batch_costs_no_message(
     number: int, value: int, copied: Copied, rocketmq5: Path, tmp_path: Path
 ) -> None:
-    """Otherwise the topic would seem to be created again, and the queue lost its entries."""
+    """Otherwise the topic would seem to be recreated, and the queue would lose its entries."""
     rows = expected_frames(rocketmq5 / "5.5.0-batchcq")
     row = [one for one in rows if one["topic"] == BATCH_TOPIC and one["queueId"] == 0][number]
-    # At the ends of the queue, the neighbouring frames do not show these.
+    # Not harmed, or at the queue's end, where no next frame shows the damage.
     if value == row["queueOffset"] or (number == -1 and value in (0, 1 << 30)):
         return
     root, place = copied("5.5.0-batchcq"), row["physicalOffset"]

@@ -1,4 +1,4 @@
-"""A folder lists a name, but the disk does not deliver the entry (inode) of this name."""
+"""A folder lists a name, but the disk cannot read the inode of this name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def store(tmp_path: Path) -> Path:
 
 
 class _Lost:
-    """An entry of a folder whose status the disk does not deliver."""
+    """An entry of a folder; the disk cannot read its status."""
 
     def __init__(self, entry: os.DirEntry[str]) -> None:
         self.name = entry.name
@@ -87,7 +87,7 @@ def test_a_foreign_link_without_permission(store: Path, tmp_path: Path) -> None:
         with lost(store / "backup"):
             assert Entry("backup", True, 0) in LocalFileSystem(store).list("")
             assert run("messages", store).exit_code == 0
-        # A file of the root is no link, and the links below the root may be parts of the store.
+        # Only links of the root are ignored: links below the root may be parts of the store.
         for name in ("checkpoint", "consumequeue/link"):
             with lost(store / name), pytest.raises(StoreNotFound, match="Permission denied"):
                 LocalFileSystem(store).list(str(Path(name).parent).strip("."))

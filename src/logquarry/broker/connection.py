@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
         self._buffered = pending
         if self._server.buffer(change) > _MOST_BUFFERED and change > 0:
             _violations.warning(
-                "%s: the clients have sent parts of requests with more than %d bytes; "
+                "%s: incomplete requests of all clients together have more than %d bytes; "
                 "the connection is closed",
                 *(self.address, _MOST_BUFFERED),
             )

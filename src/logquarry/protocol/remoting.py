@@ -48,8 +48,8 @@ _HEADER_MASK: Final = (1 << HEADER_BITS) - 1
 _LARGEST_HEADER: Final = 2 << 20
 """Maximum number of bytes of a header.
 
-Parsing a larger one (16 MiB) can take seconds, in which the event loop would serve no other
-request. A message's properties have at most 32,767 bytes, so no client needs a larger header.
+While the event loop parses a header, it serves no other request, and parsing a header of 16 MiB can
+take seconds. A message's properties have at most 32,767 bytes, so no client needs a larger header.
 """
 
 

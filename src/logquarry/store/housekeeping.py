@@ -19,8 +19,8 @@ _WATCH_INTERVAL_MS: Final = 1_000
 class Housekeeping(Service):
     """Once a second, restores ``abort`` and index files that another program has deleted.
 
-    A Java broker that opens the same store fails to take the lock. But before it tries, its
-    recovery deletes index files, and when it then ends, it deletes ``abort``.
+    If a Java broker opens the same store, its recovery deletes index files. Then the broker fails
+    to take the lock, ends, and deletes ``abort``.
     """
 
     def __init__(
@@ -47,6 +47,6 @@ class Housekeeping(Service):
             except StoreUnavailable as error:
                 # Creating it fails if the disk is full. The next run then tries again.
                 self.health.require_writable()
-                logger.warning("it cannot be restored: %s", error)
+                logger.warning("the file abort cannot be restored: %s", error)
         if self._index is not None:
             self._index.check()

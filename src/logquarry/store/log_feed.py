@@ -63,7 +63,7 @@ class LogFeed:
 
     @property
     def wrote_offset(self) -> int:
-        """Physical offset at which the bytes end that were written to the log."""
+        """Physical offset of the end of the bytes that were written to the log."""
         return self._log.wrote_offset
 
     @property
@@ -152,8 +152,8 @@ class LogFeed:
             if not (waits and self.dispatching.wait_dispatched(end, _ADOPT_SECONDS)):
                 raise refusal(
                     PutStatus.SERVICE_NOT_AVAILABLE,
-                    f"{self.files.root}: the log ends inside a message of another store: its rest "
-                    "has to come first",
+                    f"{self.files.root}: the log ends inside a message of another store: first "
+                    "append the rest of this message",
                 )
             self.writer.adopt(end, self.files.queues.next_offsets)
 

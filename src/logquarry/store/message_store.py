@@ -90,8 +90,8 @@ class MessageStore(StoreReads):
                 the call locks the store, and creates a store if the folder is empty or missing.
             config: settings that cannot be inferred from the files, or that you want to change.
             clock: function that returns the current time in milliseconds; a writer stores it as the
-                messages' store time. If it returns no integer, or an integer below 0, the call that
-                needs the time raises UsageError.
+                messages' store time. If the function returns no integer, or a negative one, the
+                call that needs the time raises UsageError.
             broker: the value of the attribute ``broker`` of each message (default: the folder's
                 name).
             storage_options: options of the file system, if ``path`` is a URL.

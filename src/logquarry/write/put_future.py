@@ -94,7 +94,7 @@ class PutFuture:
         Raises:
             TimeoutError: if the result is not known after ``timeout`` seconds.
             StoreUnavailable: if a sync failed. It is then unknown whether the message is on the
-                disk. Also if this is a forked child, and the put was not done before the fork.
+                disk. Also in a forked child, if the put was not done before the fork.
             MessageRejected: if the store refused the message.
         """
         if self._result is not None and timeout is None:

@@ -289,7 +289,7 @@ class Mending:
         kept: queue offset -> old entry, for messages that are no longer in the log. If the old
             entry is lost too, the queue gets a filler instead, which all readers skip, including
             RocketMQ's.
-        moved: physical offset -> right queue offset, for messages with a damaged queue offset; -1
+        moved: physical offset -> right queue offset, for messages with a harmed queue offset; -1
             for a message that gets no entry.
         largest_gap: the maximum number of missing entries before a message. If more are missing,
             the message's queue offset is assumed to be wrong.

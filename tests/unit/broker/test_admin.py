@@ -239,8 +239,8 @@ def test_requests_that_a_consumer_does_not_answer_are_limited(tmp_path: Path) ->
         state, message = RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY
         first = client.post(state, fields, bytes(700))
         told = await asked(client, state)
-        # Each of these requests is too large while the first one waits: its body, its header, and
-        # the message that it names.
+        # While the first request waits, each of these is too large: by its body, by its header, or
+        # by the message that it names.
         refused = (
             await client.ask(state, fields, bytes(700)),
             await client.ask(state, fields | {"x": "y" * 700}),

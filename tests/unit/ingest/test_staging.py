@@ -412,7 +412,7 @@ def test_a_store_from_an_older_backup_cannot_complete_a_load(tmp_path: Path) -> 
             commit_load(plan, load, staged(plan, rows, load=load))
     assert [len(messages(plan.store(broker))) for broker in range(2)] == [2, 2]
 
-    # Without the newest copy: the load is given up, and repeated.
+    # Without the newest copy, the user discards the load's decision and repeats the load.
     shutil.copytree(root, tmp_path / "given up")
     given_up = planned(tmp_path / "given up", brokers=2)
     (given_up.loads / "decision.json").unlink()

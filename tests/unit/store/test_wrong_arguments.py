@@ -357,7 +357,7 @@ def test_a_clock_that_returns_no_time(tmp_path: Path, time: Any) -> None:
 
 
 def test_a_clock_may_return_integers_of_numpy(tmp_path: Path) -> None:
-    """The table of topics, a JSON file, has such a time."""
+    """The table of topics is a JSON file, which stores such an integer as a time."""
     store = lq.MessageStore.open(
         tmp_path / "s", mode="rw", config=small_config(), clock=lambda: NUMPY.int64(5)
     )

@@ -3,15 +3,30 @@
 No CRC covers the queue offset in a frame. So damage can change the queue offset, and the frame
 still seems valid. Such a queue offset is called harmed.
 
-A queue offset that does not continue the previous one is harmed in these cases:
+The expected queue offset of a message continues the queue offset of the previous message. If one
+message has another queue offset, the first rule that applies decides:
 
-- The neighbouring messages in the log show another queue offset.
-- The queue has the message's entry at another queue offset.
-- No queue can have this queue offset, or the gap before it is larger than the lost bytes explain.
-- It is lower, not 0, and in the queue's last message, and the queue has no such entry.
+1. The next message continues this queue offset: right.
+2. The queue on the disk has the message's entry at the expected queue offset: harmed.
+3. The queue offset is lower than expected, and the queue has the message's entry there: right.
+4. The next message has the expected queue offset or the following one: harmed.
+5. The queue has the message's entry at the queue offset of the frame: right.
+6. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
+   explain. If the next message's is still higher, the gap may be larger by ``SMALL_GAP``.
+7. The queue offset is lower than expected: harmed if the next message's is higher than expected.
+   Also harmed if it is not 0, and the next message is missing or has no higher queue offset.
 
-In all other cases, the frame is right. A lower queue offset then means that the topic was deleted
-and created again, and a gap means that messages were lost.
+If several messages continue each other, or if they continue the last message with a right queue
+offset, they are harmed only if the queue has all their entries at the expected queue offsets.
+
+The first message of a queue is right if the next message continues it, or if the queue has its
+entry. Else the entry in the queue shows the right queue offset. If there is no such entry, the next
+message shows it, unless the first message has a lower queue offset.
+
+A queue offset below 0 or above ``MOST_OFFSET`` is always harmed. A gap that is larger than
+``MOST_GAP``, and larger than the lost bytes explain, always shows a harmed queue offset. In all
+other cases, the frame is right: a lower queue offset means that the topic was deleted and created
+again, and a gap means that messages were lost.
 """
 
 from __future__ import annotations

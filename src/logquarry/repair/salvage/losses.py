@@ -115,8 +115,8 @@ class QueueNotes:
         copies: Bools | None = None,
     ) -> None:
         """Add frames. ``counts`` has the number of messages in each frame; if it is None, each has
-        one. ``copies`` is a mask: which messages are multi-dispatch copies, whose frames have the
-        queue offset in another queue; None if no message is.
+        one. ``copies`` is a mask of the multi-dispatch copies; None if there are none. The queue
+        offset in the frame of a copy belongs to another queue.
         """
         own = np.ones(len(places), np.bool_) if copies is None else ~copies
         counts = np.ones(len(places), np.int64) if counts is None else counts
@@ -146,8 +146,8 @@ class QueueNotes:
         ValueError if a gap is larger than MOST_GAP.
 
         Args:
-            is_queued: function of a physical offset and a queue offset: whether the old queue has
-                the entry of this message at this queue offset.
+            is_queued: ``is_queued(place, offset)`` returns whether the old queue has an entry for
+                the message at physical offset ``place`` at queue offset ``offset``.
         """
         mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
@@ -206,9 +206,9 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    If the offset is lower than expected and the old queue has the message, the old queue decides.
-    If the old queue lacks the message, the offset is harmed unless it is 0: a topic that was
-    deleted and created again begins at 0.
+    A higher offset than expected is harmed if the gap is too large. For a lower offset, the old
+    queue decides. If the old queue has the message at neither offset, a lower offset is harmed
+    unless it is 0: a topic that was deleted and created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -218,10 +218,11 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset does not fit between those of the previous message and of the next
-    one, ``behind``.
+    """Whether a queue offset is harmed: it does not fit between the queue offsets of the previous
+    message and of the next message, ``behind``.
 
-    If the queue has a message at a lower queue offset, the topic was created again.
+    A lower offset is right if the old queue has the message at this offset: the topic was created
+    again.
     """
     if not here.before + here.count < behind or here.before < here.offset <= behind:
         return False

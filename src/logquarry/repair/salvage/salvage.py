@@ -193,7 +193,7 @@ def salvage(
     if layout.is_live():
         raise StoreUnavailable(f"{layout.root}: a process has the store open and may be writing")
     layout = layout.by_content()
-    # Save the other files if the disk does not deliver the entry of a file.
+    # If the disk cannot read the inode of a file, salvage the other files.
     layout.filesystem.lost_names = {}
     require(layout, Action.SALVAGE)
     check_file_size(layout)
@@ -297,8 +297,8 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
 
 
 def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes or an unreadable entry. Salvage leaves such a file out,
-    or copies it with other bytes in place of the unreadable ones.
+    """Yield the files with unreadable bytes or an unreadable inode. Salvage leaves such a file out,
+    or replaces the unreadable bytes in the copy.
     """
     for path, why in sorted((layout.filesystem.lost_names or {}).items()):
         yield LeftBehind(UNREADABLE, (path,), f"it cannot be read: {why}")

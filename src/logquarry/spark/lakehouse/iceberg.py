@@ -368,7 +368,7 @@ def _tables(catalog: Catalog, below: tuple[str, ...] = ()) -> Iterator[tuple[str
 
 
 def _parts(table: IcebergTable) -> Iterator[str]:
-    """Yield the names of the partition fields; add the transform if no export uses it."""
+    """Yield the name of each partition field, with its transform if exports use another one."""
     for field in table.spec().fields:
         usual = "day" if field.name == _DAY else "identity"
         transform = str(field.transform)
@@ -388,12 +388,12 @@ def _marks(table: IcebergTable) -> dict[str, int]:
         if text is not None:
             return dict(json.loads(text))
         parent = snapshot.parent_snapshot_id
-        # Snapshots that were made with version 1 of the format have the number 0, so after an
-        # upgrade the first number is that of a later snapshot.
+        # The number 1 alone does not identify the first snapshot: version 1 of the format gives
+        # every snapshot the number 0, so after an upgrade a later snapshot has the number 1.
         if parent is None and snapshot.sequence_number == _FIRST_NUMBER:
             return {}
-        # When pyiceberg expires a snapshot, it removes the parent's id from the child. Java keeps
-        # the id.
+        # A missing parent does not identify the first snapshot either: when pyiceberg expires a
+        # snapshot, it removes the snapshot's id from the child. Java keeps the id.
         snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:
             return dict(json.loads(table.properties.get(MARKS, "{}")))

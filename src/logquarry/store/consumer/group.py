@@ -3,7 +3,8 @@
 The assignment of queues follows RocketMQ's ``AllocateMessageQueueAveragely``.
 
 A member claims only free queues, and the previous owner releases a queue between two messages. So
-no two consumers handle the same message, and the next owner starts after the last handled one.
+no two consumers handle the same message, and the next owner starts after the last handled
+message.
 """
 
 from __future__ import annotations

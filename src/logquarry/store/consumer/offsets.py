@@ -1,4 +1,4 @@
-"""Where each consumer group continues in a queue, also if its committed offsets were lost."""
+"""Determines where a consumer group continues in a queue, even if its offsets were lost."""
 
 from __future__ import annotations
 
@@ -126,8 +126,8 @@ class Progress:
             if saved_at is not None:
                 return _Beginning(queue_ids, saved_at=saved_at)
             logger.warning(
-                "group %s: its offsets in %s are lost, and when they were last written is unknown: "
-                "it starts at %s",
+                "group %s: its offsets in %s are lost, and the time of their last write is "
+                "unknown: the group starts at %s",
                 *(group, topic, start.at),
             )
         if topic == retry_topic(group):
@@ -136,7 +136,7 @@ class Progress:
         return _Beginning(queue_ids, start)
 
     def offset(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the queue offset at which a group continues. If it has none, commit one."""
+        """Return the queue offset at which a group continues. If the group has none, commit one."""
         with self._lock:
             known = self.offsets.of(topic, group).get(queue_id)
             if known is not None:
@@ -189,7 +189,7 @@ class OffsetEstimate(NamedTuple):
 
 
 class LostOffsets:
-    """Reads what is left of a store's lost offsets: torn and quarantined files, and file times."""
+    """Reads the remains of a store's lost offsets: torn and quarantined files, and file times."""
 
     def __init__(
         self, root: Path, *, has_offsets: bool, topics: Callable[[], Iterable[str]]

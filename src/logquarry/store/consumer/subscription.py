@@ -33,7 +33,8 @@ class Subscription:
         """Check and parse a subscription.
 
         Raises:
-            UsageError: if a broker rejects a name, or there is no topic, or tags and a filter.
+            UsageError: if a broker rejects a name, if there is no topic, or if both ``tags`` and
+                ``sql`` are given.
             BadFilter: if the filter is invalid.
         """
         arguments.text(group, "group", takes="the name of a consumer group")
@@ -59,7 +60,7 @@ class Subscription:
         return tuple(dict.fromkeys((*self.topics, retry_topic(self.group))))
 
     def tags_of(self, topic: str) -> frozenset[str] | None:
-        """Return the tags to match; None for the retry topic: its messages matched before."""
+        """Return the tags to match; None for the retry topic, whose messages all match."""
         return None if self._is_retry(topic) else self.tags
 
     def filter_of(self, topic: str) -> SqlFilter | None:

@@ -288,8 +288,8 @@ def retain(
 
 
 def _plan(layout: StoreLayout, rules: RetentionRules, clock: Clock) -> RetentionPlan:
-    # A plan logs unreadable files of offsets only at debug level. Here the user must see that the
-    # plan cannot list the unread messages of all groups.
+    # plan_retention logs an invalid offset file only at debug level. These two calls log a warning,
+    # so the user sees that the plan may lack unread messages of some groups.
     consumer_offsets(layout)
     delay_offsets(layout)
     return plan_retention(layout, rules, now_ms=clock())

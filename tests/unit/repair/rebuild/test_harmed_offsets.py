@@ -52,7 +52,7 @@ def test_every_message_is_served_once(
     tmp_path: Path, number: int, value: int, is_lost: bool
 ) -> None:
     places = store(tmp_path)
-    # At the ends of the queue, only the queue can show these.
+    # Not harmed, or in the queue's last message, where only the old queue shows the damage.
     if value == number or (is_lost and (number, value) == (COUNT - 1, 0)):
         return
     harm(tmp_path, places[number], "queue_offset", value)

@@ -158,7 +158,7 @@ def test_an_empty_store_has_no_loss(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [2, 40, 1 << 40])
 @pytest.mark.parametrize("number", [0, 7, 18])
 def test_a_harmed_offset_of_a_message_with_copies(tmp_path: Path, number: int, value: int) -> None:
-    """A frame has its own queue offset only; those of its copies are in a property."""
+    """A frame has only its own queue offset; a property has the queue offsets of its copies."""
     root = tmp_path / "store"
     with opened(root, enable_multi_dispatch=True, enable_lmq=True) as store:
         for count in range(20):
@@ -167,7 +167,7 @@ def test_a_harmed_offset_of_a_message_with_copies(tmp_path: Path, number: int, v
         places = [message.physical_offset for message in store.scan()]
     log = root / "commitlog" / f"{0:020d}"
     overwrite(log, places[number] + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
-    # Damage also changes the copy's queue offset 4 in a property.
+    # Damage also changes queue offset 4 of a copy, which is in a property.
     data = log.read_bytes()
     assert data.count(b"INNER_MULTI_QUEUE_OFFSET\x014") == 1
     at = data.index(b"INNER_MULTI_QUEUE_OFFSET\x014")

@@ -138,7 +138,7 @@ def test_a_group_that_has_sent_back_was_there(root: Path, caplog: pytest.LogCapt
         store.wait_dispatched()
         with store.consumer("g", "t", start="latest", timeout=0) as consumer:
             assert numbers(consumer) == [100]
-    assert "when they were last written is unknown: it starts at latest" in caplog.text
+    assert "the time of their last write is unknown: the group starts at latest" in caplog.text
 
 
 def test_estimates_stay_within_the_queue(root: Path) -> None:
