@@ -4,16 +4,16 @@ No CRC covers the queue offset in a frame. So damage can change the queue offset
 still seems valid. Such a queue offset is called harmed.
 
 The expected queue offset of a message continues the queue offset of the previous message. If one
-message has another queue offset, the first rule that applies decides:
+message has another queue offset, and the next message does not continue it, the first rule that
+applies decides:
 
-1. The next message continues this queue offset: right.
-2. The queue on the disk has the message's entry at the expected queue offset: harmed.
-3. The queue offset is lower than expected, and the queue has the message's entry there: right.
-4. The next message has the expected queue offset or the following one: harmed.
-5. The queue has the message's entry at the queue offset of the frame: right.
-6. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
+1. The queue on the disk has the message's entry at the expected queue offset: harmed.
+2. The queue offset is lower than expected, and the queue has the message's entry there: right.
+3. The next message has the expected queue offset or the following one: harmed.
+4. The queue has the message's entry at the queue offset of the frame: right.
+5. The queue offset is higher than expected: harmed if the gap is larger than the lost bytes
    explain. If the next message's is still higher, the gap may be larger by ``SMALL_GAP``.
-7. The queue offset is lower than expected: harmed if the next message's is higher than expected.
+6. The queue offset is lower than expected: harmed if the next message's is higher than expected.
    Also harmed if it is not 0, and the next message is missing or has no higher queue offset.
 
 If several messages continue each other, or if they continue the last message with a right queue
@@ -103,6 +103,13 @@ class RightOffsets(ABC):
             self._take_part(int(offsets[start]), entries[start:stop])
 
     def _take_part(self, offset: int, entries: Units) -> None:
+        odd = self._odd
+        if odd is not None and 0 <= odd[0] == offset - 1:
+            # The two messages continue each other. Decide them together, as if one call had taken
+            # both, so that the result does not depend on the size of the pieces.
+            self._odd = None
+            self._take_run(odd[0], np.concatenate([odd[1], entries]))
+            return
         self.settle(offset)
         if self._mends and len(entries) == 1 and offset not in (self._next, self._sure):
             self._odd = offset, entries.copy()
@@ -122,10 +129,6 @@ class RightOffsets(ABC):
         expected = self._next
         if expected is None:
             self._take_first(offset, entries, following)
-        elif offset >= 0 and following == offset + 1:
-            # Two messages agree. The queue is a weaker proof: if a topic was created again,
-            # RocketMQ appends its first entry at the end of the old queue.
-            self._take_run(offset, entries, believes_queue=False)
         elif self._is_harmed(offset, entries, expected, following):
             self._move(offset, entries, expected)
         else:
@@ -197,10 +200,10 @@ class RightOffsets(ABC):
         else:
             self._drop(own, entries)
 
-    def _take_run(self, offset: int, entries: Units, *, believes_queue: bool = True) -> None:
+    def _take_run(self, offset: int, entries: Units) -> None:
         own, expected = offset, self._next
         if expected is not None and offset != expected:
-            if believes_queue and self._has(expected, entries):
+            if self._has(expected, entries):
                 # The queue has these entries at the expected offsets. So the offsets in all these
                 # frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):

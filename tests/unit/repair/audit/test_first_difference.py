@@ -189,6 +189,19 @@ def test_two_messages_agree_on_their_offsets_against_the_queue(tmp_path: Path) -
     assert (plan.keep_until, plan.end, dict(plan.moved)) == (1, 3, {})
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_the_size_of_the_pieces_does_not_matter(tmp_path: Path, size: int) -> None:
+    """Two messages continue each other, but the queue has both at other offsets."""
+    disk = queue(tmp_path, [unit(number) for number in range(7)])
+    offsets = np.array([0, 1, 2, 20, 21, 5, 6], np.int64)
+    numbers = np.arange(7, dtype=np.int64)
+    units = units_of(numbers * SIZE, np.full(7, SIZE), numbers)
+    audit = QueueAudit(KEY, disk, spans())
+    for at in range(0, 7, size):
+        audit.take(offsets[at : at + size], units[at : at + size])
+    assert plan_queue(audit.finish(0)).is_sound
+
+
 def test_a_last_file_that_is_empty_goes(tmp_path: Path) -> None:
     queue(tmp_path, [unit(number) for number in range(10)])
     (tmp_path / "consumequeue" / "t" / "0" / f"{FILE_SIZE:020d}").touch()
