@@ -158,6 +158,16 @@ TAG_WIDTH: Final = 3
 """Number of 64-bit numbers per requested tag. The number of tags comes before the first tag."""
 
 
+def joined(first: Records, second: Records) -> Records:
+    """Join two arrays of the same structured dtype, and keep the byte order of its fields.
+
+    ``np.concatenate`` returns fields in the machine's byte order.
+    """
+    both = np.empty(len(first) + len(second), second.dtype)
+    both[: len(first)], both[len(first) :] = first, second
+    return both
+
+
 def consecutive(offsets: Int64) -> Iterator[tuple[int, int]]:
     """Yield (start, stop), as array indices, for each part in which every offset is one more than
     the offset before it.

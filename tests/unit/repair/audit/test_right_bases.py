@@ -48,3 +48,10 @@ def test_right_bases(
     assert found["base"].tolist() == right
     assert audit.moved == moved
     assert audit.following == right[-1] + 3
+
+
+def test_entries_keep_their_byte_order() -> None:
+    """A rebuild writes their bytes."""
+    found = RightBases()
+    parts = [found.take(entries([0])), found.take(entries([900])), found.take(entries([6, 9]))]
+    assert [part.dtype for part in [*parts, found.settle()]] == [BATCH_DTYPE] * 4
