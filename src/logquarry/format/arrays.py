@@ -1,6 +1,6 @@
-"""Types of NumPy arrays, a function for arrays of queue offsets, and the three tables that the
-compiled functions (kernels) fill: for a walk over the log, for the dispatcher, and for the messages
-of a ``get``.
+"""Types of NumPy arrays, functions for arrays of records and of queue offsets, and the three tables
+that the compiled functions (kernels) fill: for a walk over the log, for the dispatcher, and for the
+messages of a ``get``.
 
 A walk reads a part of the log (the window) frame by frame, and fills a table with one row of int32
 per frame. The return codes of a walk are constants below.
@@ -158,7 +158,7 @@ TAG_WIDTH: Final = 3
 """Number of 64-bit numbers per requested tag. The number of tags comes before the first tag."""
 
 
-def joined(first: Records, second: Records) -> Records:
+def joined_records(first: Records, second: Records) -> Records:
     """Join two arrays of the same structured dtype, and keep the byte order of its fields.
 
     ``np.concatenate`` returns fields in the machine's byte order.

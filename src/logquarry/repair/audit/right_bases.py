@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logquarry.format.arrays import joined
+from logquarry.format.arrays import joined_records
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
@@ -37,7 +37,7 @@ class RightBases:
     def take(self, entries: BatchEntries) -> BatchEntries:
         """Add the entries of the next frames; return the entries whose bases are decided."""
         if len(self._odd):
-            entries = joined(self._odd, entries)
+            entries = joined_records(self._odd, entries)
             self._odd = self._odd[:0]
         return self._decide(entries, is_end=False)
 

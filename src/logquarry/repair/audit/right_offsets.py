@@ -36,7 +36,7 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format.arrays import Int64, consecutive, joined
+from logquarry.format.arrays import Int64, consecutive, joined_records
 from logquarry.format.frame import FIXED_SIZE_V1
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import (
@@ -108,7 +108,7 @@ class RightOffsets(ABC):
             # The two messages continue each other. Decide them together, as if one call had taken
             # both, so that the result does not depend on the size of the pieces.
             self._odd = None
-            self._take_run(odd[0], joined(odd[1], entries))
+            self._take_run(odd[0], joined_records(odd[1], entries))
             return
         self.settle(offset)
         if self._mends and len(entries) == 1 and offset not in (self._next, self._sure):

@@ -449,6 +449,10 @@ def _note(
     parts: dict[QueueKey, QueuePart],
     requests: DispatchRequests,
 ) -> None:
+    numbers: dict[str, int] = {}
+    # Different bytes can be decoded to the same name.
+    same = [numbers.setdefault(topic, number) for number, topic in enumerate(requests.topics)]
+    topics = np.array(same, np.int64)[requests.topic_ids]
     for key, part in parts.items():
         known = notes.get(key)
         if known is None:
@@ -456,5 +460,5 @@ def _note(
         places = part.units["physical_offset"].astype(np.int64)
         rows = part.rows
         copies = requests.queue_id[rows] != key[1]
-        copies |= np.array([topic != key[0] for topic in requests.topics])[requests.topic_ids[rows]]
+        copies |= topics[rows] != numbers.get(key[0], -1)
         known.take(places, part.offsets, part.counts, copies)
