@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.ingest.load import commit_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Stager
-from logquarry.store.load.loading import LoadId
+from logquarry.store.load.ledger import LoadId
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_store_java import (
     PARAMS,

@@ -16,12 +16,16 @@ from logquarry.disk.service import Health
 from logquarry.errors import StoreError
 from logquarry.ingest.load import Appending, append_to_store, commit_load, plan_load
 from logquarry.ingest.staging import LoadPlan, Staged, Stager
+from logquarry.log.filesystem import LocalFileSystem
+from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.verify import verify_store
-from logquarry.store.load.loading import Loaded, LoadId
+from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.loading import Loaded
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk
+from logquarry.write.staged_put import StagedFrames, StagedWriter
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.helpers.small_store import config
 
@@ -215,10 +219,90 @@ def test_lost_segments(shm: Path) -> None:
         found = facts(copy)
         assert found in (before, after)
         outcomes.append(found == after)
-        if found == before and any(path.stat().st_size for path in image.rglob("*.taken-back")):
+        if found == before and any(
+            path.stat().st_size for path in image.rglob("quarantine/commitlog/*")
+        ):
             outcomes.append(False)
         # In both cases the load can be repeated.
         committed(copy, staged(copy))
         assert facts(copy) == after
         shutil.rmtree(image)
     assert True in outcomes and False in outcomes
+
+
+def load_frames(root: Path) -> list[lq.StoredMessage]:
+    """The messages of the load that are in the log."""
+    with lq.MessageStore.open(root, config=SETTINGS) as store:
+        return [message for message in store.scan() if message.body not in BEFORE]
+
+
+@pytest.mark.parametrize("harm", ["topic", "properties"])
+@pytest.mark.parametrize("are_segments_there", [True, False])
+def test_a_torn_frame_of_a_load(shm: Path, harm: str, are_segments_there: bool) -> None:
+    """A power cut has left zeros in the topic or the properties of one frame, which no CRC covers.
+
+    Without a mend the load would append the frames from the torn one on a second time.
+    """
+    run = Run(shm / "live", 1)
+    tried = 0
+    for number, (_, state) in enumerate(run.states[::11]):
+        image = shm / f"image{number}"
+        state.killed().write(image)
+        frames = (image / "commitlog").exists() and load_frames(image)
+        loads = image / ".logquarry/loads"
+        is_begun = (loads / "intent.json").exists() and not list(loads.glob("ledger/*"))
+        if not is_begun or not frames or len(frames) < 6:
+            continue
+        torn = frames[len(frames) // 2]
+        durable = read_durable(LocalFileSystem(image))
+        # What was synced cannot be torn.
+        if durable is None or durable.end > torn.physical_offset:
+            continue
+        base = torn.physical_offset - torn.physical_offset % 4_096
+        data = bytearray((image / f"commitlog/{base:020d}").read_bytes())
+        at = torn.physical_offset - base
+        what = torn.topic.encode() if harm == "topic" else b"KEYS"
+        begin = data.rfind(what, at, at + torn.size)
+        if begin < 0:
+            continue
+        data[begin : begin + len(what)] = bytes(len(what))
+        (image / f"commitlog/{base:020d}").write_bytes(data)
+        if not are_segments_there:
+            for path in image.rglob("*.frames"):
+                path.unlink()
+        plan = planned(image, 1)
+        opened_once(plan)
+        assert facts(plan) == (run.after if are_segments_there else run.before)
+        committed(plan, staged(plan))
+        assert facts(plan) == run.after
+        tried += 1
+    assert tried
+
+
+def test_other_messages_between_those_of_a_load(shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread puts a message between the load's segments; a crash leaves the load incomplete."""
+    plan, tasks = begun(shm / "live", 1)
+    disk = FaultyDisk(shm / "live")
+    states: list[DiskState] = []
+    append = StagedWriter.append
+    with StoreWriter.start(plan.store(0), config=SETTINGS, disk=disk) as store:
+
+        def append_and_put(self: StagedWriter, frames: StagedFrames, start: int = 0) -> int:
+            done = append(self, frames, start)
+            store.put(lq.Message("foreign", b"between"))
+            states.append(disk.state())
+            return done
+
+        monkeypatch.setattr(StagedWriter, "append", append_and_put)
+        store.load_staged(LOAD, [segment for task in tasks for _, segment in task.segments])
+        monkeypatch.undo()
+    assert len(states) > 1
+    after = facts(plan)[0]
+    loaded = [fact for fact in after if fact[0] != "foreign"]
+    for number, state in enumerate(states):
+        copy = planned(state.killed().write(shm / f"image{number}"), 1)
+        opened_once(copy)
+        found = facts(copy)[0]
+        assert len([fact for fact in found if fact[0] == "foreign"]) == number + 1
+        ours = [fact[:3] + fact[4:] for fact in found if fact[0] != "foreign"]
+        assert ours == [fact[:3] + fact[4:] for fact in loaded]

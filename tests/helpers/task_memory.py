@@ -28,7 +28,7 @@ from logquarry.spark.options import parse_read_options
 from logquarry.spark.output import OutputFolder
 from logquarry.spark.parquet import write_task
 from logquarry.spark.tasks import ReadTask, plan_tasks, read_batches
-from logquarry.store.load.loading import LoadId
+from logquarry.store.load.ledger import LoadId
 
 Work = Callable[[Path, Path, int], None]
 """Gets a store, a folder to write to, and how many bytes of the log are the task's."""

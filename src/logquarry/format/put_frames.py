@@ -125,6 +125,22 @@ def same(one: memoryview, other: memoryview) -> bool:
     return len(one) == len(other) and all(one[part] == other[part] for part in parts)
 
 
+def is_torn(staged: memoryview, other: memoryview) -> bool:
+    """Whether ``other`` is the first frame of ``staged``, but with zeros in place of some bytes.
+
+    So a power cut leaves a frame if one of its pages did not reach the disk: new files of the log
+    contain zeros. The fields that :func:`place` sets are not compared.
+    """
+    if _size_at(staged, 0) != len(other):
+        return False
+    one, two = (np.array(data[: len(other)], np.uint8) for data in (staged, other))
+    at = _time_at(staged)
+    for part in (slice(_AT_NUMBER, _BEHIND_OFFSETS), slice(at, at + frame.STORE_TIME.size)):
+        two[part] = one[part]
+    differs = one != two
+    return bool(differs.any()) and not bool(two[differs].any())
+
+
 def _flags(data: memoryview, start: int) -> int:
     return int(_SIZE.unpack_from(data, start + _AT_FLAGS)[0])
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
-from logquarry.store.load.loading import LoadId, remove_staged
+from logquarry.store.load.ledger import LoadId, remove_staged
 
 REASON: Final = "reason"
 _STAGED: Final = "_logquarry"
@@ -90,7 +90,7 @@ def put_in_place(folder: Path, load: LoadId, names: Sequence[str], disk: Disk) -
 
 
 def forget_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
-    """Remove the staged files of a load; see :func:`logquarry.store.load.loading.remove_staged`."""
+    """Remove the staged files of a load; see :func:`logquarry.store.load.ledger.remove_staged`."""
     remove_staged(folder / _STAGED, load, names)
     for place in (f"{_STAGED}/staged", _STAGED):
         with suppress(OSError):

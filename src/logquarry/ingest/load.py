@@ -37,15 +37,15 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMMIT_LOG, CONSUME_QUEUE, LOADS
 from logquarry.read.fence import Action, require
 from logquarry.read.store_sizes import with_sizes
-from logquarry.store.load.loading import (
+from logquarry.store.load.ledger import (
     LOADS_PLACES,
     Ledger,
-    Loaded,
     LoadId,
     read_document,
     remove_staged,
     write_document,
 )
+from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, find_segment
 from logquarry.store.message_store import StoreWriter
 from logquarry.text import plural, size_text

@@ -33,7 +33,7 @@ from logquarry.ingest.dead_letters import DeadLetters
 from logquarry.log import codec
 from logquarry.log.store_files import LOADS
 from logquarry.message import Message
-from logquarry.store.load.loading import LoadId
+from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.segment import ENDING, Segment, SegmentWriter
 from logquarry.units import Clock, now_ms
 from logquarry.write import outgoing_arrow

@@ -41,7 +41,8 @@ from logquarry.spark.columns import (
 from logquarry.spark.jobs import context_of, explain, run_tasks
 from logquarry.spark.options import Given, one_of, store_config, whole_number
 from logquarry.spark.worker import Packaged, ignore_hang_ups, settle, without_traceback
-from logquarry.store.load.loading import Loaded, LoadId
+from logquarry.store.load.ledger import LoadId
+from logquarry.store.load.loading import Loaded
 from logquarry.units import Progress
 
 if TYPE_CHECKING:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from logquarry.dialect31.prepared import PreparedTransactions
     from logquarry.disk.config_file import ConfigFile, ConfigTables, ConsumerOffsets
     from logquarry.store.consumer.registry import Consumers
-    from logquarry.store.load.loading import Loaded, LoadId
+    from logquarry.store.load.ledger import LoadId
+    from logquarry.store.load.loading import Loaded
     from logquarry.store.load.segment import Segment
     from logquarry.store.log_feed import LogFeed
     from logquarry.store.retention.plan import RetentionPlan

@@ -7,9 +7,9 @@ store time. If a call is interrupted, the log may have only the first frames of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -104,28 +104,69 @@ class StagedWriter:
         return stop
 
 
-def find_staged(log: MappedFileQueue, position: int, frames: StagedFrames) -> tuple[int, int]:
+class FoundStaged(NamedTuple):
+    """Which staged frames are already in the log.
+
+    Attributes:
+        start: position in the staged frames after the last frame that is in the log.
+        position: physical offset in the log after this frame.
+        is_torn: whether the log has only a part of the next frame at ``position``: a power cut has
+            left zeros in its topic or properties, which no CRC covers.
+    """
+
+    start: int
+    position: int
+    is_torn: bool = False
+
+
+def find_staged(
+    parts: Iterable[tuple[int, memoryview]], frames: StagedFrames, position: int, durable: int
+) -> FoundStaged:
     """Find how many of the staged frames are already in the log, from the physical offset
     ``position`` on.
 
-    Return two positions after the last frame that is already in the log: in ``frames``, and as a
-    physical offset.
+    ``parts`` are parts of the log after ``position``, as physical offset and bytes; a frame begins
+    at the first byte. Other messages may lie between the staged frames: an open writer also
+    delivers delayed messages, and other threads may put messages. A harmed frame before ``durable``
+    counts as one that is in the log: it had reached the disk, so the harm is damage.
     """
     start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
-    while start < len(frames.data):
-        there = log.select(position)
-        if there is None:
+    for base, there in parts:
+        at = 0
+        while start < len(frames.data):
+            done, at = same(frames, start, there, at)
+            if done > start:
+                start, position = done, base + at
+            size = _frame_size(there, at)
+            if size is None or start == len(frames.data):
+                break
+            if put_frames.is_torn(frames.data[start:], there[at : at + size]):
+                if base + at >= durable:
+                    return FoundStaged(start, base + at, is_torn=True)
+                start, position = start + size, base + at + size
+            at += size
+        if start == len(frames.data):
             break
-        done, behind = same(frames, start, there)
-        start, position = done, position + behind
-        if behind == len(there) or start == len(frames.data):
-            break
-        # The frame can be in the next file only if this file has no room for it.
-        room = log.file_size - position % log.file_size
-        if _size_at(frames, start) + _BLANK <= room:
-            break
-        position += room
-    return start, position
+    return FoundStaged(start, position)
+
+
+def log_parts(log: MappedFileQueue, position: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield the rest of each file of an open log from a physical offset on."""
+    while (there := log.select(position)) is not None:
+        yield position, there
+        position += log.file_size - position % log.file_size
+
+
+def _frame_size(there: memoryview, at: int) -> int | None:
+    """Return the size of the frame at a position; None if no frame is there."""
+    if len(there) - at < frame.FIXED_SIZE_V1:
+        return None
+    size, magic = frame.BLANK.struct.unpack_from(there, at)
+    return (
+        int(size)
+        if magic in (frame.MAGIC_V1, frame.MAGIC_V2) and 0 < size <= len(there) - at
+        else None
+    )
 
 
 def _size_at(frames: StagedFrames, start: int) -> int:
@@ -187,17 +228,18 @@ def _place_reference(
     return start, position, put_frames.PLACED
 
 
-def _same_kernel(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
+def _same_kernel(frames: StagedFrames, start: int, there: memoryview, at: int) -> tuple[int, int]:
     kernels = codec.require_kernels()
     one, other = np.frombuffer(frames.data, np.uint8), np.frombuffer(there, np.uint8)
     stop, behind, _ = kernels.same_staged(
-        one.ctypes.data, start, len(one), other.ctypes.data, 0, len(other)
+        one.ctypes.data, start, len(one), other.ctypes.data, at, len(other)
     )
     return int(stop), int(behind)
 
 
-def _same_reference(frames: StagedFrames, start: int, there: memoryview) -> tuple[int, int]:
-    at = 0
+def _same_reference(
+    frames: StagedFrames, start: int, there: memoryview, at: int
+) -> tuple[int, int]:
     for size in put_frames.sizes_of(frames.data, start):
         if not put_frames.same(frames.data[start : start + size], there[at : at + size]):
             break

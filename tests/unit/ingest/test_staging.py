@@ -30,7 +30,8 @@ from logquarry.ingest.load import (
     plan_load,
 )
 from logquarry.ingest.staging import LoadPlan, Staged, Stager, place_rows
-from logquarry.store.load.loading import Ledger, Loaded, LoadId
+from logquarry.store.load.ledger import Ledger, LoadId
+from logquarry.store.load.loading import Loaded
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.small_store import config

@@ -102,6 +102,7 @@ def plan_safe(
     progress: Progress | None = None,
     stretch_bytes: int = STRETCH_BYTES,
     mends: bool = True,
+    end: int | None = None,
 ) -> SafePlan:
     """Return the plan for a store. The store is not changed.
 
@@ -110,6 +111,7 @@ def plan_safe(
         mends: whether to correct harmed queue offsets (changed by damage). False for a log that
             salvage has written: salvage has already corrected them, and in its log, the place of a
             message does not show how many messages were lost before it.
+        end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
         StoreUnavailable: if the place of a log file is unknown, if a folder or a link has the name
@@ -117,11 +119,14 @@ def plan_safe(
     """
     check_entries(root, config)
     layout = StoreLayout.open(root, config).by_content(shows_lost_head=False)
-    return _Planner(layout, config, mends=mends).plan(progress, stretch_bytes)
+    return _Planner(layout, config, mends=mends, end=end).plan(progress, stretch_bytes)
 
 
 class _Planner:
-    def __init__(self, layout: StoreLayout, config: StoreConfig, *, mends: bool) -> None:
+    def __init__(
+        self, layout: StoreLayout, config: StoreConfig, *, mends: bool, end: int | None = None
+    ) -> None:
+        self._end = end
         self._layout = layout
         self._mends = mends
         self._config = config
@@ -147,7 +152,8 @@ class _Planner:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
         # If an earlier recovery recorded the log's end, and no writer has changed the store since,
         # the audit must stop there.
-        log = LogAudit(layout, bounds, stop=layout.cut_end if torn is None else torn)
+        ends = [end for end in (torn or layout.cut_end, self._end) if end is not None]
+        log = LogAudit(layout, bounds, stop=min(ends, default=None))
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None

@@ -35,7 +35,7 @@ from logquarry.log.store_files import DURABLE, INDEX, REDO_LOG, STATE_TABLE
 from logquarry.read.fence import Action, refusal, require
 from logquarry.repair.recover.loss import missing_files
 from logquarry.repair.recover.store_folders import check_entries
-from logquarry.store.load.loading import Ledger
+from logquarry.store.load.ledger import Ledger
 from logquarry.store.retention.plan import RetentionPlan, plan_retention
 from logquarry.store.retention.rules import (
     RetentionRules,

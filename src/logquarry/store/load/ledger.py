@@ -1,0 +1,243 @@
+"""The records of bulk loads in ``.logquarry/loads/``: which load is being appended, and which loads
+are in the log.
+
+::
+
+    intent.json             the load that is being appended, written before its first frame
+    ledger/<app>.json       for each application the last version that is in the log
+    staged/<app>/<version>/ segments to load
+
+Each file is written under a temporary name, synced, and renamed. The version numbers of an
+application's loads increase, as in Delta Lake (``txnAppId`` and ``txnVersion``). A recorded version
+means that the log also has the loads of all lower versions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from logquarry.disk.disk import Disk
+from logquarry.errors import CorruptFile, UsageError
+from logquarry.format.java import LONG_MAX
+from logquarry.log.store_files import INTENT, LOADS
+from logquarry.repair.recover.apply import disk_json
+from logquarry.store.load.segment import Segment
+from logquarry.systems import read_file
+from logquarry.text import document
+
+STAGED: Final = "staged"
+_LEDGER: Final = "ledger"
+_WRITTEN_BY: Final = "logquarry load"
+_RUN: Final = re.compile(r"run-[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadId:
+    """Identifies a load.
+
+    Attributes:
+        version: number of the load, 0 to 2**63 - 1; later loads have larger numbers.
+        is_named: whether the application chose the name, so that it may repeat the load later. A
+            load without a name is recorded only while it runs.
+    """
+
+    app: str
+    version: int
+    is_named: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.app or not 0 <= self.version <= LONG_MAX:
+            raise UsageError(f"invalid load: application {self.app!r}, version {self.version}")
+        if not self.is_named and _RUN.fullmatch(self.app) is None:
+            raise UsageError(f"invalid name of a load: {self.app!r}")
+
+    def __str__(self) -> str:
+        return f"version {self.version} of {self.app}" if self.is_named else self.app
+
+    @property
+    def folder(self) -> str:
+        """The application's name as a file name."""
+        return hashlib.sha256(self.app.encode()).hexdigest()[:32] if self.is_named else self.app
+
+    @property
+    def staged(self) -> str:
+        """Folder of the load's segments, below ``loads``."""
+        return f"{STAGED}/{self.folder}/{self.version}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the load as a JSON document."""
+        return document(self)
+
+    @classmethod
+    def from_json(cls, document: Any) -> LoadId:
+        """Parse the result of :meth:`to_json`."""
+        app, version = document.get("app"), document.get("version")
+        is_named = document.get("is_named")
+        if not isinstance(app, str) or type(version) is not int or type(is_named) is not bool:
+            raise ValueError(f"invalid load: {document!r}")
+        return cls(app, version, is_named)
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A load that is being appended.
+
+    Attributes:
+        start: physical offset at or before the load's first frame.
+        loads: relative path from the store to the ``loads`` folder that contains the segments. This
+            folder is in the store, or in the parent folder of the stores of several brokers.
+    """
+
+    load: LoadId
+    start: int
+    loads: str
+    segments: tuple[Segment, ...]
+
+    def folder(self, root: Path) -> Path:
+        """Return the folder of the segments."""
+        return root / self.loads / self.load.staged
+
+    @property
+    def rows(self) -> int:
+        """Number of frames."""
+        return sum(segment.rows for segment in self.segments)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all frames."""
+        return sum(segment.bytes for segment in self.segments)
+
+
+LOADS_PLACES: Final = (LOADS, f"../{LOADS}")
+"""The possible ``loads`` folders with segments, relative to a store."""
+
+
+class Ledger:
+    """Reads and writes the records of loads, for one store or for a folder with several stores."""
+
+    def __init__(self, disk: Disk, root: Path) -> None:
+        self._disk = disk
+        self.folder = root / LOADS
+
+    def _path(self, load: LoadId) -> Path:
+        return self.folder / _LEDGER / f"{load.folder}.json"
+
+    def has(self, load: LoadId) -> bool:
+        """Whether the ledger records that a load is in the log.
+
+        Raises CorruptFile if the record is unreadable.
+        """
+        path = self._path(load)
+        document = read_document(path)
+        if document is None:
+            return False
+        version = document.get("version")
+        if document.get("app") != load.app or type(version) is not int:
+            raise CorruptFile(str(path), 0, f"it is not the record of {load.app!r}")
+        return version >= load.version
+
+    def add(self, load: LoadId) -> None:
+        """Record that a load is in the log and synced."""
+        write_document(self._disk, self._path(load), load.to_json())
+
+    def forget(self, load: LoadId) -> None:
+        """Delete the record of a load that the application will not repeat."""
+        self._disk.remove(self._path(load))
+
+    def intent(self) -> Intent | None:
+        """Return the load that is being appended, or None.
+
+        Raises CorruptFile if the record is invalid.
+        """
+        path = self.folder / INTENT
+        document = read_document(path)
+        if document is None:
+            return None
+        try:
+            segments = tuple(map(Segment.from_json, document["segments"]))
+            start, loads = document["start"], document["loads"]
+            if type(start) is not int or start < 0 or loads not in LOADS_PLACES:
+                raise ValueError(f"start {start!r}, loads {loads!r}")
+            return Intent(LoadId.from_json(document["load"]), start, loads, segments)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise CorruptFile(str(path), 0, f"invalid intent: {error}") from error
+
+    def begin(self, intent: Intent) -> None:
+        """Record that a load will be appended."""
+        document = {
+            "load": intent.load.to_json(),
+            "start": intent.start,
+            "loads": intent.loads,
+            "segments": [segment.to_json() for segment in intent.segments],
+        }
+        write_document(self._disk, self.folder / INTENT, document)
+
+    def end(self) -> None:
+        """Delete the record of the load that was being appended."""
+        self._disk.remove(self.folder / INTENT)
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Read a JSON document that this module wrote; return None if there is no file.
+
+    Raises CorruptFile if the document is invalid.
+    """
+    try:
+        document = json.loads(read_file(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptFile(str(path), 0, f"cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("written_by") != _WRITTEN_BY:
+        raise CorruptFile(str(path), 0, "it was not written by a load")
+    return document
+
+
+def write_document(disk: Disk, path: Path, document: dict[str, Any]) -> None:
+    """Write and sync a JSON document; it replaces the previous document."""
+    disk_json(disk, path, {"written_by": _WRITTEN_BY, **document})
+
+
+def remove_staged(folder: Path, load: LoadId, names: Sequence[str] | None = None) -> None:
+    """Delete the segments of a load and of earlier loads of the same application.
+
+    Call this function only if the load is in the log, or will never be appended.
+
+    Args:
+        folder: the ``loads`` folder.
+        names: names of the segments to delete; by default, all segments of this version and of
+            lower versions.
+    """
+    own = folder / load.staged
+    if names is not None:
+        _remove_files(own, names)
+        return
+    for name in _names(own.parent):
+        if re.fullmatch("[0-9]+", name) and int(name) <= load.version:
+            old = own.parent / str(int(name))
+            _remove_files(old, _names(old))
+            with suppress(OSError):
+                old.rmdir()
+    with suppress(OSError):
+        own.parent.rmdir()
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208
+    except OSError:
+        return []
+
+
+def _remove_files(folder: Path, names: Sequence[str]) -> None:
+    for name in names:
+        with suppress(OSError):
+            (folder / name).unlink()
