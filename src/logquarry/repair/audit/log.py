@@ -357,14 +357,15 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
     A message counts as incomplete if its properties (or, without properties, its topic) end in a
-    zero byte. If a replica crashes while it receives a message, the rest of the frame stays zero.
-    The frame then still seems valid, because no CRC covers topic and properties.
+    zero byte. If a replica crashes while it receives a message, or a power cut tears the log's last
+    page, the rest of the frame stays zero. The frame then still seems valid, because no CRC covers
+    topic and properties. If a queue entry points to the message, zeros at the end of its properties
+    are taken for their text, but no topic has a zero byte.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
     last: Run | None = None
-    known = max(bounds.durable, bounds.queued or 0)
-    for event in LogReader(layout, check_crc=False).events(known):
+    for event in LogReader(layout, check_crc=False).events(bounds.durable):
         if isinstance(event, Run):
             last = event
         elif not isinstance(event, BlankSpan):
@@ -374,8 +375,10 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     at = int(last.rows[-1, POSITION])
     frame = last.window.decode(at, check_crc=False)
     assert isinstance(frame, Frame), "the walk found a sound frame here"
-    text = frame.properties or frame.topic
-    return last.window.base + at if text.endswith(b"\0") else None
+    offset = last.window.base + at
+    is_queued = offset < (bounds.queued or 0)
+    text = frame.topic if is_queued else frame.properties or frame.topic
+    return offset if text.endswith(b"\0") else None
 
 
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:

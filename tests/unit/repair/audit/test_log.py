@@ -9,7 +9,7 @@ import pytest
 
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.audit.log import KnownBounds, LogAudit
+from logquarry.repair.audit.log import KnownBounds, LogAudit, torn_end
 from logquarry.testing.builder import StoreBuilder
 
 TIME = 1_700_000_000_000
@@ -179,3 +179,28 @@ def test_a_clock_set_back_makes_nothing_stale(tmp_path: Path) -> None:
     assert found.end == places[-1]
     assert [span.offset for span in found.damage] == [places[BROKEN]]
     assert found.last_timestamp == TIME + COUNT - 1
+
+
+@pytest.mark.parametrize("harm", ["topic", "properties"])
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_a_last_message_that_ends_in_zeros(tmp_path: Path, harm: str, is_queued: bool) -> None:
+    """A queue entry may reach the disk before its message, so it proves no topic of zero bytes."""
+    with StoreBuilder(tmp_path, file_size=FILE_SIZE) as builder:
+        builder.put("orders", b"first")
+        torn = builder.offset
+        builder.put(
+            "orders", b"last", properties_string="A\x01zeros\x02" if harm == "properties" else ""
+        )
+        end = builder.offset
+    path = tmp_path / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    text = b"orders" if harm == "topic" else b"zeros"
+    at = data.rfind(text, torn, end)
+    data[at : at + len(text) + (harm == "properties")] = bytes(len(text) + (harm == "properties"))
+    path.write_bytes(data)
+    layout = StoreLayout.open(tmp_path, StoreConfig(mapped_file_size_commit_log=FILE_SIZE))
+    known = bounds(durable=torn, queued=end if is_queued else torn)
+    # Zeros in queued properties may be their text.
+    expected = None if harm == "properties" and is_queued else torn
+    assert torn_end(layout, known) == expected
+    assert torn_end(layout, bounds(durable=end, queued=end)) is None
