@@ -34,8 +34,7 @@ MODULES: Final = (
     "write.settling",
     "store.call_counts",
     "store.log_growth",
-    "store.single_get",
-    "store.single_put",
+    "store.single_calls",
     "protocol.remoting_header",
     "protocol.remoting",
 )
