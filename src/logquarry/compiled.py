@@ -33,7 +33,6 @@ MODULES: Final = (
     "write.put_future",
     "write.settling",
     "store.call_counts",
-    "store.log_growth",
     "store.single_calls",
     "protocol.remoting_header",
     "protocol.remoting",

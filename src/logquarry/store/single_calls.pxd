@@ -2,9 +2,9 @@ cimport cython
 
 from logquarry.read.get_kernel cimport KernelGet
 from logquarry.store.call_counts cimport CallCounter
-from logquarry.store.log_growth cimport LogGrowth
 from logquarry.write.frame_append cimport exact_ns, ticks_ns
 from logquarry.write.put_batch_path cimport PutBatchPath
+from logquarry.write.settling cimport LogGrowth
 
 cdef double _SLOW
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from logquarry.read.get_message import GetResult
     from logquarry.read.queue import Queue
     from logquarry.store.log_feed import LogFeed
-    from logquarry.store.log_growth import LogGrowth
     from logquarry.write.put_batch_path import PutBatchPath
     from logquarry.write.put_result import PutResult
+    from logquarry.write.settling import LogGrowth
 
 try:
     import cython
