@@ -28,7 +28,7 @@ MODULES: Final = (
     "write.frame_append",
     "write.log_appender",
     "write.put_path",
-    "write.put_batch_path",
+    "write.commit_log_writer",
     "write.common_frames",
     "write.put_future",
     "write.settling",

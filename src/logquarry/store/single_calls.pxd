@@ -2,8 +2,8 @@ cimport cython
 
 from logquarry.read.get_kernel cimport KernelGet
 from logquarry.store.call_counts cimport CallCounter
+from logquarry.write.commit_log_writer cimport PutBatchPath
 from logquarry.write.frame_append cimport exact_ns, ticks_ns
-from logquarry.write.put_batch_path cimport PutBatchPath
 from logquarry.write.settling cimport LogGrowth
 
 cdef double _SLOW

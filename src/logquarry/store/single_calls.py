@@ -17,8 +17,8 @@ from logquarry.read.get_kernel import KernelGet
 from logquarry.read.log_queues import QueueKey, empty_queue
 from logquarry.store.call_counts import CallCounter
 from logquarry.store.log_reads import get_arguments
+from logquarry.write.commit_log_writer import batch_size
 from logquarry.write.frame_append import SLOW_PUT
-from logquarry.write.put_batch_path import batch_size
 from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_path import log_slow
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logquarry.read.get_message import GetResult
     from logquarry.read.queue import Queue
     from logquarry.store.log_feed import LogFeed
-    from logquarry.write.put_batch_path import PutBatchPath
+    from logquarry.write.commit_log_writer import PutBatchPath
     from logquarry.write.put_result import PutResult
     from logquarry.write.settling import LogGrowth
 
