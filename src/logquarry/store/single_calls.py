@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 _SLOW = SLOW_PUT
 _monotonic = time.monotonic

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 logger = logging.getLogger(__name__)
 
