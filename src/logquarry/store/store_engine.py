@@ -44,12 +44,11 @@ from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.store_folders import check_entries, check_places
-from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.writer_files import StoreFiles
+from logquarry.store.writer_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import (
