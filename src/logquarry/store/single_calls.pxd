@@ -2,7 +2,7 @@ cimport cython
 
 from logquarry.read.get_kernel cimport KernelGet
 from logquarry.store.call_counts cimport CallCounter
-from logquarry.write.commit_log_writer cimport PutBatchPath
+from logquarry.write.commit_log_writer cimport CommitLogWriter
 from logquarry.write.frame_append cimport exact_ns, ticks_ns
 from logquarry.write.settling cimport LogGrowth
 
@@ -20,7 +20,7 @@ cdef class SingleCalls:
     cdef public object _health
     cdef public CallCounter _counter
     cdef public KernelGet _kernel
-    cdef PutBatchPath _path
+    cdef CommitLogWriter _path
     cdef object _feed
     cdef LogGrowth _growth
 

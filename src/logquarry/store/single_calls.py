@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from logquarry.read.get_message import GetResult
     from logquarry.read.queue import Queue
     from logquarry.store.log_feed import LogFeed
-    from logquarry.write.commit_log_writer import PutBatchPath
+    from logquarry.write.commit_log_writer import CommitLogWriter
     from logquarry.write.put_result import PutResult
     from logquarry.write.settling import LogGrowth
 
@@ -80,12 +80,12 @@ class SingleCalls:
     _health: Health
     _counter: CallCounter
     _kernel: KernelGet | None
-    _path: PutBatchPath
+    _path: CommitLogWriter
     _feed: LogFeed
     _growth: LogGrowth
 
     def _start_puts(
-        self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
+        self, path: CommitLogWriter, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
         """Store the objects that each put uses in attributes, to avoid looking them up."""
         self._path = path

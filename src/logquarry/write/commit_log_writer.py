@@ -1,8 +1,8 @@
 """The writer of the commit log. For a batch, it makes frames from the messages or from their wire
 form, and appends all frames at once.
 
-If this module is compiled, :meth:`PutBatchPath.put_common_batch` puts common batches. In all other
-cases, the pure-Python version (the reference, :mod:`logquarry.write.encode_batch`) makes the
+If this module is compiled, :meth:`CommitLogWriter.put_common_batch` puts common batches. In all
+other cases, the pure-Python version (the reference, :mod:`logquarry.write.encode_batch`) makes the
 frames. Both write the same bytes (tests/property/test_put_path_twins.py).
 """
 
@@ -11,17 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from logquarry.config import StoreConfig
-from logquarry.disk.mapped_file_queue import MappedFileQueue
-from logquarry.disk.service import Health, RunningFlags
 from logquarry.errors import LogquarryError
 from logquarry.format import batch, frame
 from logquarry.message import Message
-from logquarry.read.log_queues import QueueKey
-from logquarry.units import Clock
-from logquarry.write.frame_append import SLOW_PUT, Settle, log_held
-from logquarry.write.log_appender import AppendRules
-from logquarry.write.put_path import PutPath, settle_nothing
+from logquarry.write.frame_append import SLOW_PUT, log_held
+from logquarry.write.put_path import PutPath
 from logquarry.write.put_result import PutResult
 
 try:
@@ -48,8 +42,8 @@ def batch_size(messages: Sequence[Message] | None, wire: bytes | None) -> int:
     return sum(len(message.body) for message in messages or ()) + len(wire or b"")
 
 
-class PutBatchPath(PutPath):
-    """The methods that put a batch or one message."""
+class CommitLogWriter(PutPath):
+    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put."""
 
     def put_batch(
         self,
@@ -206,30 +200,3 @@ class PutBatchPath(PutPath):
             left -= length
             count += 1
         return count
-
-
-class CommitLogWriter(PutBatchPath):
-    """Puts messages into the log, like the put methods of ``CommitLog``. Any thread may put."""
-
-    def __init__(
-        self,
-        files: MappedFileQueue,
-        config: StoreConfig,
-        *,
-        clock: Clock,
-        queue_offsets: dict[QueueKey, int] | None = None,
-        flags: RunningFlags | None = None,
-        health: Health | None = None,
-        settle: Settle = settle_nothing,
-        rules: AppendRules | None = None,
-    ) -> None:
-        super().__init__(
-            files,
-            config,
-            clock,
-            {} if queue_offsets is None else queue_offsets,
-            flags or RunningFlags(),
-            health or Health(),
-            settle,
-            rules,
-        )

@@ -87,11 +87,6 @@ def properties_text(message: Message) -> str | None:
     return props.encode(found)
 
 
-def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result unchanged. Used in a store whose puts do not wait."""
-    return result
-
-
 def log_slow(seconds: float, body_size: int, result: PutResult) -> None:
     """Log a put that took longer than SLOW_PUT."""
     logger.warning("a put took %d ms: %d bytes of body, %s", seconds * _MS, body_size, result)
