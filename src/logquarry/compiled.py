@@ -2,7 +2,8 @@
 
 ``hatch_build.py`` compiles the modules in :data:`MODULES` with the C types in the ``.pxd`` file
 beside each module. Without a C compiler and Python's headers, or with ``LOGQUARRY_COMPILED=off``,
-the same code runs interpreted.
+the same code runs interpreted. If Cython is not installed, the modules import this module in place
+of the module ``cython``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+compiled: Final = False
+"""Interpreted modules read this constant as ``cython.compiled``."""
 SWITCH: Final = "LOGQUARRY_COMPILED"
 MODULES: Final = (
     "message_call",
@@ -28,14 +31,12 @@ MODULES: Final = (
     "write.frame_append",
     "write.log_appender",
     "write.put_path",
-    "write.put_batch_path",
+    "write.commit_log_writer",
     "write.common_frames",
     "write.put_future",
     "write.settling",
     "store.call_counts",
-    "store.log_growth",
-    "store.single_get",
-    "store.single_put",
+    "store.single_calls",
     "protocol.remoting_header",
     "protocol.remoting",
 )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 
 def speed_up(kind: type, usual: Mapping[str, tuple[object, type | None]]) -> None:

@@ -21,7 +21,6 @@ from logquarry.format import batch
 from logquarry.format.batch import BatchItem
 from logquarry.message import DEFAULT_BORN_HOST, Message
 from logquarry.write import put_path
-from logquarry.write.commit_log_writer import CommitLogWriter
 from tests.property.test_put_many_twins import Log, fields, hosts, ints, maps, strings, text
 
 SECONDS = 60
@@ -134,7 +133,7 @@ def test_any_batches(found: list[dict[str, Any]], settings: dict[str, Any]) -> N
 def test_common_batches_do_not_need_the_reference(tmp_path: Any) -> None:
     log = Log(str(tmp_path))
     log.writer.put(Message("t"))
-    with mock.patch.object(CommitLogWriter, "append_batch_reference", side_effect=AssertionError):
+    with mock.patch.object(log.writer, "append_batch_reference", side_effect=AssertionError):
         for given in (
             {"messages": [Message("t", b"1", keys="k"), Message("t", b"2", tags="a", keys="k")]},
             {"wire": batch.encode([BatchItem(b"1", b"k\x01v", 3)]), "message": Message("t")},

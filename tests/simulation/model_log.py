@@ -15,7 +15,7 @@ from typing import Any
 from logquarry.disk.service import Health
 from logquarry.format.arrays import BLANK, REACHED_STOP, TABLE_FULL
 from logquarry.log import codec
-from logquarry.store.log_growth import Wakeable
+from logquarry.write.settling import Wakeable
 from logquarry.write.waits import ReplicaWait
 
 _ROWS = codec.empty_rows(256)

@@ -6,6 +6,7 @@ import selectors
 import struct
 from collections.abc import Generator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from logquarry.disk.service import Flag
@@ -15,7 +16,7 @@ from logquarry.replication import HaMaster, HaSlave, MasterOptions, SlaveOptions
 from logquarry.replication.wire import Waits
 from logquarry.write.flush import GroupCommitService
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
-from logquarry.write.settling import FlushWait
+from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait
 from tests.simulation.checks import Checks
 from tests.simulation.model_log import ModelLog
@@ -140,7 +141,7 @@ class MasterNode(Driven):
         self.surroundings = NodeSurroundings(network, self.clock, self.poke)
         self.master: HaMaster | None = None
         self.group: GroupCommitService | None = None
-        self.wait: FlushWait | None = None
+        self.growth: LogGrowth | None = None
 
     @property
     def replicas(self) -> ReplicaWait:
@@ -159,7 +160,8 @@ class MasterNode(Driven):
             if self.plan.is_sync_flush
             else None
         )
-        self.wait = FlushWait(self.group, lambda: None, replicas=log.replicas)
+        idle = cast(Any, SimpleNamespace(flag=None, wakeup=lambda: None))
+        self.growth = LogGrowth(idle, idle, self.group, log.replicas)
         self.checks.new_era(log)
         self.master = HaMaster(
             cast(Any, log), options=self.plan.options, surroundings=self.surroundings
@@ -209,7 +211,7 @@ class MasterNode(Driven):
     def _settle(self, life: int, start: int, size: int) -> None:
         if life != self._life or self.log.health.reason is not None:
             return
-        assert self.wait is not None
+        assert self.growth is not None
         result = PutResult(
             PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), start, 0, size, 1, 0, 0.0
         )
@@ -224,8 +226,7 @@ class MasterNode(Driven):
         def failed() -> None:
             self.checks.waiting -= 1
 
-        asked = self.wait.asked(result, True)
-        self.wait.settle_later(result, True, asked, done, failed)
+        self.growth.settle_later(result, True, done, failed)
         world = self.world
         if self.group is not None:
             world.after(world.rng.randint(100, 30 * MS), lambda: self._flush(life))

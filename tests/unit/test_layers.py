@@ -21,7 +21,7 @@ import logquarry
 ROOT = Path(logquarry.__file__).parent
 
 LAYERS = (
-    "errors units compiled uncompiled text arguments systems",
+    "errors units compiled text arguments systems",
     "format",
     "protocol",
     "layout_config config message_call stored_message message",

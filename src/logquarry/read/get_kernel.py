@@ -39,7 +39,7 @@ from logquarry.read.queue import UNIT_DTYPE, Queue, Units
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_FromStringAndSize

@@ -17,7 +17,7 @@ from logquarry.log import codec
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING, PyBytes_FromStringAndSize

@@ -18,7 +18,7 @@ from logquarry.write.put_result import PutResult
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 if cython.compiled:
     from cython.cimports.cpython.pythread import PyThread_get_thread_ident

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from logquarry.disk.service import Refusal, RunningFlags
 from logquarry.log.store_files import COMMIT_LOG, quarantine
-from logquarry.store.log_growth import LogGrowth, Wakeable
 from logquarry.store.writer_files import StoreFiles
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import Dispatcher, DispatchService
 from logquarry.write.put_result import PutStatus, refusal
+from logquarry.write.settling import LogGrowth, Wakeable
 from logquarry.write.waits import ReplicaWait
 
 _ADOPT_SECONDS = 1.0

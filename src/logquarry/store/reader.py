@@ -37,7 +37,7 @@ from logquarry.read.rocksdb_queue import derived_queues, rocksdb_queues
 from logquarry.read.store_sizes import require_log, with_entry_rules
 from logquarry.store.log_reads import get_arguments
 from logquarry.store.reads import StoreReads
-from logquarry.store.single_put import SinglePut
+from logquarry.store.single_calls import SingleCalls
 from logquarry.units import now_ms
 
 if TYPE_CHECKING:
@@ -320,7 +320,7 @@ class _Found:
 _monotonic = time.monotonic
 
 
-class LiveStore(StoreReads, SinglePut):
+class LiveStore(StoreReads, SingleCalls):
     """The methods of a writer that read the store and put messages.
 
     Its services also use them. Any thread may call the methods. A read by physical offset finds a
@@ -396,7 +396,7 @@ class LiveStore(StoreReads, SinglePut):
         return open_queue(layout, topic, queue_id, log_min_offset=self._log.min_offset)
 
     # Without this line, the abstract method of StoreReads, the first base, would be found.
-    get = SinglePut.get
+    get = SingleCalls.get
 
     def _new_layout(self) -> StoreLayout:
         # Make a new layout for each call, because a layout caches the listing of its folders, and

@@ -44,13 +44,11 @@ from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.store_folders import check_entries, check_places
-from logquarry.store.housekeeping import Housekeeping
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
-from logquarry.store.log_growth import LogGrowth
 from logquarry.store.retention.retain import LiveRetention, RetentionService
 from logquarry.store.stats import StatsRecorder
-from logquarry.store.writer_files import StoreFiles
+from logquarry.store.writer_files import Housekeeping, StoreFiles
 from logquarry.units import Clock
 from logquarry.write.commit_log_writer import CommitLogWriter
 from logquarry.write.dispatcher import (
@@ -62,7 +60,7 @@ from logquarry.write.dispatcher import (
 )
 from logquarry.write.flush import FlushServices
 from logquarry.write.log_appender import AppendRules, PropertyCrcRules
-from logquarry.write.settling import FlushWait
+from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait
 
 logger = logging.getLogger(__name__)
@@ -300,13 +298,13 @@ class StoreEngine:
             fall_behind_max=config.ha_slave_fallbehind_max,
         )
         is_replicated = config.broker_role == "SYNC_MASTER"
-        wait = FlushWait(
-            flushing.group,
-            flushing.after_put.wakeup,
-            replicas=self.replicas if is_replicated else None,
-        )
         self._puts_wait = flushing.group is not None or is_replicated
-        self.growth = LogGrowth(self._dispatching, flushing.after_put, wait)
+        self.growth = LogGrowth(
+            self._dispatching,
+            flushing.after_put,
+            flushing.group,
+            self.replicas if is_replicated else None,
+        )
         # The services are stopped in this order, because each one produces work for the next: a
         # commit for the dispatch, and a dispatch for the flush.
         self._services: list[Service] = [] if flushing.commit is None else [flushing.commit]

@@ -1,6 +1,6 @@
 """The methods of a store that is open for writing; they call ``store_engine`` and ``services``.
 
-The code of a put is in ``SinglePut.put``, ``PutPath.put`` and ``LogGrowth``.
+The code of a put is in ``SingleCalls.put``, ``PutPath.put`` and ``LogGrowth``.
 """
 
 from __future__ import annotations

@@ -1,22 +1,33 @@
-"""Opens and closes the files of a store that is open for writing."""
+"""Opens and closes the files of a store that is open for writing, and restores files that another
+program deletes while the store is open.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Final
 
 from logquarry.dialect31.state_table import StateTableKeeper
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import AllocateMappedFileService, free_room, open_log
 from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.disk.service import Health, Service
 from logquarry.disk.write_buffers import TransientStorePool
+from logquarry.errors import StoreUnavailable
 from logquarry.log import store_files as names
 from logquarry.repair.recover.open_check import StoreFound
 from logquarry.units import Clock
 from logquarry.write.flush import Flushable
 from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable, TopicTable
+
+logger = logging.getLogger(__name__)
+
+_WATCH_INTERVAL_MS: Final = 1_000
 
 
 class StoreFiles:
@@ -158,3 +169,39 @@ class StoreFiles:
         self._opened.close()
         if frees_room and self.disk.health.reason is None:
             free_room(self.disk, folders)
+
+
+class Housekeeping(Service):
+    """Once a second, restores ``abort`` and index files that another program has deleted.
+
+    If a Java broker opens the same store, its recovery deletes index files. Then the broker fails
+    to take the lock, ends, and deletes ``abort``.
+    """
+
+    def __init__(
+        self,
+        abort: AbortFile,
+        index: IndexKeeper | None,
+        sample: Callable[[], None],
+        health: Health,
+    ) -> None:
+        super().__init__("housekeeping", health, interval_ms=_WATCH_INTERVAL_MS)
+        self._abort = abort
+        self._index = index
+        self._sample = sample
+
+    def run_once(self) -> None:
+        """Record the counts of calls, and restore missing files."""
+        self._sample()
+        if not self._abort.exists:
+            logger.warning(
+                "%s: another program deleted it while the store was open", self._abort.path
+            )
+            try:
+                self._abort.make()
+            except StoreUnavailable as error:
+                # Creating it fails if the disk is full. The next run then tries again.
+                self.health.require_writable()
+                logger.warning("the file abort cannot be restored: %s", error)
+        if self._index is not None:
+            self._index.check()

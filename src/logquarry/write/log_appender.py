@@ -39,6 +39,11 @@ _CLOSED: Final = "it is closed"
 _FOREIGN: Final = "bytes of another store's log were appended and are not dispatched yet"
 
 
+def settle_nothing(result: PutResult, wait: bool) -> PutResult:
+    """Return the result unchanged. Used in a store whose puts do not wait."""
+    return result
+
+
 class AppendRules:
     """The rules for an append in 4.9.3. Subclasses define the rules of other dialects."""
 
@@ -79,14 +84,24 @@ class LogAppender(FrameAppend):
         self,
         files: MappedFileQueue,
         config: StoreConfig,
+        *,
         clock: Clock,
-        queue_offsets: dict[QueueKey, int],
-        flags: RunningFlags,
-        health: Health,
-        settle: Settle,
-        rules: AppendRules | None,
+        queue_offsets: dict[QueueKey, int] | None = None,
+        flags: RunningFlags | None = None,
+        health: Health | None = None,
+        settle: Settle = settle_nothing,
+        rules: AppendRules | None = None,
     ) -> None:
-        super().__init__(files, config, clock, queue_offsets, flags, health, rules is None, settle)
+        super().__init__(
+            files,
+            config,
+            clock,
+            {} if queue_offsets is None else queue_offsets,
+            flags or RunningFlags(),
+            health or Health(),
+            rules is None,
+            settle,
+        )
         self.config = config
         self.encoder = MessageEncoder(
             config, clock, has_property_crc=rules is not None and rules.has_property_crc

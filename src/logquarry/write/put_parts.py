@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 if cython.compiled:
     from cython.cimports.cpython.exc import PyErr_CheckSignals

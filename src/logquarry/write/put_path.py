@@ -40,7 +40,7 @@ from logquarry.write.put_result import PutResult
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 if cython.compiled:
     from cython.cimports.cpython.bytes import PyBytes_AS_STRING
@@ -85,11 +85,6 @@ def properties_text(message: Message) -> str | None:
         if name in found:
             return None
     return props.encode(found)
-
-
-def settle_nothing(result: PutResult, wait: bool) -> PutResult:
-    """Return the result unchanged. Used in a store whose puts do not wait."""
-    return result
 
 
 def log_slow(seconds: float, body_size: int, result: PutResult) -> None:

@@ -1,4 +1,5 @@
 from logquarry.write.put_future cimport PutFuture
+from logquarry.write.put_parts cimport Wakes
 
 cdef object _OK, _LATE_DISK, _LATE_SLAVE, _ALONE, _monotonic
 
@@ -28,9 +29,16 @@ cdef class PutWait(Once):
     cpdef resolve(self, in_time)
     cpdef fail(self, error)
 
-cdef class FlushWait:
-    cdef object _flusher
-    cdef public object appended
+cdef class LogGrowth:
+    cdef object _dispatching
+    cdef object _flushing
+    cdef object _appended
+    cdef public object _flusher
     cdef object _replicas
-    cpdef asked(self, result, wait)
-    cpdef settle_later(self, result, wait, asked, done, failed)
+    cdef object _change
+    cdef tuple _followers
+    cdef Wakes _wake_followers
+    cdef readonly Wakes settle_now
+    cdef tuple _asked(self, result, wait)
+    cpdef wake(self)
+    cpdef settle_later(self, result, wait, done, failed)

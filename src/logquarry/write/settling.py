@@ -1,5 +1,5 @@
-"""Waits for the disk (flush wait) and for a slave (replica wait) after an append, and returns the
-result of the put.
+"""After an append, wakes the services that follow the log, and settles the put: waits for the disk
+(flush wait) and for a slave (replica wait), and returns the result of the put.
 
 The module is compiled if possible. See :mod:`logquarry.write.waits` for which puts wait.
 """
@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from logquarry.disk.service import forks
+from logquarry.disk.service import Service, forks
 from logquarry.write.frame_append import SLOW_PUT
 from logquarry.write.put_future import PutFuture
+from logquarry.write.put_parts import Wakes
 from logquarry.write.put_result import PutResult, PutStatus
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 logger = logging.getLogger(__name__)
 
@@ -162,38 +163,79 @@ class PutWait(Once):
             self._fail(error)
 
 
-Asked = tuple[PutStatus, "ReplicaWait | None"]
-"""The status of the replica wait, if it is known without a wait; and the object to wait with, or
-None.
-"""
+class Wakeable(Protocol):
+    """A flag to set when the log has grown (:class:`~logquarry.disk.service.Flag`)."""
+
+    def is_unset(self) -> bool:
+        """Whether the flag must be set. Each put calls this method, so it must be fast."""
+
+    def set(self) -> None:
+        """Set the flag: the log has grown."""
 
 
-class FlushWait:
-    """Waits for disk and slave, and returns the result of the put.
+class LogGrowth:
+    """Wakes the services that follow the log, and settles puts. Any thread may call the methods.
+
+    If the store's settings let no put wait for a flush or a replica, the put path uses
+    ``settle_now`` in place of :meth:`settle`.
 
     Args:
+        dispatching: the service that adds new messages to queues and index.
+        flushing: the service that syncs the messages of puts that do not wait for a sync.
         flusher: syncs the log; None if no put waits for a sync (ASYNC_FLUSH).
-        appended: called for each put that does not wait for the disk. It wakes the service that
-            syncs later.
         replicas: the replica wait; None if no put waits for a slave (ASYNC_MASTER).
     """
 
     def __init__(
         self,
+        dispatching: Service,
+        flushing: Service,
         flusher: Flusher | None,
-        appended: Callable[[], None],
-        *,
-        replicas: ReplicaWait | None = None,
+        replicas: ReplicaWait | None,
     ) -> None:
+        self._dispatching = dispatching
+        self._flushing = flushing
+        self._appended = flushing.wakeup
         self._flusher = flusher
-        self.appended = appended
         self._replicas = replicas
+        self._change = _Lock()
+        self.settle_now = Wakes()
+        self._wake_followers = Wakes()
+        self._set(())
 
-    def asked(self, result: PutResult, wait: bool) -> Asked:
-        """Determine whether a put must wait for a slave. Call this before the message is sent to
-        slaves.
+    def follow(self, flag: Wakeable) -> None:
+        """From now on, set a flag whenever the log grows."""
+        with self._change:
+            self._set((*self._followers, flag))
 
-        The connected slaves are counted at this time, as in RocketMQ (``submitReplicaRequest``),
+    def unfollow(self, flag: Wakeable) -> None:
+        """No longer set a flag when the log grows."""
+        with self._change:
+            self._set(tuple(other for other in self._followers if other is not flag))
+
+    def _set(self, followers: tuple[Wakeable, ...]) -> None:
+        self._followers = followers
+        dispatch, flush = self._dispatching.flag, self._flushing.flag
+        after_append = followers if dispatch is None else (dispatch, *followers)
+        self._wake_followers.use(after_append)
+        self.settle_now.use(after_append if flush is None else (*after_append, flush))
+
+    def wake(self) -> None:
+        """Wake the dispatcher and all followers, after an append to the log."""
+        self._wake_followers.wake()
+
+    def wake_all(self) -> None:
+        """Wake the flush service too: no put waits for the new bytes, so no put starts a flush."""
+        self.wake()
+        self._appended()
+
+    # ----------------------------------------------------------------------------------- settle
+    def _asked(self, result: PutResult, wait: bool) -> tuple[PutStatus, ReplicaWait | None]:
+        """Determine whether a put must wait for a slave. Return the status of the replica wait, if
+        it is known without a wait; and the object to wait with, or None.
+
+        Call this before the followers are woken, because they send the message to slaves. The
+        connected slaves are counted at this time, as in RocketMQ (``submitReplicaRequest``),
         because a slave may disconnect while it receives the message.
         """
         replicas = self._replicas
@@ -203,18 +245,20 @@ class FlushWait:
             return _OK, replicas
         return _ALONE, None
 
-    def settle(self, result: PutResult, wait: bool, asked: Asked) -> PutResult:
-        """Wait for disk and slave if the put requests a wait, and return the result.
+    def settle(self, result: PutResult, wait: bool) -> PutResult:
+        """After the message was written to the log, wake the followers. Wait for disk and slave if
+        the put requests a wait, and return the result.
 
         Raise StoreUnavailable if the sync failed. It is then unknown whether the message is on the
         disk.
         """
-        replica, replicas = asked
+        replica, replicas = self._asked(result, wait)
+        self.wake()
         # Start the replica wait before the sync, so that both run at the same time.
         answer = None if replicas is None else replicas.ask(result.end_offset)
         flush = _OK
         if self._flusher is None or not wait or not result.size:
-            self.appended()
+            self._appended()
         elif not self._flusher.wait(result.end_offset):
             flush = _LATE_DISK
         if answer is not None and not answer.result():
@@ -225,17 +269,17 @@ class FlushWait:
         self,
         result: PutResult,
         wait: bool,
-        asked: Asked,
         done: Callable[[PutResult], None],
         failed: Callable[[], None],
     ) -> PutFuture:
         """Do the same as :meth:`settle`, but return a future (:class:`WaitingPut`) instead of
         waiting.
         """
-        replica, replicas = asked
+        replica, replicas = self._asked(result, wait)
+        self.wake()
         flusher = self._flusher
         if flusher is None or not wait or not result.size:
-            self.appended()
+            self._appended()
             flusher = None
         if flusher is None and replicas is None:
             ready = PutFuture()

@@ -18,7 +18,6 @@ from logquarry.log import codec
 from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
 from logquarry.write import frame_append, message_rules, put_path
-from logquarry.write.settling import Asked
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually
@@ -172,14 +171,14 @@ def test_a_put_that_waits_for_the_disk_when_the_store_is_closed(
     """Its message is already in the log, and the close brings it to the disk."""
     store = opened(tmp_path, flush_disk_type="SYNC_FLUSH")
     growth = store._engine.growth
-    wait = growth._wait
+    flusher = growth._flusher
+    assert flusher is not None
 
-    def close_and_settle(result: lq.PutResult, waits: bool, asked: Asked) -> lq.PutResult:
+    def close_and_wait(offset: int) -> bool:
         store.close()
-        return wait.settle(result, waits, asked)
+        return flusher.wait(offset)
 
-    closing = types.SimpleNamespace(asked=wait.asked, settle=close_and_settle)
-    monkeypatch.setattr(growth, "_wait", closing)
+    monkeypatch.setattr(growth, "_flusher", types.SimpleNamespace(wait=close_and_wait))
     assert store.put(lq.Message("t", b"1")).status is lq.PutStatus.PUT_OK
     with lq.MessageStore.open(tmp_path) as reader:
         assert bodies(reader) == [b"1"] and not reader.has_abort

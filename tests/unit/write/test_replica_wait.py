@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 import logquarry as lq
 from logquarry.disk.service import Health, Service
 from logquarry.errors import StoreUnavailable
-from logquarry.store.log_growth import LogGrowth
 from logquarry.write.put_result import AppendStatus, PutResult, PutStatus
-from logquarry.write.settling import FlushWait
+from logquarry.write.settling import LogGrowth
 from logquarry.write.waits import ReplicaWait, ThreadWait, Waiter
 
 RESULT = PutResult(PutStatus.PUT_OK, AppendStatus.PUT_OK, bytes(8), 1_000, 0, 100, 1, 0, 0.0, (0,))
@@ -174,6 +173,11 @@ class Disk:
         self.fail = request.fail
 
 
+def settling(disk: Disk | None, waiting: ReplicaWait) -> LogGrowth:
+    idle = cast(Service, types.SimpleNamespace(flag=None, wakeup=lambda: None))
+    return LogGrowth(idle, idle, disk, waiting)
+
+
 OK, LATE_DISK = PutStatus.PUT_OK, PutStatus.FLUSH_DISK_TIMEOUT
 LATE_SLAVE, ALONE = PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SLAVE_NOT_AVAILABLE
 
@@ -191,9 +195,8 @@ def test_a_future_waits_for_both(
     waiting = replicas(time)
     waiting.slave_came()
     waiting.acknowledge(900)
-    wait = FlushWait(disk, lambda: None, replicas=waiting)
-    asked = wait.asked(RESULT, True)
-    future = wait.settle_later(RESULT, True, asked, done.append, lambda: done.append("failed"))
+    growth = settling(disk, waiting)
+    future = growth.settle_later(RESULT, True, done.append, lambda: done.append("failed"))
 
     def slave() -> None:
         if slave_in_time:
@@ -218,9 +221,8 @@ def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> 
     waiting = replicas()
     waiting.slave_came()
     waiting.acknowledge(900)
-    wait = FlushWait(disk, lambda: None, replicas=waiting)
-    asked = wait.asked(RESULT, True)
-    future = wait.settle_later(RESULT, True, asked, told.append, lambda: told.append("failed"))
+    growth = settling(disk, waiting)
+    future = growth.settle_later(RESULT, True, told.append, lambda: told.append("failed"))
     if slave_first:
         waiting.acknowledge(END)
     disk.fail(StoreUnavailable("EIO"))
@@ -233,15 +235,13 @@ def test_a_failed_sync_is_an_error_whatever_the_slave_has(slave_first: bool) -> 
 @pytest.mark.parametrize("has_disk", [False, True])
 def test_without_a_slave_nobody_waits_for_one(has_disk: bool) -> None:
     disk = Disk()
-    wait = FlushWait(disk if has_disk else None, lambda: None, replicas=replicas())
-    assert wait.settle(RESULT, True, wait.asked(RESULT, True)).status is ALONE
-    assert wait.settle(RESULT, False, wait.asked(RESULT, False)).status is OK
-    asked = wait.asked(RESULT, True)
-    future = wait.settle_later(RESULT, True, asked, lambda _: None, lambda: None)
+    growth = settling(disk if has_disk else None, replicas())
+    assert growth.settle(RESULT, True).status is ALONE
+    assert growth.settle(RESULT, False).status is OK
+    future = growth.settle_later(RESULT, True, lambda _: None, lambda: None)
     disk.resolve(False)
     assert future.result(0).status is ALONE
-    asked = wait.asked(RESULT, False)
-    future = wait.settle_later(RESULT, False, asked, lambda _: None, lambda: None)
+    future = growth.settle_later(RESULT, False, lambda _: None, lambda: None)
     assert future.result(0).status is OK
 
 
@@ -249,9 +249,9 @@ def test_a_thread_waits_for_both() -> None:
     waiting = replicas()
     waiting.slave_came()
     waiting.acknowledge(900)
-    wait = FlushWait(Disk(), lambda: None, replicas=waiting)
+    growth = settling(Disk(), waiting)
     threading.Timer(0.05, lambda: waiting.acknowledge(END)).start()
-    assert wait.settle(RESULT, True, wait.asked(RESULT, True)).status is OK
+    assert growth.settle(RESULT, True).status is OK
 
 
 class GoesWhenTold:
@@ -273,10 +273,7 @@ def test_a_slave_that_goes_at_the_message_was_there_when_it_was_put(later: bool)
     waiting = replicas(time)
     waiting.slave_came()
     waiting.acknowledge(900)
-    idle = types.SimpleNamespace(flag=None)
-    growth = LogGrowth(
-        cast(Service, idle), cast(Service, idle), FlushWait(None, lambda: None, replicas=waiting)
-    )
+    growth = settling(None, waiting)
     growth.follow(GoesWhenTold(waiting))
     if later:
         future = growth.settle_later(RESULT, True, lambda _: None, lambda: None)

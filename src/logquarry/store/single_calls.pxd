@@ -1,10 +1,10 @@
 cimport cython
 
+from logquarry.read.get_kernel cimport KernelGet
 from logquarry.store.call_counts cimport CallCounter
-from logquarry.store.log_growth cimport LogGrowth
-from logquarry.store.single_get cimport SingleGet
-from logquarry.write.frame_append cimport ticks_ns
-from logquarry.write.put_batch_path cimport PutBatchPath
+from logquarry.write.commit_log_writer cimport CommitLogWriter
+from logquarry.write.frame_append cimport exact_ns, ticks_ns
+from logquarry.write.settling cimport LogGrowth
 
 cdef double _SLOW
 
@@ -15,11 +15,17 @@ cdef class _Count:
     cpdef settled(self, result)
     cpdef failed(self)
 
-cdef class SinglePut(SingleGet):
-    cdef PutBatchPath _path
+cdef class SingleCalls:
+    cdef public dict _live_queues
+    cdef public object _health
+    cdef public CallCounter _counter
+    cdef public KernelGet _kernel
+    cdef CommitLogWriter _path
     cdef object _feed
     cdef LogGrowth _growth
 
+    @cython.locals(took=double, began="long long", count="long long", kernel=KernelGet)
+    cpdef get(self, topic, queue_id, offset=*, max_count=*, tag=*)
     @cython.locals(took=double, began="long long")
     cpdef put(self, message)
     cpdef put_async(self, message)

@@ -1,4 +1,4 @@
-"""Puts one message or one batch into a store that is open for writing.
+"""Gets messages from a store that is open for writing, and puts one message or one batch into it.
 
 The module is compiled at the installation if possible (``hatch_build.py``).
 """
@@ -6,33 +6,40 @@ The module is compiled at the installation if possible (``hatch_build.py``).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from logquarry import arguments
 from logquarry.errors import LogquarryError
+from logquarry.format.properties import parse_tags
 from logquarry.message import Message, require_message, require_messages
+from logquarry.read.get_kernel import KernelGet
+from logquarry.read.log_queues import QueueKey, empty_queue
 from logquarry.store.call_counts import CallCounter
-from logquarry.store.single_get import SingleGet
+from logquarry.store.log_reads import get_arguments
+from logquarry.write.commit_log_writer import batch_size
 from logquarry.write.frame_append import SLOW_PUT
-from logquarry.write.put_batch_path import batch_size
 from logquarry.write.put_future import PutFuture, failed_future
 from logquarry.write.put_path import log_slow
 
 if TYPE_CHECKING:
+    from logquarry.disk.service import Health
+    from logquarry.read.get_message import GetResult
+    from logquarry.read.queue import Queue
     from logquarry.store.log_feed import LogFeed
-    from logquarry.store.log_growth import LogGrowth
-    from logquarry.write.put_batch_path import PutBatchPath
+    from logquarry.write.commit_log_writer import CommitLogWriter
     from logquarry.write.put_result import PutResult
+    from logquarry.write.settling import LogGrowth
 
 try:
     import cython
 except ImportError:
-    from logquarry import uncompiled as cython
+    from logquarry import compiled as cython
 
 _SLOW = SLOW_PUT
 _monotonic = time.monotonic
 _Message = Message
+_LEAST, _MOST, _MOST_COUNT = arguments.LONG_MIN, arguments.LONG_MAX, arguments.INT_MAX
 
 
 class _Count:
@@ -64,24 +71,66 @@ def _batch_arguments(
     return messages, wire
 
 
-class SinglePut(SingleGet):
-    """The methods that put a message or a batch.
-
-    This class extends SingleGet because a compiled class allows only one compiled base class.
+class SingleCalls:
+    """The part of :class:`~logquarry.store.reader.LiveStore` that gets messages of a queue, and
+    puts one message or one batch.
     """
 
-    _path: PutBatchPath
+    _live_queues: Mapping[QueueKey, Queue]
+    _health: Health
+    _counter: CallCounter
+    _kernel: KernelGet | None
+    _path: CommitLogWriter
     _feed: LogFeed
     _growth: LogGrowth
 
     def _start_puts(
-        self, path: PutBatchPath, counter: CallCounter, feed: LogFeed, growth: LogGrowth
+        self, path: CommitLogWriter, counter: CallCounter, feed: LogFeed, growth: LogGrowth
     ) -> None:
         """Store the objects that each put uses in attributes, to avoid looking them up."""
         self._path = path
         self._counter = counter
         self._feed = feed
         self._growth = growth
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int = 0,
+        max_count: int = 32,
+        tag: str | None = None,
+    ) -> GetResult:
+        """See :meth:`~logquarry.store.reads.StoreReads.get`."""
+        began = exact_ns() if cython.compiled else _monotonic()
+        # Only the subclass has the attributes that are read through `store`.
+        store: Any = self
+        if not (type(queue_id) is int and type(offset) is int and type(max_count) is int):
+            topic, queue_id, offset, max_count, tag = get_arguments(
+                topic, queue_id, offset, max_count, tag
+            )
+        wanted = None
+        if tag is not None:
+            wanted = parse_tags(arguments.text(tag, "tag"))
+        queue: Queue | None = None
+        if type(topic) is str:
+            queue = self._live_queues.get((topic, queue_id))
+        if queue is None or self._health.is_gone:
+            queue = store.queue(topic, queue_id) or empty_queue(topic, queue_id)
+        result = None
+        if _LEAST <= offset <= _MOST and 0 <= max_count <= _MOST_COUNT:
+            kernel = self._kernel
+            if kernel is None:
+                kernel = self._kernel = store._getter.kernel
+            result = kernel.get(queue, offset, max_count, wanted)
+        if result is None:
+            store._require_open()
+            get_arguments(topic, queue_id, offset, max_count, tag)
+            result = store._getter.reference(queue, offset, max_count, wanted)
+        took = (exact_ns() - began) / 1e9 if cython.compiled else _monotonic() - began
+        count = len(cython.cast(tuple, result)[1] if cython.compiled else result.messages)
+        CallCounter.got(self._counter, count, took)
+        return result
 
     def put(self, message: Message) -> PutResult:
         """Put one message.
