@@ -45,7 +45,7 @@ from logquarry.repair.audit.differences import (
     within,
 )
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
-from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 from logquarry.write.queue_writer import QueuePart, falls, is_batch
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")

@@ -25,7 +25,7 @@ from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
-from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 from logquarry.repair.rebuild.queue_files import (
     INVALID,
     BuiltQueue,

@@ -72,9 +72,8 @@ from logquarry.repair.rebuild.other_queues import (
 )
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
-from logquarry.repair.recover.store_folders import check_file_size, check_log
+from logquarry.repair.recover.store_folders import check_file_size, check_log, sync_files
 from logquarry.systems import folders_below
 from logquarry.units import Clock, Progress, now_ms
 

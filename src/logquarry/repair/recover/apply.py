@@ -11,20 +11,22 @@ If the recovery is interrupted, it can be run again, because it changes the stor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from logquarry.dialect31.state_table import make_units
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
+from logquarry.log.log_names import RENAMING, right_path
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
@@ -47,10 +49,17 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
-from logquarry.repair.recover import kept_files
-from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
+from logquarry.repair.recover.plan import (
+    IndexPlan,
+    QueueAction,
+    Step,
+    StepKind,
+    kept_entries,
+    load_kept,
+    save_kept,
+)
 from logquarry.repair.recover.safe import SafePlan
-from logquarry.repair.recover.store_folders import REPORT
+from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher, WriterOf
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
@@ -146,7 +155,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            kept_files.sync_files(
+            sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -184,7 +193,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        kept_files.rename_files(
+        _rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -239,7 +248,7 @@ class _Work:
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, kept_files.free_path(target))
+        self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
         """Collect the entries of lost messages, because the next step cuts them off."""
@@ -248,7 +257,7 @@ class _Work:
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have already cut the queues, and saved these entries in a
         # file.
-        noted = kept_files.load_kept(self._kept_path)
+        noted = load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -269,7 +278,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        kept_files.save_kept(
+        save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -277,7 +286,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / kept_files.KEPT_ENTRIES
+        return quarantine(self._root) / KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
@@ -402,6 +411,33 @@ def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan]
     """Record the log's end and its damage in a file, from which later readers learn both."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
+
+
+def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
+    """Carry out the RENAME steps of a plan, and sync the folders.
+
+    If two files swap names, one of them first gets a temporary name, which contains its new name.
+
+    Raises:
+        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
+            names.
+    """
+    left: dict[Path, Path] = {}
+    for step in steps:
+        assert step.offset is not None
+        left[root / step.file] = root / right_path(step.offset)
+    while left:
+        ready = [path for path, target in left.items() if not target.exists()]
+        for path in ready:
+            disk.move(path, left.pop(path))
+        if ready:
+            continue
+        path, target = next(iter(left.items()))
+        if not any(target == other for other in left):
+            raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
+        made = free_path(target.with_name(f"{target.name}{RENAMING}"))
+        disk.move(path, made)
+        left[made] = left.pop(path)
 
 
 class _IndexRest(KeyThread):

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal
 
+from logquarry.disk.disk import Disk
 from logquarry.format import index, queue_entry
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import DamagedSpan
@@ -20,7 +25,10 @@ from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.loss import Loss
+from logquarry.systems import read_file
 from logquarry.text import document, plural
+
+logger = logging.getLogger(__name__)
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -259,6 +267,46 @@ def kept_entries(
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
+
+
+# The entry of a lost message exists only in its queue. So a recovery saves such entries in a file
+# before it cuts the queue: if it were interrupted after that, the next recovery would have to write
+# fillers instead.
+def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
+    """Return the entries that an interrupted recovery saved; {} if their file is missing or
+    invalid.
+    """
+    found: dict[QueueKey, dict[int, QueueEntry]] = {}
+    try:
+        for queue in json.loads(read_file(path)):
+            entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
+            for offset, data in queue["units"]:
+                entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        logger.warning("%s: %s", path, error)
+        return {}
+    return found
+
+
+def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
+    """Save entries in a file for the next recovery, and sync it. Without entries,
+    delete the file.
+    """
+    document = [
+        {
+            "topic": topic,
+            "queue_id": queue_id,
+            "units": [[offset, entry.hex()] for offset, entry in sorted(entries.items())],
+        }
+        for (topic, queue_id), entries in sorted(kept.items())
+        if entries
+    ]
+    if document:
+        disk.replace(path, json.dumps(document).encode())
+    else:
+        disk.remove(path)
 
 
 # ------------------------------------------------------------------------------------------- index
