@@ -17,6 +17,7 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
+from logquarry.disk.folders import NameGuard
 from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, java
@@ -90,6 +91,19 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_numbered(path, places)
     for path in _index_files(root):
         _check_once(path, _check(path), places)
+
+
+def restore_names(root: Path, config: StoreConfig, disk: Disk) -> None:
+    """Give the files of log and index back the names that they lost in a crash.
+
+    While a store is open, each file of its log, and each index file that is not yet full and
+    synced, has a second name (a hard link), from which a deleted file can be restored. After a
+    crash, a file may have only the second name. A recovery restores the first name before it plans,
+    because otherwise the file's messages would count as lost. If the recovery moves the file to
+    quarantine later, the second name must not bring it back.
+    """
+    folders = StoreLayout.open(root, config).log_folders
+    NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
 
 
 def check_places(root: Path) -> None:
