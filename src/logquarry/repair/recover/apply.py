@@ -61,10 +61,10 @@ from logquarry.repair.recover.plan import (
 from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
 from logquarry.units import Progress
-from logquarry.write.dispatcher import Dispatcher, WriterOf
+from logquarry.write.dispatcher import Dispatcher
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 from logquarry.write.queue_table import QueueTable
-from logquarry.write.queue_writer import MOST_GAP, Mending
+from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
@@ -314,6 +314,8 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until)
+            for number, entry in queue.bridges.items():
+                self._write_entry(queue.key, number, entry)
         # Make no index folder for a store without an index: the folder would mean that it has an
         # index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
@@ -347,51 +349,54 @@ class _Work:
                 index.close()
 
     def _save_entries(self, key: QueueKey, start: int) -> None:
+        path, at, folder = self._entry_at(key, start)
+        if path.is_file() and at:
+            size = queue_form(self._config, key[0]).file_size
+            self._save(path, at, min(size, path.stat().st_size) - at, *folder)
+
+    def _write_entry(self, key: QueueKey, number: int, entry: bytes) -> None:
+        path, at, folder = self._entry_at(key, number)
+        self._save(path, at, len(entry), *folder)
+        with self._disk.writing(path) as descriptor:
+            self._disk.write_all(descriptor, entry, at)
+
+    def _entry_at(self, key: QueueKey, number: int) -> tuple[Path, int, tuple[str, ...]]:
+        """Return the file of an entry, its position there, and the folder of the queue."""
         form = queue_form(self._config, key[0])
         folder = form.root, key[0], str(key[1])
-        position = start * form.entry_size
-        path, at = form.file_at(self._root.joinpath(*folder), position), position % form.file_size
-        if path.is_file() and at:
-            length = min(form.file_size, path.stat().st_size) - at
-            self._save(path, at, length, *folder)
+        position = number * form.entry_size
+        path = form.file_at(self._root.joinpath(*folder), position)
+        return path, position % form.file_size, folder
 
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
     ) -> None:
         plan = self._plan
-        first = min((found.resume_at for found in self._mendings.values()), default=None)
-        built_from, rest = None, None
+        queues_from = min((found.resume_at for found in self._mendings.values()), default=None)
+        index_from, rest = None, None
         if index is not None and plan.index is not None:
-            built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+            index_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+
+        def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
+            return queues.writers.get(key) if key in self._mendings else None
+
         try:
-            self._dispatch_pieces(
-                log,
-                lambda key: queues.writers.get(key) if key in self._mendings else None,
-                *(rest, first, built_from),
-            )
+            for start, stop in plan.pieces:
+                for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
+                    put_keys = rest.put if with_index and rest is not None else None
+                    dispatcher = Dispatcher(
+                        *(log, writer_of, put_keys, self._config),
+                        start=begin,
+                        arrived=self._dispatched,
+                    )
+                    dispatcher.dispatch_piece(begin, end)
+            if rest is not None:
+                rest.wait()
         finally:
             if rest is not None:
                 rest.end()
         if index is not None:
             index.guard()
-
-    def _dispatch_pieces(
-        self,
-        log: MappedFileQueue,
-        writer_of: WriterOf,
-        index: _IndexRest | None,
-        queues_from: int | None,
-        index_from: int | None,
-    ) -> None:
-        for start, stop in self._plan.pieces:
-            for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                put_keys = index.put if with_index and index is not None else None
-                dispatcher = Dispatcher(
-                    log, writer_of, put_keys, self._config, start=begin, arrived=self._dispatched
-                )
-                dispatcher.dispatch_piece(begin, end)
-        if index is not None:
-            index.wait()
 
     def _dispatched(self, requests: DispatchRequests) -> None:
         if self._progress is not None:

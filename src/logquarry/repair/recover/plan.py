@@ -53,7 +53,7 @@ class StepKind(Enum):
     it.
     """
     BUILD_QUEUE = "build_queue"
-    """Append the entries that a queue lacks."""
+    """Write the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
@@ -212,6 +212,8 @@ class QueuePlan:
             there is none.
         moved: the right queue offset of each message whose frame has a harmed queue offset (changed
             by damage). The keys are the physical offsets of these messages.
+        bridges: number -> bytes of each entry that takes the place of an unwritten entry. Only for
+            a batch queue of which the log has no message.
     """
 
     key: QueueKey
@@ -223,6 +225,7 @@ class QueuePlan:
     reason: str
     moved: Mapping[int, int] = field(default_factory=dict)
     largest_gap: int = 0
+    bridges: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_sound(self) -> bool:
@@ -242,7 +245,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
                 # The last file has no entry. But RocketMQ would treat the zeros at its start as an
                 # entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
-            return QueuePlan(found.key, action, end, had, end, None, reason)
+            return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
     else:
         end, resume_at, reason = found.end, difference.resume_at, difference.reason
@@ -253,7 +256,8 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
     else:
         action = QueueAction.CUT if keep < had else QueueAction.KEEP
     if resume_at is None:
-        return QueuePlan(found.key, action, keep, had, keep, None, reason)
+        bridges = {number: entry for number, entry in found.bridges.items() if number < keep}
+        return QueuePlan(found.key, action, keep, had, keep, None, reason, bridges=bridges)
     moved, gap = found.moved, found.largest_gap
     return QueuePlan(found.key, action, keep, had, end, resume_at, reason, moved, gap)
 
