@@ -124,6 +124,10 @@ class HarmedOffsets:
             following = int(right[stop - 1]) + 1
         return right
 
+    def has(self, offset: int, entry: Units) -> bool:
+        """Whether the queue has an entry at a queue offset."""
+        return self._fits(offset, entry) > 0
+
     def _fits(self, offset: int, entries: Units) -> int:
         """Return how many of these entries the queue has from an offset on."""
         at = 0
@@ -139,7 +143,7 @@ class HarmedOffsets:
     def _note(self, entries: Units, own: int, right: int) -> None:
         if not self.count:
             self._place, self._size = int(entries["physical_offset"][0]), int(entries["size"][0])
-            name = queue_name((self._queue.topic, self._queue.queue_id))
+            name = queue_name(self._queue.key)
             self._text = f"the frame has queue offset {own}, and {name} has the message at {right}"
         self.count += len(entries)
 
@@ -253,7 +257,7 @@ class SpareEntries:
             if number and len(self._stretches) < MOST_STRETCHES:
                 what = f"whose queue offset is {queue_offsets[at]}"
                 if ways[at] == _STRANGE:
-                    what = "which belongs to another queue"
+                    what = "whose frame names another queue"
                 text = f"points to the message at {places[at]}, {what}"
                 self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
             self._stretches[-1].count += stop - at

@@ -26,7 +26,7 @@ from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
 from logquarry.read.fence import other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, Queue, is_written
+from logquarry.read.queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
     Difference,
     EntryGroup,
@@ -49,6 +49,10 @@ from logquarry.write.queue_writer import QueuePart, is_batch, units_of
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
+
+
+_MOST_SEARCHES: Final = 1 << 14
+"""Maximum number of entries to read in other queues, for frames that may belong there."""
 
 
 @dataclass(slots=True)
@@ -125,6 +129,10 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
+        # For each queue, its last message so far if the queue lacks it: the next message decides
+        # whether its frame belongs to the queue.
+        self._held: dict[QueueKey, dict[str, Any]] = {}
+        self._searches = 0
         others = other_queues(layout)
         self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
 
@@ -137,7 +145,7 @@ class QueuesAudit:
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
         """Compare a part with its queue; return the part with the right queue offsets."""
         seen = self._of(key, int(part.offsets[0]))
-        if self._is_next_part(seen, part):
+        if self._is_next_part(key, seen, part):
             return part
         if seen.harmed is not None:
             if not seen.messages and len(part.rows) > 1:
@@ -146,12 +154,59 @@ class QueuesAudit:
             first = seen.harmed.right_first(part, seen.messages)
             if first is not None:
                 seen.begin_at(first)
-            part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
+            held = self._held.get(key)
+            following = seen.next_offset if held is None else int(held["queue_offset"][0]) + 1
+            part = replace(part, offsets=seen.harmed.right(part, following))
         values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
         # A multi-dispatch copy has another queue offset than the message itself.
         values["queue_offset"] = part.offsets
-        self._compare(key, values)
+        self._compare(key, self._own_messages(key, seen, values, is_end=False))
         return part
+
+    def _own_messages(
+        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
+    ) -> dict[str, Any]:
+        """Leave out the frames that belong to another queue: damage changed the topic or the queue
+        id in the frame, which no CRC covers.
+
+        Such a frame stands between two messages of which the second continues the first, and
+        another queue has its entry. If ``is_end``, no message follows the last one. Otherwise, the
+        last one is held back if the queue lacks it.
+        """
+        held = self._held.pop(key, None)
+        if held is not None:
+            values = {name: np.append(held[name], column) for name, column in values.items()}
+        if seen.harmed is None or not seen.messages:
+            return values
+        offsets: Int64 = values["queue_offset"]
+        expected = np.append(seen.next_offset, offsets[:-1] + 1)
+        stays = np.ones(len(offsets), np.bool_)
+        doubtful = np.flatnonzero(offsets[1:] == expected[:-1]).tolist()
+        last = len(offsets) - 1
+        if is_end and offsets[last] != expected[last]:
+            doubtful.append(last)
+        for at in doubtful:
+            stays[at] = not self._is_of_another(key, seen, values, at)
+        if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
+            stays[last] = False
+            self._held[key] = {name: column[last:] for name, column in values.items()}
+        return {name: column[stays] for name, column in values.items()}
+
+    def _is_of_another(
+        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], at: int
+    ) -> bool:
+        offset, entry = _entry_of(values, at)
+        if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
+            return False
+        for name in sorted(self._names - {key}):
+            if self._searches == _MOST_SEARCHES:
+                return False
+            self._searches += 1
+            known = self._seen.get(name)
+            queue = self._queue(name) if known is None or known.queue is None else known.queue
+            if HarmedOffsets(queue).has(offset, entry):
+                return True
+        return False
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether each first queue offset directly follows the previous message of its queue."""
@@ -183,8 +238,10 @@ class QueuesAudit:
     def _sequence(self, key: QueueKey) -> FileSequence:
         return self.layout.queue(*key)
 
-    def _is_next_part(self, seen: SeenMessages, part: QueuePart) -> bool:
+    def _is_next_part(self, key: QueueKey, seen: SeenMessages, part: QueuePart) -> bool:
         if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
+            return False
+        if key in self._held:
             return False
         if not has_entries(seen.queue, part):
             return False
@@ -194,6 +251,8 @@ class QueuesAudit:
 
     def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
         offsets: Int64 = values["queue_offset"]
+        if not len(offsets):
+            return
         seen = self._of(key, int(offsets[0]))
         # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
@@ -259,6 +318,9 @@ class QueuesAudit:
         ``is_explained``: whether a crash explains that newest entries are missing
         (:meth:`is_crash`).
         """
+        for key, values in list(self._held.items()):
+            none = {name: column[:0] for name, column in values.items()}
+            self._compare(key, self._own_messages(key, self._seen[key], none, is_end=True))
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
             if key[0] in self._batch_topics:
@@ -382,10 +444,17 @@ class QueuesAudit:
         return f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
-        room = self.layout.queue(queue.topic, queue.queue_id).file_size
+        room = self.layout.queue(*queue.key).file_size
         base = offset * UNIT_SIZE // room * room
-        folder = self._folder((queue.topic, queue.queue_id))
+        folder = self._folder(queue.key)
         return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
+
+
+def _entry_of(values: dict[str, Any], at: int) -> tuple[int, Units]:
+    entry = units_of(
+        *(values[name][at : at + 1] for name in ("physical_offset", "size", "tags_code"))
+    )
+    return int(values["queue_offset"][at]), entry
