@@ -193,7 +193,7 @@ class StoreEngine:
             # read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            restore_names(root, config, self.disk)
+            restore_names(StoreLayout.open(root, config), self.disk)
             plan = open_check.plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():

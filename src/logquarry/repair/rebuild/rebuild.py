@@ -187,7 +187,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        restore_names(root, settings, disk)
+        restore_names(layout, disk)
         return work.run(progress)
     finally:
         lock.release()

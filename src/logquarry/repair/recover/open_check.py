@@ -274,7 +274,7 @@ def recovered_store(
         abort.make()
         return found
     check_entries(root, config)
-    restore_names(root, config, disk)
+    restore_names(StoreLayout.open(root, config), disk)
     check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()

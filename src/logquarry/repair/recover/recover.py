@@ -121,7 +121,7 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        restore_names(root, settings, disk)
+        restore_names(layout, disk)
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
         if plan.is_needed:

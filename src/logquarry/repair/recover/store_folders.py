@@ -93,7 +93,7 @@ def check_entries(root: Path, config: StoreConfig) -> None:
         _check_once(path, _check(path), places)
 
 
-def restore_names(root: Path, config: StoreConfig, disk: Disk) -> None:
+def restore_names(layout: StoreLayout, disk: Disk) -> None:
     """Give the files of log and index back the names that they lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
@@ -102,8 +102,8 @@ def restore_names(root: Path, config: StoreConfig, disk: Disk) -> None:
     because otherwise the file's messages would count as lost. If the recovery moves the file to
     quarantine later, the second name must not bring it back.
     """
-    folders = StoreLayout.open(root, config).log_folders
-    NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
+    root = Path(layout.root)
+    NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
 
 
 def check_places(root: Path) -> None:
