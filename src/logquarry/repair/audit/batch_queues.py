@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
@@ -31,6 +32,7 @@ from logquarry.read.batch_queue import (
     own_messages,
 )
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.fence import OtherQueues
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import (
@@ -58,7 +60,6 @@ class BatchQueuesAudit(QueuesAudit):
     def __init__(self, layout: StoreLayout) -> None:
         super().__init__(layout)
         self._right: dict[QueueKey, RightBases] = {}
-        self._has_rocksdb, self._batch_topics = False, frozenset()
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with the entries that the batch queues should have
@@ -100,6 +101,11 @@ class BatchQueuesAudit(QueuesAudit):
                 seen.next_offset = seen.first_offset
             if at < stop:
                 self._compare_batches(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+
+    @cached_property
+    def _others(self) -> OtherQueues:
+        # All queues of this audit are batch queues, and their topics have no others.
+        return OtherQueues(frozenset(), has_rocksdb=False)
 
     def _find_names(self) -> set[QueueKey]:
         return set(self.layout.batch_queue_names)

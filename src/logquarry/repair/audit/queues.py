@@ -23,7 +23,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
-from logquarry.read.fence import other_queues
+from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue, Units, is_written
@@ -133,8 +133,6 @@ class QueuesAudit:
         # whether its frame belongs to the queue.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
-        others = other_queues(layout)
-        self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
@@ -323,7 +321,7 @@ class QueuesAudit:
             self._compare(key, self._own_messages(key, self._seen[key], none, is_end=True))
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
-            if key[0] in self._batch_topics:
+            if key[0] in self._others.batch:
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield Difference("queue_misplaced", folder, 0, reason)
                 continue
@@ -436,9 +434,14 @@ class QueuesAudit:
     def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
-        if not self._has_rocksdb:
+        if not self._others.has_rocksdb:
             place = self._folder(key)
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    @cached_property
+    def _others(self) -> OtherQueues:
+        """The queues of the store that this audit does not compare."""
+        return other_queues(self.layout)
 
     def _folder(self, key: QueueKey) -> str:
         return f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"

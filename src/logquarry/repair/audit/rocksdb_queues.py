@@ -138,7 +138,7 @@ class RocksQueuesAudit(QueuesAudit):
         """Compare the frames of a run with their entries. In RocksDB, entries also have a store
         time.
         """
-        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
+        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
 
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
         part = super()._add(key, part, requests)
