@@ -176,6 +176,44 @@ def test_zeroed_entries_of_lost_batches_are_recovered(is_opened: bool, copied: C
         assert store.queue_offsets(BATCH_TOPIC, 1).max > 162
 
 
+@pytest.mark.parametrize("is_rebuilt", [False, True])
+@pytest.mark.parametrize("zeroed", [(10,), (0,), (48, 49), (3, 4, 5, 20)])
+def test_zeroed_entries_of_expired_batches_get_a_bridge(
+    zeroed: tuple[int, ...], is_rebuilt: bool, copied: Copied
+) -> None:
+    """The log has no message of the queue. A broker would end the queue at the zeroed entry."""
+    root = copied("5.5.0-batchcq")
+    log = root / "commitlog" / ("0" * 20)
+    log.rename(log.with_name(f"{131072:020d}"))
+    log.with_name(f"{131072:020d}").write_bytes(bytes(131072))
+    lq.recover(root, apply=True)
+    path = root / "batchconsumequeue" / BATCH_TOPIC / "1" / ("0" * 20)
+    wanted, found = _entries(path), _entries(path)
+    for number in zeroed:
+        found[number][:] = bytes(46)
+    path.write_bytes(b"".join(found))
+    assert "queue_hole" in {f.kind for f in verify_store(StoreLayout.open(root)).findings}
+    if is_rebuilt:
+        rebuild(root, apply=True)
+    else:
+        plan = lq.recover(root)
+        (step,) = plan.steps
+        assert (step.kind, step.offset) == (StepKind.BUILD_QUEUE, zeroed[0] * 46)
+        lq.recover(root, apply=True)
+    for number, (entry, before) in enumerate(zip(_entries(path), wanted, strict=True)):
+        if number not in zeroed:
+            assert entry == before
+    if zeroed != (0,):
+        # The bridges cover the queue offsets of the zeroed entries, and no others.
+        numbers = [struct.unpack_from(">qhi", entry, 28) for entry in _entries(path)]
+        assert [base + count for base, count, _ in numbers][:-1] == [b for b, *_ in numbers][1:]
+    assert not verify_store(StoreLayout.open(root)).has_damage
+    assert not lq.recover(root).is_needed
+    with lq.MessageStore.open(root) as store:
+        assert store.queue_offsets(BATCH_TOPIC, 1).max == 192
+        assert not store.get(BATCH_TOPIC, 1, 0).messages
+
+
 @pytest.mark.parametrize("value", [0, 3, 1 << 30, 1 << 60])
 @pytest.mark.parametrize("number", [0, 20, -1])
 def test_a_harmed_queue_offset_of_a_batch_costs_no_message(

@@ -16,6 +16,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -312,10 +313,7 @@ class Disk:
     def set_aside(self, path: Path, folder: Path) -> Path:
         """Move a file to a quarantine folder, durably. Return the new path."""
         self.make_folders(folder)
-        target, number = folder / path.name, 0
-        while target.exists():
-            number += 1
-            target = folder / f"{path.name}.{number}"
+        target = free_path(folder / path.name)
         self.move(path, target)
         logger.warning("%s: moved to %s", path, target)
         return target
@@ -404,3 +402,11 @@ class Disk:
         except OSError as error:
             raise self.failed(path, "cannot be allocated or deleted", error) from error
         self.sync_names(path.parent)
+
+
+def free_path(path: Path) -> Path:
+    """Return ``path`` if no file has this path. Otherwise, append the first number that makes it
+    free.
+    """
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(1))
+    return next(one for one in chain([path], numbered) if not one.exists())

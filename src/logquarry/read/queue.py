@@ -62,6 +62,11 @@ class Queue(ABC):
     is_batch: bool = False
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Topic and queue id."""
+        return self.topic, self.queue_id
+
+    @property
     @abstractmethod
     def min_offset(self) -> int:
         """The first queue offset whose message is still in the log (``getMinOffsetInQueue``)."""

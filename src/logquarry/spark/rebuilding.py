@@ -41,7 +41,7 @@ from logquarry.repair.rebuild.build import (
     finish_into,
 )
 from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
-from logquarry.repair.rebuild.queue_files import QueueFiles
+from logquarry.repair.rebuild.queue_files import QueueFiles, topic_fault
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
@@ -277,7 +277,7 @@ class _SparkBuild:
         summaries = [piece if isinstance(piece, FoundRun) else piece.summary for piece in pieces]
         keys = {key for summary in summaries for key in summary.queues}
         odd = parts.odd_queues((summary.queues for summary in summaries), MOST_GAP)
-        odd |= {key for key in keys if not queues.takes(key)}
+        odd |= {key for key in keys if topic_fault(key) is not None}
         run_tasks(
             self.spark,
             "rebuild: queues",

@@ -28,22 +28,22 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.prepared import AppendRules31, scratch_of
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, NameGuard, StoreLock, is_lockable
-from logquarry.disk.log_files import PagesAhead, log_paths
+from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
+from logquarry.disk.log_files import PagesAhead
 from logquarry.disk.service import Refusal, RunningFlags, Service
 from logquarry.errors import StoreError, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import properties as props
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import BrokenLink, StoreLayout
 from logquarry.log.log_place import is_on
-from logquarry.log.store_files import COMMIT_LOG, INDEX
+from logquarry.log.store_files import COMMIT_LOG
 from logquarry.read.features import PROPERTY_CRC, find_features
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_queues import QueueKey, is_lmq
 from logquarry.repair.recover import open_check
 from logquarry.repair.recover.apply import apply_safe, note_end
 from logquarry.repair.recover.loss import require_consent
-from logquarry.repair.recover.store_folders import check_entries, check_places
+from logquarry.repair.recover.store_folders import check_entries, check_places, restore_names
 from logquarry.store.load.loading import Loads, pending_load
 from logquarry.store.log_feed import LogFeed
 from logquarry.store.retention.retain import LiveRetention, RetentionService
@@ -191,13 +191,7 @@ class StoreEngine:
             # read.
             logger.warning("%s: the store needs a recovery: %s", root, str(error))
             check_entries(root, config)
-            # While a store is open, each file of its log, and each index file that is not yet full
-            # and synced, has a second name (a hard link), from which a deleted file can be
-            # restored. After a crash, a file may have only the second name. Restore the first name
-            # before the recovery: if the recovery moves the file to quarantine later, the second
-            # name must not bring it back.
-            folders = StoreLayout.open(root, config).log_folders
-            NameGuard(self.disk).restore([*log_paths(root, folders), root / INDEX])
+            restore_names(StoreLayout.open(root, config), self.disk)
             plan = open_check.plan_to_open(root, config)
             require_consent(plan.root, plan.loss, accept_loss)
             for line in plan.summary():

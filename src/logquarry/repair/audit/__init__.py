@@ -16,6 +16,8 @@ frames after the log's end       stale_frames                      zero, set_asi
 queue without files              queue_missing                     build_queue
 queue ends before the log        queue_behind                      build_queue
 entry never written              queue_hole                        cut, build_queue
+the same in a batch queue whose  queue_hole                        build_queue
+messages have all expired
 entry differs from its message   queue_entry_wrong                 cut, build_queue
 first messages have no entry     queue_head_missing                rebuild the queue
 entry of no message of the log   queue_ahead, queue_misplaced,     cut, or rebuild the queue
@@ -32,10 +34,9 @@ keys after the index's end       index_behind, index_missing       build_index
 
 A queue offset is harmed if damage changed its bytes in the frame. Verify reports every harmed queue
 offset (:mod:`.queues`). Recover and rebuild take the right offset from the neighbouring messages or
-from the queue (:mod:`.right_offsets`; :mod:`.right_bases` for batch queues). If a queue differs
-from the log, recover writes the queue's entries from the first difference on again
-(:mod:`.first_difference`). Verify and recover can give different verdicts on the queues: they did
-so for 12 of 363 test stores.
+from the queue (:mod:`.right_offsets`). If a queue differs from the log, recover writes the queue's
+entries from the first difference on again (:mod:`.first_difference`). Verify and recover can give
+different verdicts on the queues: they did so for 12 of 363 test stores.
 
 The recovery mode ``rocketmq`` repeats what RocketMQ does, and so does not use this package
 (``java_*.py`` in :mod:`logquarry.repair.recover`).

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from logquarry.format.arrays import Bools, Int64
-from logquarry.format.batch import ENTRY_SIZE
+from logquarry.format.arrays import Bools, Int64, consecutive
+from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
 from logquarry.format.frame import Frame
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Followed
@@ -31,6 +32,7 @@ from logquarry.read.batch_queue import (
     own_messages,
 )
 from logquarry.read.commit_log import CommitLog
+from logquarry.read.fence import OtherQueues
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.repair.audit.differences import (
@@ -45,7 +47,7 @@ from logquarry.repair.audit.differences import (
     within,
 )
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
-from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 from logquarry.write.queue_writer import QueuePart, falls, is_batch
 
 _FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
@@ -58,7 +60,6 @@ class BatchQueuesAudit(QueuesAudit):
     def __init__(self, layout: StoreLayout) -> None:
         super().__init__(layout)
         self._right: dict[QueueKey, RightBases] = {}
-        self._has_rocksdb, self._batch_topics = False, frozenset()
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with the entries that the batch queues should have
@@ -100,6 +101,11 @@ class BatchQueuesAudit(QueuesAudit):
                 seen.next_offset = seen.first_offset
             if at < stop:
                 self._compare_batches(seen, entries[at:stop], starts[at:stop], stops[at:stop])
+
+    @cached_property
+    def _others(self) -> OtherQueues:
+        # All queues of this audit are batch queues, and their topics have no others.
+        return OtherQueues(frozenset(), has_rocksdb=False)
 
     def _find_names(self) -> set[QueueKey]:
         return set(self.layout.batch_queue_names)
@@ -441,7 +447,44 @@ class BatchQueueAudit:
             difference=found,
             kept_until=kept_until,
             moved=self._right.moved,
+            bridges={} if end is not None or self._disk is None else bridges(self._disk),
         )
+
+
+def bridges(queue: BatchQueue) -> dict[int, bytes]:
+    """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
+
+    A bridge has no message. It only covers queue offsets between its neighbours, like the entries
+    with which :func:`logquarry.write.queue_writer.without_gaps` fills a gap. Without a bridge, a
+    broker would end the queue at the unwritten entry, and give later messages queue offsets that
+    consumers have passed.
+    """
+    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
+    for file, found in queue.batches():
+        numbers.append(file.base // ENTRY_SIZE + np.arange(len(found)))
+        parts.append(found)
+    entries, numbered = np.concatenate(parts).astype(BATCH_DTYPE), np.concatenate(numbers)
+    unwritten = np.flatnonzero(~is_batch_written(entries))
+    made: dict[int, bytes] = {}
+    for start, stop in consecutive(unwritten):
+        first, last = int(unwritten[start]), int(unwritten[stop - 1]) + 1
+        if last == len(entries):
+            break
+        following = entries[last : last + 1].copy()
+        end = int(following["base"][0])
+        base = end - (last - first)
+        if first:
+            base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
+        if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
+            # The neighbours leave no queue offsets for these entries.
+            continue
+        for at in range(first, last):
+            following["base"] = base
+            following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
+            following["reserved"] = following["count"]
+            made[int(numbered[at])] = following.tobytes()
+            base += int(following["count"][0])
+    return made
 
 
 def _same(there: BatchEntries, wanted: BatchEntries) -> Bools:

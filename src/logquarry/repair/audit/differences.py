@@ -121,6 +121,8 @@ class AuditedQueue:
             retention. Valid only if ``difference`` is None.
         moved: the right queue offset of each message whose frame has a harmed queue offset. The
             keys are the physical offsets of these messages.
+        bridges: number -> bytes of each entry that must take the place of an unwritten entry. Only
+            for a batch queue of which the log has no message.
     """
 
     key: QueueKey
@@ -132,6 +134,7 @@ class AuditedQueue:
     kept_until: int
     moved: Mapping[int, int] = field(default_factory=dict)
     largest_gap: int = 0
+    bridges: Mapping[int, bytes] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------- files

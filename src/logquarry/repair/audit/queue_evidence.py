@@ -1,4 +1,7 @@
-"""What the entries of a queue show about frames: frames that fit, and harmed queue offsets.
+"""Compares entries of a queue with the frames to which they point: equal entries, spare entries,
+and harmed queue offsets.
+
+An entry is spare if the log has no message with the entry's queue offset.
 
 No CRC covers the queue offset in a frame. A queue offset is harmed if it does not follow the offset
 of the queue's previous message, and the queue has the message at the following offset, but not at
@@ -7,17 +10,32 @@ the frame's own. Consumers read through the queue, so the queue needs no repair.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
 import numpy as np
 
-from logquarry.format.arrays import Int64, consecutive
+from logquarry.format import arrays as r
+from logquarry.format import properties as props
+from logquarry.format.arrays import Bools, Int32, Int64, consecutive
+from logquarry.format.properties import MULTI_SEPARATOR
+from logquarry.log import columns
+from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
-from logquarry.read.queue import Queue, Units
+from logquarry.log.walk import Run
+from logquarry.read.queue import Queue, Units, has_message, is_written
 from logquarry.repair.audit.differences import (
+    MOST_STRETCHES,
     Difference,
+    EntryGroup,
+    LostSpans,
     TagsRule,
     and_more,
     queue_name,
     same_entries,
+    within,
 )
 from logquarry.write.queue_writer import QueuePart
 
@@ -106,6 +124,10 @@ class HarmedOffsets:
             following = int(right[stop - 1]) + 1
         return right
 
+    def has(self, offset: int, entry: Units) -> bool:
+        """Whether the queue has an entry at a queue offset."""
+        return self._fits(offset, entry) > 0
+
     def _fits(self, offset: int, entries: Units) -> int:
         """Return how many of these entries the queue has from an offset on."""
         at = 0
@@ -121,6 +143,131 @@ class HarmedOffsets:
     def _note(self, entries: Units, own: int, right: int) -> None:
         if not self.count:
             self._place, self._size = int(entries["physical_offset"][0]), int(entries["size"][0])
-            name = queue_name((self._queue.topic, self._queue.queue_id))
+            name = queue_name(self._queue.key)
             self._text = f"the frame has queue offset {own}, and {name} has the message at {right}"
         self.count += len(entries)
+
+
+_CHUNK: Final = 1 << 16
+_SEPARATOR: Final = MULTI_SEPARATOR.encode()
+_COPIES: Final = re.compile(
+    rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
+    rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
+)
+_OWN, _COPY, _FOREIGN = range(3)
+"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
+_FITS, _MOVED, _STRANGE = range(3)
+"""Result for an entry: right, message of another queue offset, or message of another queue."""
+
+
+class SpareEntries:
+    """Checks entries of one queue against the frames to which they point."""
+
+    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
+        self.entries = 0
+        self._layout = layout
+        self._queue = queue
+        self._topic = queue.topic.encode("utf-8", "surrogateescape")
+        self._log_end = log_end
+        self._lost = lost
+        self._groups: dict[str, EntryGroup] = {}
+        self._stretches: list[EntryGroup] = []
+        self._begin = 0
+        # The result for the previous entry, and by how many queue offsets it was misplaced.
+        self._last = (_FITS, 0)
+
+    def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
+        """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
+        self._begin = begin
+        for first, stop in ranges:
+            self._last = _FITS, 0
+            for start, entries in self._queue.runs(first, stop):
+                for at in range(0, len(entries), _CHUNK):
+                    self._check(start + at, entries[at : at + _CHUNK])
+        return [*self._groups.values(), *self._stretches]
+
+    def _check(self, start: int, entries: Units) -> None:
+        places = entries["physical_offset"].astype(np.int64)
+        named = has_message(entries)
+        fillers = is_written(entries) & ~named
+        fillers &= start + np.arange(len(entries)) >= self._begin
+        self._note("queue_filler", start, fillers, "is a filler: its message is lost")
+        damaged = named & within(places, self._lost)
+        self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
+        named &= ~damaged
+        ahead = named & (places >= self._log_end)
+        end = f"and the log ends at {self._log_end}"
+        self._note_places("queue_ahead", start, places, ahead, end)
+        inside = np.flatnonzero(named & ~ahead & (places >= self._layout.commit_log.start))
+        if len(inside):
+            self.entries += len(inside)
+            self._check_frames(start, places, entries["size"].astype(np.int32), inside)
+
+    def _check_frames(self, start: int, places: Int64, sizes: Int32, inside: Int64) -> None:
+        order = inside[np.argsort(places[inside], kind="stable")]
+        bad: list[int] = []
+        frames: list[tuple[Int64, Int64, Int64]] = []
+        for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
+            if isinstance(event, Run):
+                frames.append(self._read(event))
+            else:
+                bad.append(event.offset)
+        dangling = np.zeros(len(places), np.bool_)
+        dangling[inside] = np.isin(places[inside], np.array(bad, np.int64))
+        self._note_places("queue_entry_dangling", start, places, dangling, "where no frame starts")
+        framed = inside[~dangling[inside]]
+        if not len(framed):
+            return
+        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
+        at = np.searchsorted(offsets, places[framed])
+        self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
+
+    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
+        rows = run.rows
+        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
+        ids, topics = columns.topic_ids(run.window, rows)
+        own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
+        own &= fields["queue_id"] == self._queue.queue_id
+        owners = np.where(own, _OWN, _FOREIGN)
+        foreign = np.flatnonzero(~own)
+        for number, row in zip(foreign.tolist(), rows[foreign].tolist(), strict=True):
+            at = row[r.POSITION] + row[r.PROPS_AT]
+            text = run.window.data[at : at + row[r.PROPS_LENGTH]].tobytes()
+            names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
+            if any(self._topic in some for some in names):
+                owners[number] = _COPY
+        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
+        return places, fields["queue_offset"].astype(np.int64), owners
+
+    def _check_places(
+        self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
+    ) -> None:
+        # For a multi-dispatch copy, the frame has the queue offset in another queue: do not compare
+        # it.
+        shifts = np.where(owners == _OWN, queue_offsets - index, 0)
+        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
+        # A new group begins if the result, or the distance to the right queue offset, changes.
+        changes = ways != np.append(self._last[0], ways[:-1])
+        changes |= shifts != np.append(self._last[1], shifts[:-1])
+        self._last = int(ways[-1]), int(shifts[-1])
+        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
+        for number, (at, stop) in enumerate(pairwise(bounds)):
+            if at == stop or ways[at] == _FITS:
+                continue
+            if number and len(self._stretches) < MOST_STRETCHES:
+                what = f"whose queue offset is {queue_offsets[at]}"
+                if ways[at] == _STRANGE:
+                    what = "whose frame names another queue"
+                text = f"points to the message at {places[at]}, {what}"
+                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
+            self._stretches[-1].count += stop - at
+
+    def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
+        if which.any():
+            first = places[int(which.argmax())]
+            self._note(kind, start, which, f"points to a message at {first}, {why}")
+
+    def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
+        if which.any():
+            group = EntryGroup(kind, start + int(which.argmax()), reason)
+            self._groups.setdefault(kind, group).count += int(which.sum())

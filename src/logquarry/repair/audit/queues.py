@@ -1,38 +1,33 @@
 """Audit of the consume queues: every difference between the queues and the log.
 
 The audit reports differences after it has read the whole log, because a topic may have been deleted
-and created again. An entry is spare if the log has no message with the entry's queue offset.
+and created again.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from logquarry.format import arrays as r
-from logquarry.format import properties as props
-from logquarry.format.arrays import Bools, Int32, Int64
-from logquarry.format.properties import MULTI_SEPARATOR
+from logquarry.errors import CorruptFile, UsageError
+from logquarry.format import broker_json
+from logquarry.format.arrays import Bools, Int64
 from logquarry.format.queue_entry import UNIT_SIZE
-from logquarry.log import columns
 from logquarry.log.follow import DispatchRequests, Followed
-from logquarry.log.frames import runs_at
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
+from logquarry.log.rocksdb import read_config
 from logquarry.log.store_files import CONSUME_QUEUE, NAME_DIGITS, FileSequence
-from logquarry.log.walk import Run
-from logquarry.read.fence import other_queues
+from logquarry.read.fence import OtherQueues, other_queues
 from logquarry.read.log_end import checkpoint_times
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.queue import ConsumeQueue, Queue, Units, has_message, is_written
-from logquarry.repair.audit.deleted_topics import DeletedTopics
+from logquarry.read.queue import ConsumeQueue, Queue, Units, is_written
 from logquarry.repair.audit.differences import (
-    MOST_STRETCHES,
     Difference,
     EntryGroup,
     LostSpans,
@@ -40,140 +35,24 @@ from logquarry.repair.audit.differences import (
     queue_file_differences,
     queue_name,
     same_entries,
-    within,
 )
-from logquarry.repair.audit.queue_evidence import HarmedOffsets, entries_at, has_entries
+from logquarry.repair.audit.queue_evidence import (
+    HarmedOffsets,
+    SpareEntries,
+    entries_at,
+    has_entries,
+)
 from logquarry.write.dispatcher import RUN_SPAN, queue_name_fault
+from logquarry.write.queue_table import is_listed
 from logquarry.write.queue_writer import QueuePart, is_batch, units_of
-
-_CHUNK: Final = 1 << 16
-_SEPARATOR: Final = MULTI_SEPARATOR.encode()
-_COPIES: Final = re.compile(
-    rf"(?:^|{props.PROPERTY_SEPARATOR}){props.INNER_MULTI_DISPATCH}"
-    rf"{props.NAME_VALUE_SEPARATOR}([^{props.PROPERTY_SEPARATOR}]*)".encode()
-)
-_OWN, _COPY, _FOREIGN = range(3)
-"""Queue of a message: this queue, another queue with a copy in this queue, or any other queue."""
-_FITS, _MOVED, _STRANGE = range(3)
-"""Result for an entry: right, message of another queue offset, or message of another queue."""
-
-
-class SpareEntries:
-    """Checks entries of one queue against the frames to which they point."""
-
-    def __init__(self, layout: StoreLayout, queue: Queue, log_end: int, lost: LostSpans) -> None:
-        self.entries = 0
-        self._layout = layout
-        self._queue = queue
-        self._topic = queue.topic.encode("utf-8", "surrogateescape")
-        self._log_end = log_end
-        self._lost = lost
-        self._groups: dict[str, EntryGroup] = {}
-        self._stretches: list[EntryGroup] = []
-        self._begin = 0
-        # The result for the previous entry, and by how many queue offsets it was misplaced.
-        self._last = (_FITS, 0)
-
-    def check(self, ranges: Sequence[tuple[int, int]], begin: int = 0) -> list[EntryGroup]:
-        """Return the wrong entries in ``ranges``. Fillers before ``begin`` count as right."""
-        self._begin = begin
-        for first, stop in ranges:
-            self._last = _FITS, 0
-            for start, entries in self._queue.runs(first, stop):
-                for at in range(0, len(entries), _CHUNK):
-                    self._check(start + at, entries[at : at + _CHUNK])
-        return [*self._groups.values(), *self._stretches]
-
-    def _check(self, start: int, entries: Units) -> None:
-        places = entries["physical_offset"].astype(np.int64)
-        named = has_message(entries)
-        fillers = is_written(entries) & ~named
-        fillers &= start + np.arange(len(entries)) >= self._begin
-        self._note("queue_filler", start, fillers, "is a filler: its message is lost")
-        damaged = named & within(places, self._lost)
-        self._note_places("queue_in_damage", start, places, damaged, "in a damaged part of the log")
-        named &= ~damaged
-        ahead = named & (places >= self._log_end)
-        end = f"and the log ends at {self._log_end}"
-        self._note_places("queue_ahead", start, places, ahead, end)
-        inside = np.flatnonzero(named & ~ahead & (places >= self._layout.commit_log.start))
-        if len(inside):
-            self.entries += len(inside)
-            self._check_frames(start, places, entries["size"].astype(np.int32), inside)
-
-    def _check_frames(self, start: int, places: Int64, sizes: Int32, inside: Int64) -> None:
-        order = inside[np.argsort(places[inside], kind="stable")]
-        bad: list[int] = []
-        frames: list[tuple[Int64, Int64, Int64]] = []
-        for event in runs_at(self._layout, places[order], sizes[order], check_crc=False):
-            if isinstance(event, Run):
-                frames.append(self._read(event))
-            else:
-                bad.append(event.offset)
-        dangling = np.zeros(len(places), np.bool_)
-        dangling[inside] = np.isin(places[inside], np.array(bad, np.int64))
-        self._note_places("queue_entry_dangling", start, places, dangling, "where no frame starts")
-        framed = inside[~dangling[inside]]
-        if not len(framed):
-            return
-        offsets, queue_offsets, owners = map(np.concatenate, zip(*frames, strict=True))
-        at = np.searchsorted(offsets, places[framed])
-        self._check_places(start + framed, places[framed], queue_offsets[at], owners[at])
-
-    def _read(self, run: Run) -> tuple[Int64, Int64, Int64]:
-        rows = run.rows
-        fields = columns.fixed_fields(run.window, rows, ("queue_id", "queue_offset"))
-        ids, topics = columns.topic_ids(run.window, rows)
-        own = np.array([topic == self._queue.topic for topic in topics], np.bool_)[ids]
-        own &= fields["queue_id"] == self._queue.queue_id
-        owners = np.where(own, _OWN, _FOREIGN)
-        foreign = np.flatnonzero(~own)
-        for number, row in zip(foreign.tolist(), rows[foreign].tolist(), strict=True):
-            at = row[r.POSITION] + row[r.PROPS_AT]
-            text = run.window.data[at : at + row[r.PROPS_LENGTH]].tobytes()
-            names = (match[1].split(_SEPARATOR) for match in _COPIES.finditer(text))
-            if any(self._topic in some for some in names):
-                owners[number] = _COPY
-        places = rows[:, r.POSITION].astype(np.int64) + run.window.base
-        return places, fields["queue_offset"].astype(np.int64), owners
-
-    def _check_places(
-        self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
-    ) -> None:
-        # For a multi-dispatch copy, the frame has the queue offset in another queue: do not compare
-        # it.
-        shifts = np.where(owners == _OWN, queue_offsets - index, 0)
-        ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
-        # A new group begins if the result, or the distance to the right queue offset, changes.
-        changes = ways != np.append(self._last[0], ways[:-1])
-        changes |= shifts != np.append(self._last[1], shifts[:-1])
-        self._last = int(ways[-1]), int(shifts[-1])
-        bounds = [0, *np.flatnonzero(changes).tolist(), len(ways)]
-        for number, (at, stop) in enumerate(pairwise(bounds)):
-            if at == stop or ways[at] == _FITS:
-                continue
-            if number and len(self._stretches) < MOST_STRETCHES:
-                what = f"whose queue offset is {queue_offsets[at]}"
-                if ways[at] == _STRANGE:
-                    what = "which belongs to another queue"
-                text = f"points to the message at {places[at]}, {what}"
-                self._stretches.append(EntryGroup("queue_misplaced", int(index[at]), text))
-            self._stretches[-1].count += stop - at
-
-    def _note_places(self, kind: str, start: int, places: Int64, which: Bools, why: str) -> None:
-        if which.any():
-            first = places[int(which.argmax())]
-            self._note(kind, start, which, f"points to a message at {first}, {why}")
-
-    def _note(self, kind: str, start: int, which: Bools, reason: str) -> None:
-        if which.any():
-            group = EntryGroup(kind, start + int(which.argmax()), reason)
-            self._groups.setdefault(kind, group).count += int(which.sum())
-
 
 _COLUMNS: Final = ("queue_offset", "physical_offset", "size", "tags_code", "store_timestamp")
 MOST_GAPS: Final = 1 << 12
 """Maximum number of gaps to record for one queue; the last record covers all further gaps."""
+
+
+_MOST_SEARCHES: Final = 1 << 14
+"""Maximum number of entries to read in other queues, for frames that may belong there."""
 
 
 @dataclass(slots=True)
@@ -250,9 +129,10 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        self._deleted = DeletedTopics(layout)
-        others = other_queues(layout)
-        self._has_rocksdb, self._batch_topics = others.has_rocksdb, others.batch
+        # For each queue, its last message so far if the queue lacks it: the next message decides
+        # whether its frame belongs to the queue.
+        self._held: dict[QueueKey, dict[str, Any]] = {}
+        self._searches = 0
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Compare the frames of a run with their entries."""
@@ -263,7 +143,7 @@ class QueuesAudit:
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
         """Compare a part with its queue; return the part with the right queue offsets."""
         seen = self._of(key, int(part.offsets[0]))
-        if self._is_next_part(seen, part):
+        if self._is_next_part(key, seen, part):
             return part
         if seen.harmed is not None:
             if not seen.messages and len(part.rows) > 1:
@@ -272,12 +152,59 @@ class QueuesAudit:
             first = seen.harmed.right_first(part, seen.messages)
             if first is not None:
                 seen.begin_at(first)
-            part = replace(part, offsets=seen.harmed.right(part, seen.next_offset))
+            held = self._held.get(key)
+            following = seen.next_offset if held is None else int(held["queue_offset"][0]) + 1
+            part = replace(part, offsets=seen.harmed.right(part, following))
         values = {name: getattr(requests, name)[part.rows] for name in _COLUMNS}
         # A multi-dispatch copy has another queue offset than the message itself.
         values["queue_offset"] = part.offsets
-        self._compare(key, values)
+        self._compare(key, self._own_messages(key, seen, values, is_end=False))
         return part
+
+    def _own_messages(
+        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
+    ) -> dict[str, Any]:
+        """Leave out the frames that belong to another queue: damage changed the topic or the queue
+        id in the frame, which no CRC covers.
+
+        Such a frame stands between two messages of which the second continues the first, and
+        another queue has its entry. If ``is_end``, no message follows the last one. Otherwise, the
+        last one is held back if the queue lacks it.
+        """
+        held = self._held.pop(key, None)
+        if held is not None:
+            values = {name: np.append(held[name], column) for name, column in values.items()}
+        if seen.harmed is None or not seen.messages:
+            return values
+        offsets: Int64 = values["queue_offset"]
+        expected = np.append(seen.next_offset, offsets[:-1] + 1)
+        stays = np.ones(len(offsets), np.bool_)
+        doubtful = np.flatnonzero(offsets[1:] == expected[:-1]).tolist()
+        last = len(offsets) - 1
+        if is_end and offsets[last] != expected[last]:
+            doubtful.append(last)
+        for at in doubtful:
+            stays[at] = not self._is_of_another(key, seen, values, at)
+        if not is_end and stays[last] and not seen.harmed.has(*_entry_of(values, last)):
+            stays[last] = False
+            self._held[key] = {name: column[last:] for name, column in values.items()}
+        return {name: column[stays] for name, column in values.items()}
+
+    def _is_of_another(
+        self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], at: int
+    ) -> bool:
+        offset, entry = _entry_of(values, at)
+        if offset < 0 or (seen.harmed is not None and seen.harmed.has(offset, entry)):
+            return False
+        for name in sorted(self._names - {key}):
+            if self._searches == _MOST_SEARCHES:
+                return False
+            self._searches += 1
+            known = self._seen.get(name)
+            queue = self._queue(name) if known is None or known.queue is None else known.queue
+            if HarmedOffsets(queue).has(offset, entry):
+                return True
+        return False
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
         """Whether each first queue offset directly follows the previous message of its queue."""
@@ -309,8 +236,10 @@ class QueuesAudit:
     def _sequence(self, key: QueueKey) -> FileSequence:
         return self.layout.queue(*key)
 
-    def _is_next_part(self, seen: SeenMessages, part: QueuePart) -> bool:
+    def _is_next_part(self, key: QueueKey, seen: SeenMessages, part: QueuePart) -> bool:
         if seen.queue is None or int(part.offsets[0]) != seen.next_offset:
+            return False
+        if key in self._held:
             return False
         if not has_entries(seen.queue, part):
             return False
@@ -320,6 +249,8 @@ class QueuesAudit:
 
     def _compare(self, key: QueueKey, values: dict[str, Any]) -> None:
         offsets: Int64 = values["queue_offset"]
+        if not len(offsets):
+            return
         seen = self._of(key, int(offsets[0]))
         # If a queue offset does not increase, the topic was deleted and created again.
         falls = np.flatnonzero(np.diff(offsets, prepend=seen.next_offset - 1) <= 0)
@@ -385,9 +316,12 @@ class QueuesAudit:
         ``is_explained``: whether a crash explains that newest entries are missing
         (:meth:`is_crash`).
         """
+        for key, values in list(self._held.items()):
+            none = {name: column[:0] for name, column in values.items()}
+            self._compare(key, self._own_messages(key, self._seen[key], none, is_end=True))
         for key in sorted({*self._seen, *self._names}):
             folder = self._folder(key)
-            if key[0] in self._batch_topics:
+            if key[0] in self._others.batch:
                 reason = "the topic has batch queues: a broker does not start on this folder"
                 yield Difference("queue_misplaced", folder, 0, reason)
                 continue
@@ -440,7 +374,7 @@ class QueuesAudit:
         queue = seen.queue
         if queue is None:
             reason = f"the log has {seen.messages} messages of it"
-            if self._deleted.has(key[0], seen.missing_since):
+            if self._is_deleted(key[0], seen.missing_since):
                 reason, is_explained = f"{reason}, but topics.json no longer lists the topic", True
             yield from self._missing(key, reason, is_explained=is_explained)
             return
@@ -472,21 +406,58 @@ class QueuesAudit:
             yield self._difference(queue, group)
         self.entries += spare.entries
 
+    def _is_deleted(self, topic: str, stored: int) -> bool:
+        """Whether an administrator deleted a topic; ``stored`` is the store time of one of its
+        messages.
+
+        A broker adds a topic to ``config/topics.json`` before the topic's first message, removes a
+        deleted topic, and writes the time of each change (``DataVersion``). So a topic was deleted
+        if the file was changed after the message was stored, and does not list the topic.
+        """
+        topics, changed = self._topics
+        return changed > stored and topic not in topics and is_listed(topic)
+
+    @cached_property
+    def _topics(self) -> tuple[Collection[str], int]:
+        """The listed topics, and the time of the last change in milliseconds; 0 if unknown."""
+        try:
+            text = read_config(self.layout.filesystem, broker_json.TOPICS_FILE)
+            document = broker_json.decode_topic_document(text)
+            changed = broker_json.whole(
+                document[broker_json.DATA_VERSION]["timestamp"], "timestamp"
+            )
+            return document["topicConfigTable"], changed
+        except (FileNotFoundError, CorruptFile, UsageError, ValueError, TypeError, KeyError):
+            # The check of the configuration files reports an invalid file.
+            return (), 0
+
     def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
         # If a topic's name cannot be a folder name, the dispatcher makes no queue for it.
         is_explained = is_explained or queue_name_fault(key[0]) is not None
-        if not self._has_rocksdb:
+        if not self._others.has_rocksdb:
             place = self._folder(key)
             yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    @cached_property
+    def _others(self) -> OtherQueues:
+        """The queues of the store that this audit does not compare."""
+        return other_queues(self.layout)
 
     def _folder(self, key: QueueKey) -> str:
         return f"{CONSUME_QUEUE}/{key[0]}/{key[1]}"
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
-        room = self.layout.queue(queue.topic, queue.queue_id).file_size
+        room = self.layout.queue(*queue.key).file_size
         base = offset * UNIT_SIZE // room * room
-        folder = self._folder((queue.topic, queue.queue_id))
+        folder = self._folder(queue.key)
         return f"{folder}/{base:0{NAME_DIGITS}d}", offset * UNIT_SIZE - base
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         return group.at(*self._place(queue, group.number), UNIT_SIZE)
+
+
+def _entry_of(values: dict[str, Any], at: int) -> tuple[int, Units]:
+    entry = units_of(
+        *(values[name][at : at + 1] for name in ("physical_offset", "size", "tags_code"))
+    )
+    return int(values["queue_offset"][at]), entry

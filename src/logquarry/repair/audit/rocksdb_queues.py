@@ -138,7 +138,7 @@ class RocksQueuesAudit(QueuesAudit):
         """Compare the frames of a run with their entries. In RocksDB, entries also have a store
         time.
         """
-        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._batch_topics})
+        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
 
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
         part = super()._add(key, part, requests)
@@ -149,11 +149,14 @@ class RocksQueuesAudit(QueuesAudit):
         start = epoch_start(part.offsets)
         offsets = part.offsets[start:]
         times = requests.store_timestamp[part.rows][start:]
+        places = requests.physical_offset[part.rows][start:]
         first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
         for there, entries in self._db.entries(*key, first, stop):
             _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
             differs = np.zeros(len(offsets), np.bool_)
             differs[ours] = times[ours] != entries["store_timestamp"][theirs]
+            # Damage in a frame's queue id can make its message look like one of this queue.
+            differs[ours] &= places[ours] == entries["physical_offset"][theirs]
             seen.note("queue_entry_wrong", offsets, differs, "has another store time")
         return part
 
@@ -178,7 +181,7 @@ class RocksQueuesAudit(QueuesAudit):
         self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
     ) -> Iterator[Difference]:
         yield from super()._spare(queue, seen, log_end, lost)
-        key = queue.topic, queue.queue_id
+        key = queue.key
         if seen.messages and queue.max_offset <= seen.next_offset:
             return
         reason = wrong_end(self._db, key, self.layout.commit_log.start)
@@ -186,12 +189,12 @@ class RocksQueuesAudit(QueuesAudit):
             yield Difference("queue_end_wrong", self.folder, 0, reason)
 
     def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
-        return self._place_of((queue.topic, queue.queue_id)), 0
+        return self._place_of(queue.key), 0
 
     def _place_of(self, key: QueueKey) -> str:
         return f"{self.folder}/{key[0]}/{key[1]}"
 
     def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
         found = group.at(self.folder, 0, ENTRY.size)
-        name = queue_name((queue.topic, queue.queue_id))
+        name = queue_name(queue.key)
         return Difference(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)

@@ -109,7 +109,7 @@ class StoreQueues:
 
     def _add(self, *queues: Queue) -> None:
         for queue in queues:
-            self.forms.setdefault((queue.topic, queue.queue_id), {})[type(queue)] = queue
+            self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
         """If the damaged RocksDB is that of this store, record the damage. Return whether it is."""

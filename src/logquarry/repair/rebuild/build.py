@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from logquarry.config import StoreConfig
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import alone_in
 from logquarry.errors import CorruptFile, UsageError
 from logquarry.log.batches import ahead
@@ -42,7 +42,6 @@ from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
 from logquarry.repair.audit.rocksdb_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
-from logquarry.repair.recover.kept_files import free_path
 from logquarry.systems import read_file
 from logquarry.text import document
 from logquarry.units import Clock, Progress

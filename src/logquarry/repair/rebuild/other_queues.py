@@ -25,7 +25,7 @@ from logquarry.read.features import ROCKSDB_QUEUES
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.rocksdb_queue import ENTRY_DTYPE, open_queues
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
-from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 from logquarry.repair.rebuild.queue_files import (
     INVALID,
     BuiltQueue,
@@ -34,8 +34,8 @@ from logquarry.repair.rebuild.queue_files import (
     OldQueues,
     QueueFiles,
     sync_file,
+    topic_fault,
 )
-from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.queue_writer import QueuePart, without_gaps
 
 _MOST_HELD: Final = 64 << 20
@@ -72,9 +72,8 @@ class BatchFiles(EntryFiles):
 
     def add(self, key: QueueKey, entries: BatchEntries) -> None:
         """Add the next frames of one queue, in the log's order."""
-        fault = queue_name_fault(key[0])
-        if fault is not None:
-            reason = f"the topic cannot be a folder name: {fault}"
+        reason = topic_fault(key)
+        if reason is not None:
             for base, place in zip(entries["base"], entries["physical_offset"], strict=True):
                 self.left_out.append(LeftOut(*key, int(base), int(place), reason))
             return
@@ -132,7 +131,7 @@ class BatchFiles(EntryFiles):
         return [
             queue
             for queue in BatchQueue.all_of(layout)
-            if (queue.topic, queue.queue_id) not in self.queues
+            if queue.key not in self.queues
             and (end := queue.last_physical_end) is not None
             and end <= layout.commit_log.start
         ]

@@ -25,14 +25,13 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
 from logquarry.repair.audit.differences import TagsRule
 from logquarry.repair.audit.right_offsets import RightOffsets
+from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.index_writer import IndexFileWriter, IndexWriter
-from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import QueuePart
 
 _FILLER: Final = queue_entry.encode(queue_entry.FILLER)
 _MOST_HELD: Final = 64 << 20
 _FILLERS_AT_ONCE: Final = 1 << 16
-_ANY_SAFE_NAME: Final = "store"
 OldQueues = Mapping[QueueKey, Queue]
 INVALID: Final = "its queue offset is harmed, and the messages around it leave no place for it"
 
@@ -46,6 +45,12 @@ class LeftOut:
     queue_offset: int
     physical_offset: int
     reason: str
+
+
+def topic_fault(key: QueueKey) -> str | None:
+    """Return why the topic of a queue cannot be the name of a folder, as text; None if it can."""
+    fault = queue_name_fault(key[0])
+    return None if fault is None else f"the topic cannot be a folder name: {fault}"
 
 
 @dataclass(slots=True)
@@ -167,13 +172,12 @@ class QueueFiles(EntryFiles):
         self._placing: dict[QueueKey, _Placing] = {}
         self._harmed: dict[QueueKey, list[tuple[int, int, int]]] = {}
         self._room = file_size // UNIT_SIZE
-        self._faults: dict[str, str | None] = {}
         self._here: dict[QueueKey, list[tuple[int, Units]]] = {}
 
     def add(self, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Add the entries of the next frames, in the log's order."""
         for key, part in parts.items():
-            if (fault := self._name_fault(key)) is not None:
+            if (fault := topic_fault(key)) is not None:
                 for start, stop in consecutive(part.offsets):
                     self.leave_out(key, int(part.offsets[start]), part.units[start:stop], fault)
             else:
@@ -210,13 +214,6 @@ class QueueFiles(EntryFiles):
         queue.stop = offset + len(units)
         self._held += units.nbytes
 
-    def _name_fault(self, key: QueueKey) -> str | None:
-        topic = key[0]
-        if topic not in self._faults:
-            self._faults[topic] = name_fault(topic, _ANY_SAFE_NAME, longest=LONGEST_NAME)
-        fault = self._faults[topic]
-        return None if fault is None else f"the topic cannot be a folder name: {fault}"
-
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
         """The topic was deleted and created again, or the last frame belongs to another queue:
         remove the entries at ``offset`` and after it.
@@ -242,10 +239,6 @@ class QueueFiles(EntryFiles):
         queue.stop = offset
 
     # ------------------------------------------------------------------- built by several tasks
-    def takes(self, key: QueueKey) -> bool:
-        """Whether the topic of ``key`` can be the name of a folder."""
-        return self._name_fault(key) is None
-
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
         """Count the entries from ``first`` to ``stop`` as written, because tasks write them. Write
         fillers between the queue's previous end and ``first``.

@@ -19,8 +19,7 @@ from pathlib import Path
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import NameGuard, StoreLock, alone_in
-from logquarry.disk.log_files import log_paths
+from logquarry.disk.folders import StoreLock, alone_in
 from logquarry.disk.page_file import DurableFile
 from logquarry.errors import UsageError
 from logquarry.format.queue_entry import UNIT_SIZE
@@ -44,6 +43,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
+from logquarry.repair.audit.batch_queues import bridges
 from logquarry.repair.audit.differences import queue_fault
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
@@ -72,9 +72,13 @@ from logquarry.repair.rebuild.other_queues import (
 )
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
-from logquarry.repair.recover.store_folders import check_file_size, check_log
+from logquarry.repair.recover.store_folders import (
+    check_file_size,
+    check_log,
+    restore_names,
+    sync_files,
+)
 from logquarry.systems import folders_below
 from logquarry.units import Clock, Progress, now_ms
 
@@ -183,9 +187,7 @@ def rebuild(
                 raise
     lock = StoreLock(disk, root)
     try:
-        # After a crash, a file may have only its second hard link, and not its own name. Give the
-        # file its own name back.
-        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
+        restore_names(layout, disk)
         return work.run(progress)
     finally:
         lock.release()
@@ -368,7 +370,7 @@ class _Rebuild:
             # If no queue has an entry, the queues do not show where the log ends. So a message
             # without an entry can still belong to the log.
             bounds = dataclasses.replace(bounds, is_closed=False)
-        old = {(q.topic, q.queue_id): q for q in usable if not isinstance(q, BatchQueue)}
+        old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
 
     def _take_over(
@@ -384,7 +386,7 @@ class _Rebuild:
             for name, end in queues.take_over(layout).items():
                 taken.append(QueueReport(*name, end, end, 0, 0, is_taken_over=True))
         for queue in ConsumeQueue.all_of(layout, OpenFiles(layout)):
-            key: QueueKey = queue.topic, queue.queue_id
+            key: QueueKey = queue.key
             stop = queue.max_offset
             if key in queues.queues or not stop or queue_fault(queue.files, file_size):
                 continue
@@ -395,10 +397,15 @@ class _Rebuild:
         return taken
 
     def _copied(self, layout: StoreLayout, queue: FileQueue) -> QueueReport:
+        made = bridges(queue) if isinstance(queue, BatchQueue) else {}
         for file in queue.files:
-            data = layout.filesystem.read(file.path)
+            data = bytearray(layout.filesystem.read(file.path))
+            for number, entry in made.items():
+                at = number * len(entry) - file.base
+                if 0 <= at < len(data):
+                    data[at : at + len(entry)] = entry
             with self.disk.writing(self._build / file.path, len(data)) as descriptor:
-                self.disk.write_all(descriptor, data, 0)
+                self.disk.write_all(descriptor, memoryview(data), 0)
         stop = queue.max_offset
         return QueueReport(queue.topic, queue.queue_id, stop, stop, 0, 0, is_taken_over=True)
 

@@ -11,20 +11,22 @@ If the recovery is interrupted, it can be run again, because it changes the stor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 from logquarry.dialect31.state_table import make_units
-from logquarry.disk.disk import Disk
+from logquarry.disk.disk import Disk, free_path
 from logquarry.disk.folders import AbortFile
 from logquarry.disk.log_files import log_paths, open_log
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
+from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, queue_entry
 from logquarry.format.arrays import Int64
 from logquarry.log.follow import DispatchRequests
 from logquarry.log.layout import StoreLayout
+from logquarry.log.log_names import RENAMING, right_path
 from logquarry.log.open_files import OpenFiles
 from logquarry.log.readable import none_lost
 from logquarry.log.store_files import (
@@ -47,15 +49,22 @@ from logquarry.repair.audit.log import damage_json
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
-from logquarry.repair.recover import kept_files
-from logquarry.repair.recover.plan import IndexPlan, QueueAction, StepKind, kept_entries
+from logquarry.repair.recover.plan import (
+    IndexPlan,
+    QueueAction,
+    Step,
+    StepKind,
+    kept_entries,
+    load_kept,
+    save_kept,
+)
 from logquarry.repair.recover.safe import SafePlan
-from logquarry.repair.recover.store_folders import REPORT
+from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
 from logquarry.units import Progress
-from logquarry.write.dispatcher import Dispatcher, WriterOf
+from logquarry.write.dispatcher import Dispatcher
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 from logquarry.write.queue_table import QueueTable
-from logquarry.write.queue_writer import MOST_GAP, Mending
+from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
@@ -146,7 +155,7 @@ class _Work:
                     *(self._disk, self._clock, self._progress),
                 )
             log.flush(0)
-            kept_files.sync_files(
+            sync_files(
                 self._disk,
                 self._root,
                 rewrite=(durable_until, self._plan.log_end),
@@ -184,7 +193,7 @@ class _Work:
         for name in plan.misnamed:
             if (root / name).exists():
                 self._disk.set_aside(root / name, quarantine(root, COMMIT_LOG))
-        kept_files.rename_files(
+        _rename_files(
             self._disk, root, [step for step in plan.steps if step.kind is StepKind.RENAME]
         )
         for step in plan.steps:
@@ -239,7 +248,7 @@ class _Work:
 
     def _save(self, path: Path, position: int, length: int, *folder: str) -> None:
         target = quarantine(self._root, *folder) / f"{path.name}.from-{position}"
-        self._disk.copy(path, position, length, kept_files.free_path(target))
+        self._disk.copy(path, position, length, free_path(target))
 
     def _find_mendings(self) -> None:
         """Collect the entries of lost messages, because the next step cuts them off."""
@@ -248,7 +257,7 @@ class _Work:
         damage = DamageMap(self._plan.damage)
         # An interrupted recovery may have already cut the queues, and saved these entries in a
         # file.
-        noted = kept_files.load_kept(self._kept_path)
+        noted = load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
                 continue
@@ -269,7 +278,7 @@ class _Work:
             self._mendings[queue.key] = Mending(
                 queue.resume_at, kept, aside, queue.moved, max(MOST_GAP, queue.largest_gap)
             )
-        kept_files.save_kept(
+        save_kept(
             self._disk,
             self._kept_path,
             {key: mending.kept for key, mending in self._mendings.items()},
@@ -277,7 +286,7 @@ class _Work:
 
     @property
     def _kept_path(self) -> Path:
-        return quarantine(self._root) / kept_files.KEPT_ENTRIES
+        return quarantine(self._root) / KEPT_ENTRIES
 
     def _mend_queues_and_index(self, log: MappedFileQueue, checkpoint: CheckpointFile) -> None:
         plan, root, disk = self._plan, self._root, self._disk
@@ -305,6 +314,8 @@ class _Work:
         for queue in plan.queues:
             if queue.action is QueueAction.CUT:
                 self._save_entries(queue.key, queue.keep_until)
+            for number, entry in queue.bridges.items():
+                self._write_entry(queue.key, number, entry)
         # Make no index folder for a store without an index: the folder would mean that it has an
         # index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
@@ -338,51 +349,54 @@ class _Work:
                 index.close()
 
     def _save_entries(self, key: QueueKey, start: int) -> None:
+        path, at, folder = self._entry_at(key, start)
+        if path.is_file() and at:
+            size = queue_form(self._config, key[0]).file_size
+            self._save(path, at, min(size, path.stat().st_size) - at, *folder)
+
+    def _write_entry(self, key: QueueKey, number: int, entry: bytes) -> None:
+        path, at, folder = self._entry_at(key, number)
+        self._save(path, at, len(entry), *folder)
+        with self._disk.writing(path) as descriptor:
+            self._disk.write_all(descriptor, entry, at)
+
+    def _entry_at(self, key: QueueKey, number: int) -> tuple[Path, int, tuple[str, ...]]:
+        """Return the file of an entry, its position there, and the folder of the queue."""
         form = queue_form(self._config, key[0])
         folder = form.root, key[0], str(key[1])
-        position = start * form.entry_size
-        path, at = form.file_at(self._root.joinpath(*folder), position), position % form.file_size
-        if path.is_file() and at:
-            length = min(form.file_size, path.stat().st_size) - at
-            self._save(path, at, length, *folder)
+        position = number * form.entry_size
+        path = form.file_at(self._root.joinpath(*folder), position)
+        return path, position % form.file_size, folder
 
     def _dispatch(
         self, log: MappedFileQueue, queues: QueueTable, index: IndexKeeper | None
     ) -> None:
         plan = self._plan
-        first = min((found.resume_at for found in self._mendings.values()), default=None)
-        built_from, rest = None, None
+        queues_from = min((found.resume_at for found in self._mendings.values()), default=None)
+        index_from, rest = None, None
         if index is not None and plan.index is not None:
-            built_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+            index_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+
+        def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
+            return queues.writers.get(key) if key in self._mendings else None
+
         try:
-            self._dispatch_pieces(
-                log,
-                lambda key: queues.writers.get(key) if key in self._mendings else None,
-                *(rest, first, built_from),
-            )
+            for start, stop in plan.pieces:
+                for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
+                    put_keys = rest.put if with_index and rest is not None else None
+                    dispatcher = Dispatcher(
+                        *(log, writer_of, put_keys, self._config),
+                        start=begin,
+                        arrived=self._dispatched,
+                    )
+                    dispatcher.dispatch_piece(begin, end)
+            if rest is not None:
+                rest.wait()
         finally:
             if rest is not None:
                 rest.end()
         if index is not None:
             index.guard()
-
-    def _dispatch_pieces(
-        self,
-        log: MappedFileQueue,
-        writer_of: WriterOf,
-        index: _IndexRest | None,
-        queues_from: int | None,
-        index_from: int | None,
-    ) -> None:
-        for start, stop in self._plan.pieces:
-            for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                put_keys = index.put if with_index and index is not None else None
-                dispatcher = Dispatcher(
-                    log, writer_of, put_keys, self._config, start=begin, arrived=self._dispatched
-                )
-                dispatcher.dispatch_piece(begin, end)
-        if index is not None:
-            index.wait()
 
     def _dispatched(self, requests: DispatchRequests) -> None:
         if self._progress is not None:
@@ -402,6 +416,33 @@ def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan]
     """Record the log's end and its damage in a file, from which later readers learn both."""
     document = {"log_end": log_end, "damage": damage_json(damage)}
     disk_json(disk, root / DAMAGE, document)
+
+
+def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
+    """Carry out the RENAME steps of a plan, and sync the folders.
+
+    If two files swap names, one of them first gets a temporary name, which contains its new name.
+
+    Raises:
+        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
+            names.
+    """
+    left: dict[Path, Path] = {}
+    for step in steps:
+        assert step.offset is not None
+        left[root / step.file] = root / right_path(step.offset)
+    while left:
+        ready = [path for path, target in left.items() if not target.exists()]
+        for path in ready:
+            disk.move(path, left.pop(path))
+        if ready:
+            continue
+        path, target = next(iter(left.items()))
+        if not any(target == other for other in left):
+            raise StoreUnavailable(f"{target}: it exists, so {path} cannot get its name")
+        made = free_path(target.with_name(f"{target.name}{RENAMING}"))
+        disk.move(path, made)
+        left[made] = left.pop(path)
 
 
 class _IndexRest(KeyThread):

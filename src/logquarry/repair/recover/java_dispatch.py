@@ -35,8 +35,8 @@ from logquarry.log.follow import Followed
 from logquarry.read.features import Writer
 from logquarry.read.log_queues import QueueKey, copy_key
 from logquarry.repair.recover.java_queues import JavaQueue, JavaRefusal, Target
+from logquarry.write.dispatcher import queue_name_fault
 from logquarry.write.index_writer import IndexWriter
-from logquarry.write.message_rules import LONGEST_NAME, name_fault
 from logquarry.write.queue_writer import parts_of, units_of
 
 LARGEST_ARRAY: Final = java.INT_MAX - 2
@@ -338,7 +338,7 @@ class JavaDispatch:
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
-            fault = name_fault(topic, "store", longest=LONGEST_NAME)
+            fault = queue_name_fault(topic)
             if fault is not None:
                 if topic not in self._unsafe:
                     self._unsafe.add(topic)

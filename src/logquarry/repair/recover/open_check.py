@@ -15,8 +15,7 @@ from typing import Final
 from logquarry.config import StoreConfig
 from logquarry.dialect31.open_transactions import TransactionsFound, find_transactions
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, NameGuard
-from logquarry.disk.log_files import log_paths
+from logquarry.disk.folders import AbortFile
 from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable
 from logquarry.format.frame import Frame
 from logquarry.format.properties import INNER_MULTI_QUEUE_OFFSET
@@ -38,7 +37,6 @@ from logquarry.repair.audit.differences import FileFault, file_differences, queu
 from logquarry.repair.audit.first_difference import QueueAudits
 from logquarry.repair.audit.index import index_fault
 from logquarry.repair.audit.log import are_stale_bytes
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.plan import RecoveryPlan
 from logquarry.repair.recover.rocketmq import (
@@ -48,7 +46,12 @@ from logquarry.repair.recover.rocketmq import (
     recover_as_rocketmq,
 )
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries, check_listed
+from logquarry.repair.recover.store_folders import (
+    check_entries,
+    check_listed,
+    restore_names,
+    sync_files,
+)
 
 _CHECKED_FILES: Final = 3
 """Number of files at the log's end that RocketMQ reads at its start (``recoverNormally``)."""
@@ -157,7 +160,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
     if layout.has_abort and not is_recovered and (has_log or queued):
         raise NeedsRecovery(f"it was not shut down cleanly: {store_files.ABORT} exists")
     _check_sizes(layout, settings)
-    ends = {(queue.topic, queue.queue_id): queue.entry_end for queue in queues}
+    ends = {queue.key: queue.entry_end for queue in queues}
     entries = last_entries(layout, queues)
     log = CommitLog(layout, files=files, last_entries=lambda: entries)
     end = log.max_offset
@@ -270,11 +273,8 @@ def recovered_store(
         found = find_store(root, config)
         abort.make()
         return found
-    # After a crash, a file may have only its second hard link, and not its own name. Give the file
-    # its own name back, because otherwise its messages would count as lost.
     check_entries(root, config)
-    folders = StoreLayout.open(root, config).log_folders
-    NameGuard(disk).restore([*log_paths(root, folders), root / store_files.INDEX])
+    restore_names(StoreLayout.open(root, config), disk)
     check_before_lock(root, config, accept_loss)
     is_clean = not abort.exists
     abort.make()
@@ -368,7 +368,7 @@ def _check_queues(
     if start >= stop:
         return
     known = known_damage(layout)
-    audits = QueueAudits({(queue.topic, queue.queue_id): queue for queue in queues}, config, known)
+    audits = QueueAudits({queue.key: queue for queue in queues}, config, known)
     # Read only up to ``stop``: the caller has already checked the bytes after it.
     reader = LogReader(layout, bound=stop, check_crc=config.check_crc_on_recover)
     for event in reader.events(start, stop):

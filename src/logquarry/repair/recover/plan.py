@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections import Counter
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Literal
 
+from logquarry.disk.disk import Disk
 from logquarry.format import index, queue_entry
 from logquarry.format.index import IndexHeader, IndexShape
+from logquarry.format.queue_entry import UNIT_SIZE, QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INDEX
 from logquarry.log.walk import DamagedSpan
@@ -20,7 +25,10 @@ from logquarry.repair.audit.differences import AuditedQueue, names_damage
 from logquarry.repair.audit.index import entries_of_last, file_fault, sequence_fault
 from logquarry.repair.audit.log import damage_json
 from logquarry.repair.recover.loss import Loss
+from logquarry.systems import read_file
 from logquarry.text import document, plural
+
+logger = logging.getLogger(__name__)
 
 RecoveryMode = Literal["safe", "rocketmq"]
 
@@ -45,7 +53,7 @@ class StepKind(Enum):
     it.
     """
     BUILD_QUEUE = "build_queue"
-    """Append the entries that a queue lacks."""
+    """Write the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
     """Rebuild the state table or the redo log of 3.x from the log."""
     BUILD_INDEX = "build_index"
@@ -204,6 +212,8 @@ class QueuePlan:
             there is none.
         moved: the right queue offset of each message whose frame has a harmed queue offset (changed
             by damage). The keys are the physical offsets of these messages.
+        bridges: number -> bytes of each entry that takes the place of an unwritten entry. Only for
+            a batch queue of which the log has no message.
     """
 
     key: QueueKey
@@ -215,6 +225,7 @@ class QueuePlan:
     reason: str
     moved: Mapping[int, int] = field(default_factory=dict)
     largest_gap: int = 0
+    bridges: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def is_sound(self) -> bool:
@@ -234,7 +245,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
                 # The last file has no entry. But RocketMQ would treat the zeros at its start as an
                 # entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
-            return QueuePlan(found.key, action, end, had, end, None, reason)
+            return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
     else:
         end, resume_at, reason = found.end, difference.resume_at, difference.reason
@@ -245,7 +256,8 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
     else:
         action = QueueAction.CUT if keep < had else QueueAction.KEEP
     if resume_at is None:
-        return QueuePlan(found.key, action, keep, had, keep, None, reason)
+        bridges = {number: entry for number, entry in found.bridges.items() if number < keep}
+        return QueuePlan(found.key, action, keep, had, keep, None, reason, bridges=bridges)
     moved, gap = found.moved, found.largest_gap
     return QueuePlan(found.key, action, keep, had, end, resume_at, reason, moved, gap)
 
@@ -259,6 +271,46 @@ def kept_entries(
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
+
+
+# The entry of a lost message exists only in its queue. So a recovery saves such entries in a file
+# before it cuts the queue: if it were interrupted after that, the next recovery would have to write
+# fillers instead.
+def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
+    """Return the entries that an interrupted recovery saved; {} if their file is missing or
+    invalid.
+    """
+    found: dict[QueueKey, dict[int, QueueEntry]] = {}
+    try:
+        for queue in json.loads(read_file(path)):
+            entries = found.setdefault((str(queue["topic"]), int(queue["queue_id"])), {})
+            for offset, data in queue["units"]:
+                entries[int(offset)] = queue_entry.decode_at(bytes.fromhex(data)[:UNIT_SIZE], 0)
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
+        logger.warning("%s: %s", path, error)
+        return {}
+    return found
+
+
+def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
+    """Save entries in a file for the next recovery, and sync it. Without entries,
+    delete the file.
+    """
+    document = [
+        {
+            "topic": topic,
+            "queue_id": queue_id,
+            "units": [[offset, entry.hex()] for offset, entry in sorted(entries.items())],
+        }
+        for (topic, queue_id), entries in sorted(kept.items())
+        if entries
+    ]
+    if document:
+        disk.replace(path, json.dumps(document).encode())
+    else:
+        disk.remove(path)
 
 
 # ------------------------------------------------------------------------------------------- index

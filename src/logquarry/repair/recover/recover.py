@@ -15,8 +15,7 @@ from typing import Final
 from logquarry import arguments
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, NameGuard, StoreLock, is_lockable
-from logquarry.disk.log_files import log_paths
+from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
@@ -25,7 +24,6 @@ from logquarry.log.store_files import (
     CHECKPOINT,
     DAMAGE,
     DURABLE,
-    INDEX,
     SETTINGS,
     quarantine,
 )
@@ -37,10 +35,10 @@ from logquarry.repair.rebuild.build import bring_out_cut_off
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.loss import require_consent
 from logquarry.repair.recover.open_check import find_store
-from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, Step, StepKind
+from logquarry.repair.recover.plan import RecoveryMode, RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.rocketmq import RocketmqPlan, apply_rocketmq, plan_rocketmq
 from logquarry.repair.recover.safe import SafePlan, plan_safe
-from logquarry.repair.recover.store_folders import check_entries
+from logquarry.repair.recover.store_folders import check_entries, restore_names
 from logquarry.units import Clock, Progress, now_ms
 
 _OWN_FILES: Final = (DURABLE, SETTINGS, DAMAGE)
@@ -123,9 +121,7 @@ def recover(
     try:
         check_entries(root, settings)
         bring_out_cut_off(root, disk)
-        # After a crash, a file may have only its second hard link, and not its own name. Give the
-        # file its own name back.
-        NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / INDEX])
+        restore_names(layout, disk)
         plan = _planned(root, mode, settings, progress)
         _require_possible(plan, accept_loss)
         if plan.is_needed:
@@ -166,32 +162,31 @@ def _planned(
             # The store needs no recovery: a broker overwrites the bytes of earlier messages after
             # the log's end, and logquarry's writer zeroes them.
             plan = dataclasses.replace(plan, steps=())
-    steps = list(plan.steps)
+    steps = Steps(plan.steps)
     try:
         if layout.read_checkpoint() is None and layout.missing_log is not None:
             reason = "it is missing: it says that the log is empty, not lost"
-            steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, reason))
+            steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, reason)
     except ValueError as error:
-        steps.append(Step(StepKind.WRITE_CHECKPOINT, CHECKPOINT, None, None, str(error)))
+        steps.add(StepKind.WRITE_CHECKPOINT, CHECKPOINT, str(error))
     for name in _OWN_FILES:
         with contextlib.suppress(FileNotFoundError, StoreNotFound):
             try:
                 layout.filesystem.read(name)
             except UnreadableFile as error:
-                steps.append(Step(StepKind.SET_ASIDE, name, None, None, str(error)))
+                steps.add(StepKind.SET_ASIDE, name, str(error))
     if layout.lost_head is not None:
-        reason = f"{layout.lost_head}"
-        steps.append(Step(StepKind.NOTE_DAMAGE, DURABLE, plan.log_start, None, reason))
+        steps.add(StepKind.NOTE_DAMAGE, DURABLE, str(layout.lost_head), offset=plan.log_start)
     known = known_damage(layout)
     news = [span for span in plan.damage if span.offset not in known]
     if news:
         reason = f"the log is damaged at {news[0].offset}"
         if len(news) > 1:
             reason += f" and in {len(news) - 1} more places"
-        steps.append(Step(StepKind.NOTE_DAMAGE, DAMAGE, None, None, reason))
+        steps.add(StepKind.NOTE_DAMAGE, DAMAGE, reason)
     if layout.has_abort:
         reason = "the store was not shut down cleanly"
-        steps.append(Step(StepKind.REMOVE, ABORT, None, None, reason))
+        steps.add(StepKind.REMOVE, ABORT, reason)
     return dataclasses.replace(plan, steps=tuple(steps))
 
 

@@ -56,7 +56,7 @@ class ReplacedFiles:
         self._reader = LogReader(layout)
         self._frames = CommitLog(layout)
         self._all = queues
-        self._queues: Mapping[QueueKey, Queue] = {(q.topic, q.queue_id): q for q in queues}
+        self._queues: Mapping[QueueKey, Queue] = {q.key: q for q in queues}
         self._is_expected = is_expected
         self._known = known
         # The queues of which some entries point to no frame: their entries prove less.
@@ -77,7 +77,7 @@ class ReplacedFiles:
         """Return the lost frames of some queues, each from a queue offset on."""
         found = [_NONE]
         for queue in self._all:
-            key = queue.topic, queue.queue_id
+            key = queue.key
             if key not in starts:
                 continue
             runs = queue.runs(starts[key], queue.max_offset)
@@ -111,7 +111,7 @@ class ReplacedFiles:
                 continue
             for at in np.unique(np.linspace(first, last, most).astype(np.int64)).tolist():
                 for _, units in queue.runs(at, at + 1):
-                    yield (queue.topic, queue.queue_id), units
+                    yield queue.key, units
 
     def _without_frame(self, frames: Frames) -> Frames:
         """Return those of the frames that the log should have, but does not have. Checks no body

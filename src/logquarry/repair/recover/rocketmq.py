@@ -41,10 +41,14 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
     refuse_unreadable,
 )
-from logquarry.repair.recover.kept_files import sync_files
 from logquarry.repair.recover.loss import find_loss, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
-from logquarry.repair.recover.store_folders import check_entries, refuse_wrong_names, status_of
+from logquarry.repair.recover.store_folders import (
+    check_entries,
+    refuse_wrong_names,
+    status_of,
+    sync_files,
+)
 from logquarry.units import Clock, now_ms
 from logquarry.write.index_writer import IndexKeeper, IndexWriter
 

@@ -311,7 +311,7 @@ class _Planner:
     def _find_queues(self) -> None:
         self._queues: dict[QueueKey, Queue | None] = {}
         for queue in all_queues(self._layout, self._files, with_stale=True):
-            key = queue.topic, queue.queue_id
+            key = queue.key
             if isinstance(queue, RocksQueue):
                 self._queues[key] = queue
                 continue
@@ -370,6 +370,10 @@ class _Planner:
                 at = queue.keep_until * entry_size
                 length = (queue.had_until - queue.keep_until) * entry_size
                 self._steps.add(StepKind.CUT, folder, queue.reason, offset=at, length=length)
+            if queue.bridges:
+                reason = "entries that were never written, and whose messages have expired"
+                at, length = min(queue.bridges) * entry_size, len(queue.bridges) * entry_size
+                self._steps.add(StepKind.BUILD_QUEUE, folder, reason, offset=at, length=length)
             if queue.resume_at is not None:
                 check_queue_folder(Path(self._layout.root, folder))
                 lacking = (queue.end - queue.keep_until) * entry_size

@@ -1,4 +1,4 @@
-"""The folders of a store before a recovery: checks of the names.
+"""The files and folders of a store in a recovery: checks of their names, and syncs.
 
 A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
 names (hard links), a recovery could overwrite bytes under one name that it needs under the other.
@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from logquarry.config import StoreConfig
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import NameGuard
 from logquarry.disk.log_files import log_paths
 from logquarry.errors import StoreUnavailable
 from logquarry.format import frame, java
@@ -24,14 +26,16 @@ from logquarry.log import codec, store_files
 from logquarry.log.codec import Window
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP
+from logquarry.log.readable import BLOCK
 from logquarry.log.store_files import (
     FileSequence,
     StoreFile,
 )
 from logquarry.read.store_sizes import require_stated_size
-from logquarry.repair.recover.kept_files import KEPT_ENTRIES
+from logquarry.systems import folders_below
 
 REPORT: Final = "recovery.json"
+KEPT_ENTRIES: Final = "kept_units.json"
 _FILES: Final = (store_files.ABORT, store_files.LOCK, store_files.CHECKPOINT, store_files.DURABLE)
 _QUEUES: Final = (f"{store_files.CONSUME_QUEUE}/", f"{store_files.BATCH_QUEUE}/")
 _QUEUE_DEPTH: Final = 2
@@ -87,6 +91,19 @@ def check_entries(root: Path, config: StoreConfig) -> None:
                 _check_numbered(path, places)
     for path in _index_files(root):
         _check_once(path, _check(path), places)
+
+
+def restore_names(layout: StoreLayout, disk: Disk) -> None:
+    """Give the files of log and index back the names that they lost in a crash.
+
+    While a store is open, each file of its log, and each index file that is not yet full and
+    synced, has a second name (a hard link), from which a deleted file can be restored. After a
+    crash, a file may have only the second name. A recovery restores the first name before it plans,
+    because otherwise the file's messages would count as lost. If the recovery moves the file to
+    quarantine later, the second name must not bring it back.
+    """
+    root = Path(layout.root)
+    NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
 
 
 def check_places(root: Path) -> None:
@@ -356,3 +373,68 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
     files = layout.commit_log
     left = tuple(file for file in files.files if file not in gone)
     layout.use_commit_log(FileSequence(left, files.file_size, files.has_heads))
+
+
+# ------------------------------------------------------------------------------------------- syncs
+# The last writer may have ended without a successful sync. If its sync failed, the operating system
+# takes the pages for written, and another sync would not write them. So the recovery writes these
+# bytes again.
+_PARTS: Final = (
+    store_files.CONSUME_QUEUE,
+    store_files.BATCH_QUEUE,
+    store_files.INDEX,
+    store_files.TRANSACTION,
+)
+_COPY_BYTES: Final = 1 << 20
+
+
+def sync_files(
+    disk: Disk,
+    root: Path,
+    *,
+    rewrite: tuple[int, int] = (0, 0),
+    log: tuple[str, ...] = (store_files.COMMIT_LOG,),
+    parts: tuple[str, ...] = _PARTS,
+) -> None:
+    """Sync the files of a store and their names.
+
+    ``rewrite`` has two physical offsets. The bytes of the log between them are first written again.
+    """
+    for part in (*log, *parts):
+        again = rewrite if part in log else (0, 0)
+        for folder, names in folders_below(root / part):
+            for name in names:
+                if name.isascii() and name.isdigit():
+                    _sync_file(disk, folder / name, *again)
+            disk.sync_names(folder)
+    disk.sync_names(root)
+    disk.sync_parent(root)
+
+
+def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:
+    base = int(path.name)
+    with disk.writing(path) as descriptor:
+        _write_again(disk, descriptor, start - base, stop - base)
+
+
+def _write_again(disk: Disk, descriptor: int, start: int, stop: int) -> None:
+    """Read a range of a file, and write the same bytes again. Skip blocks that cannot be read."""
+    position, stop = max(0, start), min(disk.size(descriptor), stop)
+    most = _COPY_BYTES
+    while position < stop:
+        block_end = (position // BLOCK + 1) * BLOCK
+        try:
+            data = disk.read(descriptor, min(most, stop - position), position)
+        except OSError:
+            if most > block_end - position:
+                most = block_end - position
+                continue
+            # The block is not in memory, so no writer has changed it: there is nothing to write.
+            position = block_end
+            continue
+        if not data:
+            break
+        disk.write_all(descriptor, data, position)
+        position += len(data)
+        # After one unreadable block, read the next blocks one by one.
+        most = most if most == _COPY_BYTES else BLOCK

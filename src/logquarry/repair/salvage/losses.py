@@ -8,7 +8,7 @@ or billions of messages would seem to be missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -312,14 +312,8 @@ def fill_messages(
         key: [(np.array(places, np.int64), np.array(offsets, np.int64))]
         for key, (places, offsets) in framed.items()
     }
-    for queue in all_queues(layout):
-        for start, units in queue.runs(0, queue.max_offset):
-            places = units["physical_offset"].astype(np.int64)
-            inside = (span_numbers(places, spans) >= 0) & has_message(units)
-            which = np.flatnonzero(inside)
-            if len(which):
-                key = queue.topic, queue.queue_id
-                known.setdefault(key, []).append((places[which], start + which))
+    for key, at, offset in _entries_to(layout, lambda places: span_numbers(places, spans) >= 0):
+        known.setdefault(key, []).append((at, offset))
     for key, pairs in known.items():
         places, offsets = (np.concatenate(part) for part in zip(*pairs, strict=True))
         at = span_numbers(places, spans)
@@ -332,13 +326,23 @@ def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
     offsets).
     """
     found: LostOffsets = {}
+    for key, _, offsets in _entries_to(layout, lambda known: np.isin(known, places)):
+        found.setdefault(key, []).extend(ranges_of(offsets))
+    return found
+
+
+def _entries_to(
+    layout: StoreLayout, is_wanted: Callable[[Int64], Bools]
+) -> Iterator[tuple[QueueKey, Int64, Int64]]:
+    """Yield the entries that point to some messages: the queue, the physical offsets of the
+    messages, and their queue offsets. ``is_wanted`` maps physical offsets to a mask.
+    """
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
-            inside = np.isin(units["physical_offset"].astype(np.int64), places)
-            which = start + np.flatnonzero(inside & has_message(units))
+            places = units["physical_offset"].astype(np.int64)
+            which = np.flatnonzero(is_wanted(places) & has_message(units))
             if len(which):
-                found.setdefault((queue.topic, queue.queue_id), []).extend(ranges_of(which))
-    return found
+                yield queue.key, places[which], start + which
 
 
 Pairs = tuple[list[int], list[int]]
@@ -368,7 +372,7 @@ def misnamed_messages(
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
-    there = {(queue.topic, queue.queue_id): queue for queue in all_queues(layout)}
+    there = {queue.key: queue for queue in all_queues(layout)}
 
     def frame_of(entry: QueueEntry) -> Frame | None:
         frame = log.outcome_at(entry.physical_offset, check_crc=False)

@@ -382,7 +382,7 @@ class _Planner:
         self._times.finish()
         plan.raised_times, plan.lowered_times = self._times.raised, self._times.lowered
         try:
-            there = {(queue.topic, queue.queue_id): queue for queue in all_queues(self._layout)}
+            there = {queue.key: queue for queue in all_queues(self._layout)}
             for key, notes in self._notes.items():
                 is_queued = partial(_is_queued, there.get(key))
                 story = plan.queues[key] = notes.story(is_queued=is_queued)

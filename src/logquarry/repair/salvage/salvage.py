@@ -361,7 +361,7 @@ def _moved_progress(
     If an offset stayed after the end, a broker would deliver all messages of the queue again, or
     skip new messages.
     """
-    had = {(queue.topic, queue.queue_id): queue.max_offset for queue in all_queues(layout)}
+    had = {queue.key: queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
     for (topic, group), progress in offsets.items():
         for queue_id, was in progress.items():

@@ -234,7 +234,7 @@ class SalvageTarget:
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
         layout = StoreLayout.open(self.work, plan.config)
-        queues = {(queue.topic, queue.queue_id): queue for queue in ConsumeQueue.all_of(layout)}
+        queues = {queue.key: queue for queue in ConsumeQueue.all_of(layout)}
         room = size // UNIT_SIZE
         for key, story in plan.queues.items():
             for start, stop in story.gaps:

@@ -116,7 +116,7 @@ def test_stretches_without_number_end_in_one_finding(one_log_file: Path) -> None
 def test_a_stretch_goes_on_from_chunk_to_chunk(
     one_log_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("logquarry.repair.audit.queues._CHUNK", 7)
+    monkeypatch.setattr("logquarry.repair.audit.queue_evidence._CHUNK", 7)
     test_queue_files_under_the_names_of_later_ones_are_found(one_log_file)
 
 
@@ -207,7 +207,7 @@ def test_copies_by_multi_dispatch_are_in_their_places(tmp_path: Path) -> None:
     # Only the queue that the message does not name must not have it.
     assert [(f.kind, f.file.split("/")[1]) for f in found] == [("queue_misplaced", "others")]
     where = f"entry 0 points to the message at {last.physical_offset}"
-    assert found[0].reason == f"{where}, which belongs to another queue"
+    assert found[0].reason == f"{where}, whose frame names another queue"
 
 
 def test_a_message_may_be_put_into_the_schedule_topic(tmp_path: Path) -> None:
@@ -262,6 +262,35 @@ def test_a_harmed_queue_offset_is_named_and_salvage_corrects_it(
     assert step is not None and step.words[0] == "salvage"
     salvage(one_log_file, tmp_path / "new")
     assert not check(tmp_path / "new").has_damage
+
+
+@pytest.mark.parametrize("stretch_bytes", [1, 300, 1 << 20])
+@pytest.mark.parametrize(
+    ("queues", "offset"),
+    [
+        ([0, 1] * 6, 3),
+        ([0, 1] * 6, 5),
+        ([1] * 8 + [0, 1] * 3, 1),
+        ([1] * 8 + [0, 1, 0, 1, 1, 0], 2),
+        ([1] * 2 + [0] * 9 + [1] * 3, 8),
+    ],
+)
+def test_a_harmed_queue_id_starts_no_new_epoch(
+    queues: list[int], offset: int, stretch_bytes: int, tmp_path: Path
+) -> None:
+    """Damage changed the queue id of a frame from 0 to 1. No CRC covers the queue id."""
+    root = tmp_path / "store"
+    with StoreBuilder(root) as builder:
+        for number, queue_id in enumerate(queues):
+            builder.put("T", b"body", queue_id=queue_id, store_timestamp=1_000 + number)
+    entries = (queue_folder(root) / name(0)).read_bytes()
+    place = int.from_bytes(entries[offset * 20 : offset * 20 + 8])
+    (log,) = (root / "commitlog").iterdir()
+    overwrite(log, place + HEAD.offsets["queue_id"], (1).to_bytes(4))
+    (found,) = verify_store(StoreLayout.open(root), stretch_bytes=stretch_bytes).findings
+    assert (found.kind, found.file.split("/")[2]) == ("queue_misplaced", "0")
+    where = f"entry {offset} points to the message at {place}"
+    assert found.reason == f"{where}, whose frame names another queue"
 
 
 def test_a_harmed_queue_offset_costs_no_other_finding(one_log_file: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which queue offsets of frames of a batch queue are right (``audit.right_bases``)."""
+"""Which queue offsets of frames of a batch queue are right (``audit.right_offsets``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries
-from logquarry.repair.audit.right_bases import NO_PLACE, RightBases
+from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
 
 
 def entries(bases: list[int]) -> BatchEntries:
