@@ -143,7 +143,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "queue_in_damage": _note(
         "entries of messages in a damaged part of the log", "the next step of that damage"
     ),
-    "index_header": _damage(Action.INDEX, "an index header with impossible values"),
+    "index_header": _damage(
+        Action.INDEX,
+        "an index header with impossible values, or with other offsets or times than the file's "
+        "entries and messages",
+    ),
     "index_chain": _damage(
         Action.INDEX, "an index chain that does not lead from newer to older entries"
     ),
