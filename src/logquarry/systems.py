@@ -71,11 +71,17 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         os.close(descriptor)
 
 
-def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[str]]]:
+def folders_below(
+    folder: str | os.PathLike[str], unreadable: Callable[[Path, OSError], object]
+) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Skips links to folders and unreadable folders, as ``os.walk`` does. Before Python 3.12,
-    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+    Skips missing folders, and links to folders as ``os.walk`` does. Before Python 3.12, ``os.walk``
+    and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+
+    Args:
+        unreadable: called with each folder that cannot be listed, and the error. If it raises no
+            exception, the folder is skipped.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -83,7 +89,10 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         try:
             with os.scandir(one) as entries:
                 found = list(entries)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            unreadable(one, error)
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
         # If links form a circle, DirEntry.is_dir raises OSError, so call Path.is_dir, which returns
