@@ -87,6 +87,6 @@ def _unraisable(unraisable: Any, /) -> None:
     sys.__unraisablehook__(unraisable)
 
 
-def _again(number: int) -> None:
+def _again(number: signal.Signals) -> None:
     time.sleep(_PAUSE)
     _thread.interrupt_main(number)
