@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,6 +53,13 @@ def test_the_plan_of_rebuild(root: Path, name: str, code: int) -> None:
     old = lq.rebuild(root).old
     assert old["consumequeue"].files == 1
     assert old["index"].files == 1
+
+
+def test_the_plan_counts_a_file_in_a_folder_s_place(root: Path) -> None:
+    shutil.rmtree(root / "consumequeue")
+    (root / "consumequeue").write_bytes(b"xyz")
+    found = lq.rebuild(root).old["consumequeue"]
+    assert (found.files, found.bytes) == (1, 3)
 
 
 def test_a_sync_of_all_files(root: Path) -> None:

@@ -214,6 +214,9 @@ def _report(
 
 def _sizes_below(folder: Path) -> list[int]:
     """Return the sizes of all files below a folder. Raises StoreNotFound if one cannot be read."""
+    if folder.is_file():
+        # A file in the folder's place moves to quarantine too.
+        return [folder.stat().st_size]
     sizes = []
     for below, names in folders_below(folder, _raise_unreadable):
         for name in names:
