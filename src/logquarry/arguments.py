@@ -292,10 +292,29 @@ def mapping(value: object, field: str, takes: str) -> Mapping[Any, Any]:
 
 def data(value: object, field: str) -> bytes | bytearray | memoryview:
     """Check that an argument is bytes, a bytearray or a memoryview."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
+    if isinstance(value, memoryview):
+        _require_held(value, field)
+        return value
+    if isinstance(value, (bytes, bytearray)):
         return value
     takes = "bytes, a bytearray or a memoryview"
     refuse_type(value, field, f"{takes} (for text: text.encode())" if type(value) is str else takes)
+
+
+def as_bytes(value: bytes | bytearray | memoryview, field: str) -> bytes:
+    """Return the bytes of an argument that :func:`data` accepts."""
+    if type(value) is memoryview:
+        _require_held(value, field)
+    return bytes(value)
+
+
+def _require_held(value: memoryview, field: str) -> None:
+    try:
+        _ = value.nbytes
+    except ValueError as error:
+        raise UsageError(
+            f"{field}: its memoryview is released: keep it until the call has returned"
+        ) from error
 
 
 def path(value: object, field: str = "path") -> str:

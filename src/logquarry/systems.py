@@ -15,6 +15,7 @@ import struct
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -71,11 +72,17 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
         os.close(descriptor)
 
 
-def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[str]]]:
+def folders_below(
+    folder: str | os.PathLike[str], unreadable: Callable[[Path, OSError], object]
+) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Skips links to folders and unreadable folders, as ``os.walk`` does. Before Python 3.12,
-    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+    Skips missing folders, and links to folders as ``os.walk`` does. Before Python 3.12, ``os.walk``
+    and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+
+    Args:
+        unreadable: called with each folder that cannot be listed, and the error. If it raises no
+            exception, the folder is skipped.
     """
     waiting = [Path(folder)]
     while waiting:
@@ -83,7 +90,10 @@ def folders_below(folder: str | os.PathLike[str]) -> Iterator[tuple[Path, list[s
         try:
             with os.scandir(one) as entries:
                 found = list(entries)
-        except OSError:
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            unreadable(one, error)
             continue
         waiting += [one / entry.name for entry in found if entry.is_dir(follow_symlinks=False)]
         # If links form a circle, DirEntry.is_dir raises OSError, so call Path.is_dir, which returns
@@ -120,6 +130,10 @@ def lock_request(kind: int) -> bytes:
         else struct.pack("qqihhi4x", 0, 1, 0, kind, os.SEEK_SET, 0)
     )
 
+
+_PROC: Final = Path("/proc")
+_MARK_TRIES: Final = 20
+_MARK_PAUSE: Final = 0.02
 
 _locking = threading.RLock()
 _locked_here: Final[set[tuple[int, int]]] = set()
@@ -172,9 +186,109 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Return whether a process holds RocketMQ's lock on a file; False if there is no file."""
+    """Return whether a process holds RocketMQ's lock on a file, or has marked the folder of the
+    file (:class:`FolderMark`), because the file may have been deleted.
+    """
     with lock_file(path) as is_ours:
-        return is_ours or _is_locked_elsewhere(path)
+        return is_ours or _is_locked_elsewhere(path) or is_marked(os.path.dirname(path))  # noqa: PTH120
+
+
+class FolderMark:
+    """Marks the folder of a store as open for writing, until :meth:`close` or the process's end.
+
+    If a user deletes the file ``lock`` of an open store, another process can create and lock a new
+    file of this name. The mark is a shared lock on the folder itself, so it does not depend on
+    files. RocketMQ does not know the mark. Only Linux has locks that suit: the mark has no effect
+    on other systems, and on file systems that support no locks of folders.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = -1
+
+    def make(self, folder: str | os.PathLike[str]) -> None:
+        """Make the mark. Raises BlockingIOError if another descriptor has marked the folder."""
+        command = getattr(fcntl, "F_OFD_SETLK", None)
+        if fcntl is None or command is None:
+            return
+        try:
+            self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.fcntl(self._descriptor, command, lock_request(fcntl.F_RDLCK))
+            for _ in range(_MARK_TRIES):
+                if not _is_locked_for(self._descriptor):
+                    return
+                # A process that was just killed closes its lock file a moment before the folder.
+                time.sleep(_MARK_PAUSE)
+        except OSError:
+            self.close()
+            return
+        self.close()
+        raise BlockingIOError(errno.EAGAIN, "marked by another process", os.fspath(folder))
+
+    def close(self) -> None:
+        """Remove the mark."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def is_marked(folder: str | os.PathLike[str]) -> bool:
+    """Return whether a process of this machine has marked a folder (:class:`FolderMark`)."""
+    if getattr(fcntl, "F_OFD_GETLK", None) is None:
+        return False
+    try:
+        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False
+    try:
+        return _is_locked_for(descriptor)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked_for(descriptor: int) -> bool:
+    """Return whether another descriptor holds a lock that excludes a write lock."""
+    assert fcntl is not None
+    command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
+    if command is None:
+        return False
+    answer = fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
+    at = 0 if sys.platform == "linux" else _TYPE_AT
+    return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
+
+
+def folder_holders(folder: Path) -> list[int]:
+    """Return the processes that have marked a folder; empty if they are unknown."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            return lock_holders(descriptor)
+        finally:
+            os.close(descriptor)
+    return []
+
+
+def lock_holders(descriptor: int) -> list[int]:
+    """Return the processes that hold a lock on a file. If a descriptor holds a lock, its file
+    /proc/PID/fdinfo/FD has a line ``lock: ...``.
+    """
+    wanted = os.fstat(descriptor)
+    found = []
+    for process in _PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            if any(_is_locked_by(process, name, wanted) for name in os.listdir(process / "fd")):  # noqa: PTH208
+                found.append(int(process.name))
+    return sorted(found)
+
+
+def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
+    try:
+        is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
+        return is_same and "lock:" in (process / "fdinfo" / name).read_text()
+    except OSError:
+        # The process may have closed the descriptor.
+        return False
 
 
 def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
@@ -182,17 +296,12 @@ def _is_locked_elsewhere(path: str | os.PathLike[str]) -> bool:
         descriptor = os.open(path, READ_ONLY)
     except OSError:
         return False
-    command = getattr(fcntl, "F_OFD_GETLK", getattr(fcntl, "F_GETLK", None))
     try:
         if fcntl is None:
             # On Windows, a process fails to read a byte that another process has locked.
             read_at(descriptor, 1, 0)
             return False
-        if command is None:
-            return False
-        answer = fcntl.fcntl(descriptor, command, lock_request(fcntl.F_WRLCK))
-        at = 0 if sys.platform == "linux" else _TYPE_AT
-        return bool(struct.unpack_from("h", answer, at)[0] != fcntl.F_UNLCK)
+        return _is_locked_for(descriptor)
     except OSError as error:
         return fcntl is None and isinstance(error, PermissionError)
     finally:

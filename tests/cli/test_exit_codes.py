@@ -138,25 +138,31 @@ def test_ctrl_c_during_an_import(name: str, damaged_store: Path) -> None:
     assert done.returncode == 130
 
 
-def test_ctrl_c_in_a_destructor_is_not_lost(damaged_store: Path) -> None:
-    """Python ignores exceptions there; the interrupt is raised again at the next place."""
-    code = AT_IMPORT.replace(
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [("SIGINT", 130, "error: interrupted\n"), ("SIGTERM", 143, "error: ended by SIGTERM\n")],
+)
+def test_a_signal_in_a_destructor_is_not_lost(
+    damaged_store: Path, name: str, code: int, line: str
+) -> None:
+    """Python ignores exceptions there; the exception is raised again at the next place."""
+    script = AT_IMPORT.replace(
         "            os.kill(os.getpid(), signal.SIGINT)",
         "            class Dies:\n"
         "                def __del__(self):\n"
-        "                    os.kill(os.getpid(), signal.SIGINT)\n"
+        f"                    os.kill(os.getpid(), signal.{name})\n"
         "                    sum(range(100))\n"
         "            made = Dies()\n"
         "            del made",
     )
     done = subprocess.run(
-        [sys.executable, "-c", code.format(name="numba"), str(damaged_store)],
+        [sys.executable, "-c", script.format(name="numba"), str(damaged_store)],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stderr == "error: interrupted\n"
-    assert done.returncode == 130
+    assert done.stderr == line
+    assert done.returncode == code
 
 
 def test_a_caller_that_ignores_ctrl_c_stays_undisturbed(damaged_store: Path) -> None:

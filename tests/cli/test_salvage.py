@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import logquarry as lq
+from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.command import jsonl, run
 from tests.helpers.small_store import facts, opened
@@ -81,3 +84,32 @@ def test_refusals(small_store: Path, tmp_path: Path) -> None:
     (tmp_path / "new/x").touch()
     assert "it holds x" in run("salvage", small_store, "--into", tmp_path / "new", code=2).stderr
     run("salvage", tmp_path / "nothing", code=3)
+
+
+def test_an_interruption_says_what_is_left(
+    small_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C after the last step leaves a complete store; a kill at once leaves a part of it."""
+    into = tmp_path / "new"
+    finish = SalvageTarget.finish
+
+    def interrupted(self: SalvageTarget, report: Mapping[str, Any]) -> None:
+        finish(self, report)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SalvageTarget, "finish", interrupted)
+    result = run("salvage", small_store, "--into", into, code=130)
+    assert f"{into}: it holds the complete store" in result.stderr
+    assert f"`logquarry verify {into}`" in result.stderr
+    again = run("salvage", small_store, "--into", into, code=2).stderr
+    assert again.count("it holds the complete store") == 1
+    run("verify", into)
+
+    def killed(self: SalvageTarget, report: Mapping[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    into = tmp_path / "part"
+    monkeypatch.setattr(SalvageTarget, "finish", killed)
+    monkeypatch.setattr(SalvageTarget, "discard", lambda self: None)
+    result = run("salvage", small_store, "--into", into, code=130)
+    assert f"is incomplete: remove {into / '.salvage'} to start again" in result.stderr

@@ -1,4 +1,5 @@
-"""Handles Ctrl-C: prints one line on stderr, and ends the process with exit code 130.
+"""Handles Ctrl-C: prints one line on stderr, and ends the process with exit code 130. Defines the
+exception for SIGTERM.
 
 Before a command runs, Ctrl-C ends the process at once, because a KeyboardInterrupt during the
 import of a Python module would print a traceback. While a command runs, Ctrl-C raises
@@ -33,6 +34,10 @@ _PAUSE: Final = 0.01
 
 class _Arrived:
     yes = False
+
+
+class Terminated(SystemExit):
+    """SIGTERM arrived."""
 
 
 def has_arrived() -> bool:
@@ -73,14 +78,15 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 def _unraisable(unraisable: Any, /) -> None:
     # Python calls this hook for an exception that it cannot raise, for example in a destructor.
-    if unraisable.exc_type is KeyboardInterrupt:
-        # Raise the lost KeyboardInterrupt again. Python would ignore it here too, so another thread
-        # interrupts the main thread a moment later.
-        _thread.start_new_thread(_again, ())
-        return
+    for lost, number in ((KeyboardInterrupt, signal.SIGINT), (Terminated, signal.SIGTERM)):
+        if unraisable.exc_type is lost:
+            # Raise the lost exception again. Python would ignore it here too, so another thread
+            # interrupts the main thread a moment later.
+            _thread.start_new_thread(_again, (number,))
+            return
     sys.__unraisablehook__(unraisable)
 
 
-def _again() -> None:
+def _again(number: signal.Signals) -> None:
     time.sleep(_PAUSE)
-    _thread.interrupt_main()
+    _thread.interrupt_main(number)

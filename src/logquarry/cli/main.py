@@ -158,6 +158,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     try:
         app(prog_name="logquarry")
+    except interrupts.Terminated:
+        output.error("ended by SIGTERM")
+        raise
     except Exception as error:
         # Without this handler, Python would exit with code 1, which means findings here.
         traceback.print_exc()
@@ -218,7 +221,7 @@ def _checked(stream: TextIO, name: str | None) -> TextIO:
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(ExitCode.TERMINATED)
+    raise interrupts.Terminated(ExitCode.TERMINATED)
 
 
 def _interrupted(ctx: click.Context) -> NoReturn:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +16,7 @@ from logquarry.cli import options, outcome, output
 from logquarry.cli import spark as with_spark
 from logquarry.cli.outcome import ExitCode
 from logquarry.cli.output import MOST_LISTED, Output
-from logquarry.errors import UsageError
+from logquarry.errors import LogquarryError, UsageError
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
@@ -106,14 +108,23 @@ def _salvage_one(
     from logquarry.repair import calls
 
     bars = partial(out.progress, in_bytes=True)
-    try:
+    with _telling_what_is_left(into):
         return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
-    except BaseException:
-        if into is not None and (into / ".salvage").is_dir():
-            output.error(
-                f"{text.printable(str(into))} is incomplete and cannot be opened: remove "
-                f"{text.printable(str(into / '.salvage'))}, and run salvage again"
-            )
+
+
+@contextmanager
+def _telling_what_is_left(into: Path | None) -> Iterator[None]:
+    """If the command fails or is interrupted, print what it left in its target, and what to do."""
+    from logquarry.repair.salvage.unfinished import why_not_empty
+
+    was_empty = into is not None and not (into.is_dir() and any(into.iterdir()))
+    try:
+        yield
+    except BaseException as error:
+        with suppress(LogquarryError):
+            reason = why_not_empty(into) if into is not None and was_empty else None
+            if reason is not None and reason != str(error):
+                output.error(text.printable(reason))
         raise
 
 
@@ -255,7 +266,8 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
     from logquarry.repair.salvage.salvage import convert as convert_store
 
     layout = StoreLayout.open(store, settings)
-    found = convert_store(layout, into, bars=partial(out.progress, in_bytes=True))
+    with _telling_what_is_left(into):
+        found = convert_store(layout, into, bars=partial(out.progress, in_bytes=True))
     if as_json:
         out.json(found.to_json())
     else:

@@ -34,9 +34,13 @@ from logquarry.log.store_files import (
     is_offset_name,
 )
 from logquarry.systems import (
+    FolderMark,
     fcntl,
+    folder_holders,
     forget_lock,
+    is_marked,
     lock_file,
+    lock_holders,
     read_file,
     require_writing,
     take_lock,
@@ -114,7 +118,6 @@ def alone_in(disk: Disk, folder: Path) -> Iterator[None]:
 
 _CONTENT: Final = b"lock"
 _HELD: Final = frozenset({errno.EAGAIN, errno.EACCES})
-_PROC: Final = Path("/proc")
 
 
 def is_lockable(root: Path) -> bool:
@@ -138,9 +141,18 @@ class StoreLock(OpenFile):
         with lock_file(self.path) as is_ours:
             if is_ours:
                 raise self._held_by([os.getpid()])
+            self._mark = FolderMark()
+            if not existed and is_marked(root):
+                raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
                 self._descriptor = disk.open(self.path, create=True)
             self._take()
+            try:
+                self._mark.make(root)
+            except BlockingIOError:
+                forget_lock(self._descriptor)
+                self.close()
+                raise self._held_by(folder_holders(root), "its lock file was replaced") from None
         try:
             if not existed:
                 disk.sync_names(root)
@@ -159,25 +171,32 @@ class StoreLock(OpenFile):
         try:
             take_lock(self._descriptor)
         except OSError as error:
-            holders = _holders(self._descriptor) if error.errno in _HELD else []
+            holders = lock_holders(self._descriptor) if error.errno in _HELD else []
             self._disk.let_go(self._descriptor)
             if error.errno not in _HELD:
                 raise self._disk.refused(self.path, error) from error
             raise self._held_by(holders) from error
 
-    def _held_by(self, holders: list[int]) -> StoreUnavailable:
+    def _held_by(self, holders: list[int], fault: str = "") -> StoreUnavailable:
         by = f" (process {', '.join(map(str, holders))})" if holders else ""
         return StoreUnavailable(
-            f"{self.path.parent}: the store is open in another program{by}, which holds "
-            f"{self.path.name}"
+            f"{self.path.parent}: the store is open in another program{by}, "
+            + (f"but {fault}: stop that program" if fault else f"which holds {self.path.name}")
         )
 
     def release(self) -> None:
         """Release the lock. In a forked child, the lock stays with the parent."""
         with lock_file(self.path):
+            # Remove the mark first. Otherwise another process could get the lock and find the mark.
+            self._mark.close()
             if self.is_open:
                 forget_lock(self._descriptor)
             self.close()
+
+    def abandon_in_child(self) -> None:
+        """Close the descriptors in a forked child; the lock and the mark stay with the parent."""
+        super().abandon_in_child()
+        self._mark.close()
 
 
 class AbortFile:
@@ -207,28 +226,6 @@ class AbortFile:
         """Delete the file. Raises StoreUnavailable if the store is poisoned and needs recovery."""
         self._disk.health.require_writable()
         self._disk.remove(self.path)
-
-
-def _holders(descriptor: int) -> list[int]:
-    """Return the processes that hold a lock on a file. If a descriptor holds a lock, its file
-    /proc/PID/fdinfo/FD has a line ``lock: ...``.
-    """
-    wanted = os.fstat(descriptor)
-    found = []
-    for process in _PROC.glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if any(_is_locked_by(process, name, wanted) for name in os.listdir(process / "fd")):  # noqa: PTH208
-                found.append(int(process.name))
-    return sorted(found)
-
-
-def _is_locked_by(process: Path, name: str, wanted: os.stat_result) -> bool:
-    try:
-        is_same = os.path.samestat((process / "fd" / name).stat(), wanted)
-        return is_same and "lock:" in (process / "fdinfo" / name).read_text()
-    except OSError:
-        # The process may have closed the descriptor.
-        return False
 
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ example, a new index without keys does not show its size (:mod:`logquarry.read.s
 from __future__ import annotations
 
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
@@ -19,6 +20,8 @@ from logquarry.format import checkpoint, frame, queue_entry
 from logquarry.format import properties as props
 from logquarry.log.filesystem import FileSystem, FileView
 from logquarry.log.store_files import CHECKPOINT, DURABLE, NAME_DIGITS, FileSequence, StoreFile
+
+logger = logging.getLogger(__name__)
 
 _NAMES: Final = (
     "dialect",
@@ -94,19 +97,42 @@ class LostHead(NamedTuple):
 def read_durable(filesystem: FileSystem) -> Durable | None:
     """Read the durable offset and the start of the log; None if there is no valid record.
 
-    A record is invalid if another program has written the store
-    (:class:`logquarry.format.checkpoint.DurableMark`). The result is also None if this user may not
-    read the file.
+    If a file cannot be opened, for example because this user may not read it, the result is None
+    too, and a warning names the file.
     """
     try:
-        data = filesystem.read(DURABLE)
-        mark = checkpoint.decode_mark(data)
-        found = checkpoint.decode(filesystem.read(CHECKPOINT))
-    except (OSError, StoreNotFound, ValueError):
+        return require_durable(filesystem)
+    except (FileNotFoundError, ValueError):
+        # The file system has already logged a warning if the disk cannot read a block.
         return None
+    except (OSError, StoreNotFound) as error:
+        _warn(f"{filesystem.root}: the durable offset is unknown: {error}")
+        return None
+
+
+def require_durable(filesystem: FileSystem) -> Durable | None:
+    """Read the durable offset and the start of the log; None if the record is invalid.
+
+    A record is invalid if another program has written the store
+    (:class:`logquarry.format.checkpoint.DurableMark`).
+
+    Raises:
+        FileNotFoundError: if the record or the checkpoint is missing.
+        ValueError: if the checkpoint is too short, or the disk cannot read a block.
+        StoreNotFound: if a file cannot be opened.
+    """
+    data = filesystem.read(DURABLE)
+    mark = checkpoint.decode_mark(data)
+    found = checkpoint.decode(filesystem.read(CHECKPOINT))
     if mark is None or not mark.speaks_of(found):
         return None
     return Durable(mark.offset, checkpoint.decode_start(data))
+
+
+@lru_cache(maxsize=256)
+def _warn(text: str) -> None:
+    """Log a warning. The cache makes sure that a reader that follows a store logs it only once."""
+    logger.warning(text)
 
 
 def find_lost_head(filesystem: FileSystem, files: tuple[StoreFile, ...]) -> LostHead | None:

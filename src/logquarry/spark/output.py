@@ -23,7 +23,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -196,6 +196,7 @@ class ExportCommit:
         self.staging = TEMPORARY + uuid.uuid4().hex[:12]
         """Name of the subfolder of the destination in which the tasks write their files."""
         self._earlier: frozenset[str] = frozenset()
+        self._is_begun = False
         self._lock: int | None = None
 
     def begin(self) -> None:
@@ -239,10 +240,32 @@ class ExportCommit:
         `files` holds (staged path, final path) of each new file, below the destination.
         """
         try:
-            self._put(files, manifest)
+            with self._explained():
+                self._put(files, manifest)
             self._folder.remove_folder(self.staging)
         finally:
             self._unlock()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """If the commit fails, for example on a full disk, remove the staged files, and say in the
+        error what stays in the folder.
+        """
+        try:
+            yield
+        except OSError as error:
+            # No later export uses the staged files, and removing them frees the disk.
+            with suppress(OSError):
+                self._folder.remove_folder(self.staging)
+            if not self._is_begun:
+                raise
+            raise failed_commit(
+                self._folder,
+                "while the export moved its files into place",
+                f"The folder has no complete export now. Run the export into it again: it replaces "
+                f"or removes all files that {INTENT} lists",
+                error,
+            ) from error
 
     def abort(self) -> None:
         """Remove the staged files; files of an earlier export stay unchanged."""
@@ -264,6 +287,7 @@ class ExportCommit:
         draft = f"{self.staging}/{MANIFEST}"
         intent = {"written_by": WRITTEN_BY, "files": sorted({*self._earlier, *wanted})}
         folder.write_json(INTENT, intent, by_way_of=draft)
+        self._is_begun = True
         _remove_success(folder)
         for place in sorted({os.path.dirname(path) for path in wanted}):  # noqa: PTH120
             folder.make(place)
@@ -298,6 +322,11 @@ class ExportCommit:
                 path = entry.get("path") if isinstance(entry, dict) else entry
                 found.add(written_path(self._folder, name, path))
         return frozenset(found)
+
+
+def failed_commit(folder: OutputFolder, when: str, step: str, error: OSError) -> OSError:
+    """Return an error with the error number of ``error``, which says what to do next."""
+    return OSError(error.errno, f"{when}: {error.strerror or error}. {step}", folder.location)
 
 
 def remove_temporary(folder: OutputFolder) -> None:
@@ -391,8 +420,22 @@ class CompactionIntent:
                 "manifest": dict(self.manifest),
             },
         }
-        folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
-        finish_compaction(folder)
+        try:
+            folder.write_json(INTENT, intent, by_way_of=f"{self.staging}/{INTENT}")
+        except OSError:
+            if folder.read_json(INTENT) is None:
+                folder.remove_folder(self.staging)
+            raise
+        try:
+            finish_compaction(folder)
+        except OSError as error:
+            raise failed_commit(
+                folder,
+                "while the compaction moved its files into place",
+                "Run the compaction again, which completes it. It needs the files that stay in "
+                f"{self.staging}",
+                error,
+            ) from error
 
 
 def finish_compaction(folder: OutputFolder) -> bool:

@@ -26,7 +26,8 @@ from logquarry.log.store_names import Stores, as_paths, broker_names, find_store
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
 from logquarry.repair.salvage.salvage import Salvaged, salvage
-from logquarry.repair.salvage.target import check_target, settle
+from logquarry.repair.salvage.target import check_target
+from logquarry.repair.salvage.unfinished import settle
 from logquarry.repair.verify.findings import VerifyReport
 from logquarry.repair.verify.verify import verify_store
 from logquarry.spark.jobs import run_tasks

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal, overload
+from typing import Any, Literal, NoReturn, SupportsIndex, overload
 
 from logquarry import arguments
 from logquarry.config import StoreConfig
+from logquarry.errors import WrongType
 from logquarry.store.reader import BaseReader, ReadOnlyStore
 from logquarry.store.reads import StoreReads
 from logquarry.store.writer import BaseWriter
@@ -119,6 +120,12 @@ class MessageStore(StoreReads):
             )
         return StoreReader.start(
             path, config=config, broker=broker, storage_options=storage_options
+        )
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        raise WrongType(
+            f"{self.root}: an open store cannot be pickled or copied. Pass its path instead, and "
+            f"open the store there: MessageStore.open({self.root!r})"
         )
 
 

@@ -132,7 +132,12 @@ class CommonFrames:
                 self.odd[number] = given
                 continue
             if type(body) is not bytes:
-                body = bytes(body)
+                try:
+                    body = bytes(body)
+                except ValueError:
+                    # The memoryview is released: the encoder of single puts raises an error.
+                    self.odd[number] = given
+                    continue
             if fields[5] is not None:
                 text = properties_text(given)
                 if text is None:

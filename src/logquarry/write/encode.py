@@ -197,7 +197,8 @@ class MessageEncoder:
             UsageError: if a number does not fit its field, or the message has tags or keys in
                 addition to a property string.
         """
-        topic, queue_id, body = message.topic, message.queue_id, message.body
+        topic, queue_id = message.topic, message.queue_id
+        body = arguments.as_bytes(message.body, "body")
         topic_data = rules.topic_bytes(topic, self._topic_check)
         properties = rules.given_properties(message, is_closed=self._is_3_1)
         values = rules.looked_at(message)
@@ -237,7 +238,8 @@ class MessageEncoder:
         topic_data = rules.topic_bytes(message.topic, self._topic_check)
         properties = rules.given_properties(message, is_closed=self._is_3_1)
         hosts = self.hosts(message)
-        data = self.frame(hosts, topic_data, message.body, self.numbers(message), properties)
+        body = arguments.as_bytes(message.body, "body")
+        data = self.frame(hosts, topic_data, body, self.numbers(message), properties)
         copies = None
         if self._copies_messages and hosts.advances:
             values = props.decode_bytes(properties)
@@ -249,7 +251,7 @@ class MessageEncoder:
         encoded.fill(key, hosts, wait=True, own_offset=message.queue_offset)
         encoded.data = data
         encoded.starts = _ONE_FRAME
-        encoded.body_size = len(message.body)
+        encoded.body_size = len(body)
         encoded.copies = copies
         return encoded
 

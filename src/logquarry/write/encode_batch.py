@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from logquarry import arguments
 from logquarry.config import StoreConfig
 from logquarry.disk.mapped_file import MappedFile
 from logquarry.errors import UsageError
@@ -187,7 +188,11 @@ def wire_form(messages: Sequence[Message]) -> tuple[bytes, Message]:
             )
     try:
         wire = batch.encode(
-            BatchItem(bytes(message.body), rules.given_properties(message), message.flag)
+            BatchItem(
+                arguments.as_bytes(message.body, "body"),
+                rules.given_properties(message),
+                message.flag,
+            )
             for message in messages
         )
     except ValueError as error:

@@ -103,7 +103,7 @@ class IndexFileWriter:
             # file, because the header still has that time as its begin time (test_replay.py:
             # clean-restart/base).
             entries = self._entries(before.entry_count, 1)
-            entries["seconds"] = _seconds(times[:1], before.begin_timestamp)
+            entries["seconds"] = seconds_since(times[:1], before.begin_timestamp)
         if not self.file.address:
             self._keep(hashes, before.entry_count)
         self.header = header._replace(
@@ -137,7 +137,7 @@ class IndexFileWriter:
         entries = self._entries(number, count)
         entries["key_hash"] = hashes
         entries["physical_offset"] = offsets
-        entries["seconds"] = _seconds(times, begin)
+        entries["seconds"] = seconds_since(times, begin)
         table = np.frombuffer(self.file.buffer, _SLOT_DTYPE, self.shape.slots, HEADER.size)
         numbers = np.arange(number, number + count, dtype=np.int64)
         entries["previous"], begun = _chain(table, np.abs(hashes) % self.shape.slots, numbers)
@@ -191,7 +191,8 @@ def _chain(table: Int32, slots: Int64, numbers: Int64) -> tuple[Int64, int]:
     return previous, int((found == 0).sum())
 
 
-def _seconds(times: Int64, begin: int) -> Int64:
+def seconds_since(times: Int64, begin: int) -> Int64:
+    """Return store times (ms) as entries contain them: in seconds since ``begin`` (ms)."""
     if begin <= 0:
         return np.zeros(len(times), np.int64)
     return np.clip((times - begin) // 1000, 0, java.INT_MAX)

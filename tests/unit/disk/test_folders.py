@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -342,3 +343,53 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
     queue.load()
     assert bytes(queue.select(0, 4) or b"") == b"text"
     queue.close()
+
+
+OPENS_AGAIN = """
+import sys
+from pathlib import Path
+from logquarry.errors import StoreUnavailable
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import StoreLock
+try:
+    StoreLock(Disk(), Path(sys.argv[1])).release()
+except StoreUnavailable as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux can mark a folder")
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_deleted_lock_file_lets_no_second_writer_in(tmp_path: Path, is_replaced: bool) -> None:
+    (tmp_path / "commitlog").mkdir()
+    lock = StoreLock(Disk(), tmp_path)
+    lock.path.unlink()
+    if is_replaced:
+        lock.path.write_bytes(b"lock")
+    reason = "its lock file was replaced" if is_replaced else "its lock file was deleted"
+    words = f"the store is open in another program (process {os.getpid()}), but {reason}: stop"
+    with pytest.raises(StoreUnavailable, match=re.escape(words)):
+        StoreLock(Disk(), tmp_path)
+    assert words in run(OPENS_AGAIN, tmp_path).stdout
+    assert lock.path.exists() is is_replaced
+    assert StoreLayout.open(tmp_path).is_live()
+    lock.release()
+    assert not StoreLayout.open(tmp_path).is_live()
+    assert not run(OPENS_AGAIN, tmp_path).stdout
+    StoreLock(Disk(), tmp_path).release()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux can mark a folder")
+def test_the_mark_ends_with_the_lock(tmp_path: Path) -> None:
+    """Also if the lock is held by another program, and if a process forks."""
+    lock = StoreLock(Disk(), tmp_path)
+    child = os.fork()
+    if not child:
+        # The copy of the parent's mark is closed, and the parent's mark stays.
+        os._exit(0 if systems.is_marked(tmp_path) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    with pytest.raises(StoreUnavailable):
+        StoreLock(Disk(), tmp_path)
+    lock.release()
+    assert not systems.is_marked(tmp_path)
+    assert not systems.folder_holders(tmp_path)

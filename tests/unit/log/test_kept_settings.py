@@ -15,7 +15,9 @@ from logquarry.config import StoreConfig
 from logquarry.log import kept_settings
 from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import DAMAGE, DURABLE, SETTINGS
+from logquarry.log.store_files import CHECKPOINT, DAMAGE, DURABLE, SETTINGS
+from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.verify.other_files import check_sidecar
 from tests.helpers.small_store import config, forget_start, opened
 
 CONFIG = StoreConfig(
@@ -178,3 +180,37 @@ def test_a_record_that_this_user_may_not_read(
         assert len(list(store.scan())) == 100
     found = [finding for finding in lq.verify(root).findings if finding.kind == kind]
     assert kind is None or "Permission denied" in found[0].reason
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("name", [DURABLE, CHECKPOINT])
+def test_a_failed_open_is_named(
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    code: int,
+) -> None:
+    """Verify must not take it for a record of another checkpoint."""
+    really_open, reason = os.open, os.strerror(code)
+
+    def failing(path: str, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith(name):
+            raise OSError(code, reason, path)
+        return really_open(path, *arguments, **options)
+
+    layout = StoreLayout.open(root, config())
+    report = VerifyReport(str(root))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing)
+        check_sidecar(layout, report, is_live=False, last_sound=layout.commit_log.end)
+        for _ in range(2):
+            assert read_durable(layout.filesystem) is None
+    (finding,) = report.findings
+    assert (finding.kind, finding.file) == ("durable_mark_invalid", DURABLE)
+    assert f"the durable offset is unknown: {root / name}: cannot be read: {reason}" == (
+        finding.reason
+    )
+    (record,) = caplog.records
+    assert f"{root / name}: cannot be read: {reason}" in record.getMessage()
+    assert read_durable(layout.filesystem) is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,55 @@ def test_a_crash_at_every_step(tmp_path: Path, earlier: tuple[str, ...]) -> None
             break
         steps += 1
     assert steps > 10
+
+
+class FullDisk(CrashingFolder):
+    """After a number of changes, the disk is full: files can only be removed."""
+
+    def _counted(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            self._left -= 1
+            if self._left < 0 and not step.__name__.startswith("remove"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
+            return step(*arguments, **named)
+
+        return counted
+
+
+def test_a_full_disk_at_every_step(tmp_path: Path) -> None:
+    """The staged files are removed, the error says what stays, and the next export works."""
+    steps, was_explained = 3, False
+    while True:
+        dest = tmp_path / str(steps)
+        folder = OutputFolder(dest)
+        export(folder, *OLD, text="old")
+        commit = ExportCommit(FullDisk(dest, steps))
+        commit.begin()
+        for number in range(len(NEW)):
+            (dest / commit.staging / str(number)).write_text(f"new {NEW[number]}")
+        moves = [(f"{commit.staging}/{number}", path) for number, path in enumerate(NEW)]
+        try:
+            commit.commit(moves, {"files": [{"path": path} for path in NEW]})
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+            assert not list(dest.glob("_temporary-*"))
+            if (dest / INTENT).exists():
+                was_explained = True
+                assert error.filename == str(dest)
+                assert "No space left on device. The folder has no complete export now" in str(
+                    error
+                )
+                assert f"removes all files that {INTENT} lists" in str(error)
+            else:
+                assert is_complete(dest)
+                assert contents(dest) == {path: f"old {path}" for path in OLD}
+            export(folder, *NEW)
+            steps += 1
+        else:
+            break
+        assert contents(dest) == {path: f"new {path}" for path in NEW}
+        assert is_complete(dest)
+    assert was_explained
 
 
 def test_abort_leaves_everything_as_it_was(tmp_path: Path) -> None:
@@ -279,6 +330,8 @@ class Disk:
         self._dest = dest
         self._synced: set[int] = set()
         self._removed = 0
+        # Several threads remove old files. The first removal must not change what another checks.
+        one_at_a_time = threading.Lock()
         self.checked: set[str] = set()
         move, remove = OutputFolder.move, OutputFolder.remove
 
@@ -296,8 +349,9 @@ class Disk:
                 self._check(MANIFEST, *contents(dest))
             elif path.endswith(".parquet"):
                 # The new files are on the disk before the first old file goes.
-                self._check(*(() if self._removed else NEW))
-                self._removed += 1
+                with one_at_a_time:
+                    self._check(*(() if self._removed else NEW))
+                    self._removed += 1
             remove(folder, path)
             self._changed(path)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from logquarry.errors import CorruptFile, StoreNotFound, StoreUnavailable, Usage
 from logquarry.spark.compaction import compact, compact_folder
 from logquarry.spark.merging import MergeTask, Source, merge, merge_here
 from logquarry.spark.output import INTENT, MANIFEST, SUCCESS, OutputFolder
-from tests.unit.spark.test_commit import Crash, CrashingFolder
+from tests.unit.spark.test_commit import Crash, CrashingFolder, FullDisk
 from tests.unit.spark.test_compaction import PLACE, export, make_store, odd_strings, rows
 
 
@@ -51,6 +52,36 @@ def test_a_compaction_that_dies_anywhere_loses_nothing(tmp_path: Path, then: str
         names = {e["path"] for e in json.loads((dest / MANIFEST).read_text())["files"]}
         assert {str(p.relative_to(dest)) for p in dest.rglob("*.parquet")} == names
     assert steps > 10
+
+
+def test_a_full_disk_at_every_step_of_the_commit(tmp_path: Path) -> None:
+    """The error says what stays, and the next compaction removes it."""
+    store, dest = make_store(tmp_path / "store", 0, 60), tmp_path / "out"
+    wanted = sorted(f"body {number}".encode() for number in range(60))
+    export(dest, store, partition_by=["topic"])
+    steps, was_explained = 0, False
+    while True:
+        folder = FullDisk(dest, steps)
+        try:
+            compact_folder(folder, 1 << 30, merge_in(OutputFolder(dest)))
+        except OSError as error:
+            steps += 1
+            assert error.errno == errno.ENOSPC
+            staged = {path.name for path in dest.glob("_temporary-*")}
+            if not (dest / INTENT).exists():
+                assert not staged
+                continue
+            was_explained = True
+            assert "No space left on device. Run the compaction again" in str(error)
+            assert all(name in str(error) for name in staged)
+            compact(dest)
+            export(dest, store, partition_by=["topic"])
+        else:
+            break
+    assert was_explained
+    assert all_bodies(dest) == wanted
+    assert not list(dest.glob("_temporary-*"))
+    assert not (dest / INTENT).exists()
 
 
 def merge_in(folder: OutputFolder) -> Callable[[Sequence[MergeTask]], Any]:

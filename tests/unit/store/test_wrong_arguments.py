@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Iterator
+import pickle
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -364,3 +366,45 @@ def test_a_clock_may_return_integers_of_numpy(tmp_path: Path) -> None:
     with store:
         assert store.put(lq.Message("t", keys="k")).store_timestamp == 5
     assert not (tmp_path / "s" / "abort").exists()
+
+
+def released(**fields: Any) -> lq.Message:
+    view = memoryview(bytearray(b"abc"))
+    message = lq.Message("t", view, **fields)
+    view.release()
+    return message
+
+
+PUTS: Final[dict[str, Callable[[lq.StoreWriter], object]]] = {
+    "put": lambda store: store.put(released()),
+    "put a delayed message": lambda store: store.put(released(delay_level=1)),
+    "put_async": lambda store: store.put_async(released()).result(),
+    "put_batch": lambda store: store.put_batch([lq.Message("t", b"x"), released()]),
+    "put_many": lambda store: store.put_many([lq.Message("t", b"x"), released()]),
+    "put_half": lambda store: store.put_half(released(), group="g"),
+    "append_data": lambda store: store.append_data(0, released().body),
+}
+
+
+@pytest.mark.parametrize("name", PUTS)
+def test_a_released_memoryview(tmp_path: Path, name: str) -> None:
+    with lq.MessageStore.open(tmp_path / "s", mode="rw", config=small_config()) as store:
+        field = {"append_data": "data", "put_many": "message 1: body"}.get(name, "body")
+        with pytest.raises(UsageError, match=f"^{field}: its memoryview is released: keep it"):
+            PUTS[name](store)
+        assert store.max_offset == 0
+        store.put(lq.Message("t", memoryview(b"abc")))
+        assert [message.body for message in store.scan()] == [b"abc"]
+
+
+@pytest.mark.parametrize("mode", ["r", "rw"])
+def test_an_open_store_cannot_be_pickled(tmp_path: Path, mode: Any) -> None:
+    root = tmp_path / "s"
+    lq.MessageStore.open(root, mode="rw", config=small_config()).close()
+    with lq.MessageStore.open(root, mode=mode, config=small_config()) as store:
+        for call in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError) as raised:
+                call(store)
+            assert isinstance(raised.value, UsageError)
+            assert str(raised.value).startswith(f"{root}: an open store cannot be pickled")
+            assert f"MessageStore.open({str(root)!r})" in str(raised.value)

@@ -17,6 +17,7 @@ from logquarry.format.arrays import Bools, Int32, Int64
 from logquarry.format.frame import Frame
 from logquarry.format.index import ENTRY, HEADER, SLOT, IndexHeader, IndexShape
 from logquarry.log import codec
+from logquarry.log.filesystem import FileView
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
@@ -35,6 +36,7 @@ from logquarry.repair.audit.index_entries import (
     KeyCounter,
     Place,
 )
+from logquarry.write.index_writer import seconds_since
 
 _CHUNK: Final = 1 << 22
 _SLOT: Final = SLOT.dtype()
@@ -53,6 +55,7 @@ class IndexAudit:
         self.layout = layout
         self.entries = 0
         self._files = OpenFiles(layout)
+        self._log = CommitLog(layout, files=self._files)
         self._index = Index(layout, files=self._files)
         # Read the headers before the log, because a running writer appends to both. The log then
         # has the message of each entry that the headers count.
@@ -103,7 +106,7 @@ class IndexAudit:
         """
         if not self._has_keys:
             return True
-        return self._stream.is_through and not self._all.has_odd_header
+        return self._stream.is_through and not self._all.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
         """Count the keys of a run; :meth:`finish` subtracts the entries to find the
@@ -128,7 +131,8 @@ class IndexAudit:
             if header.entry_count > 1:
                 indexed = max(indexed, header.end_offset)
             yield from self._check_file(file, header, log_end, lost)
-        if self._has_keys and not self.is_exact:
+        # A wrong header gives a wrong range of messages for the keys of its file.
+        if self._has_keys and not self.is_exact and not self._all.odd_headers:
             yield from self._gap_differences()
         if last_keyed is not None and last_keyed > indexed:
             reason = f"has keys up to {indexed}, and the log has keys up to {last_keyed}"
@@ -151,6 +155,7 @@ class IndexAudit:
         if fault is not None or not count:
             return
         assert shape is not None
+        yield from self._wrong_ends(file, shape, header)
         self.entries += count
         is_compared = self._has_keys and self.is_exact
         if is_compared and file.path in self._known_chains:
@@ -160,6 +165,19 @@ class IndexAudit:
             yield from self._chain_differences(file, shape, entries)
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
+
+    def _wrong_ends(
+        self, file: IndexFile, shape: IndexShape, header: IndexHeader
+    ) -> Iterator[Difference]:
+        """Yield a difference if the header gives other first or last messages or other times than
+        the entries and the log.
+        """
+        view = self._files.view(file.path)
+        fault = None if view is None else ends_fault(view, shape, header)
+        fault = fault or times_fault(self._log, header)
+        # A running broker writes the fields of a header one after the other.
+        if fault is not None and header == file.header:
+            yield Difference("index_header", file.path, 0, fault, HEADER.size)
 
     def _gap_differences(self) -> Iterator[Difference]:
         for (begin, end), keys in zip(
@@ -275,7 +293,8 @@ class IndexAudit:
         # The key of a wrong entry would also be counted as missing: report it only once.
         reported = sum(group.count for group in audit.wrong.values())
         missing = int(self._keys.keys[number]) - audit.keys - reported
-        if audit.is_ordered and missing > 0:
+        is_right = file.path not in self._all.odd_headers
+        if is_right and audit.is_ordered and missing > 0:
             reason = f"{missing} keys of messages between {begin} and {end} have no entry"
             yield Difference("index_gap", file.path, 0, reason)
 
@@ -325,16 +344,22 @@ _NOT_COUNTED: Final = "counts no entries, but some follow"
 
 
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """Return the first wrong header of an index as text, or None. Reads only the headers."""
+    """Return the first wrong header of an index as text, or None.
+
+    Of each file, this reads only the header, the first and the last entry, and the two messages to
+    which these entries point.
+    """
     log = CommitLog(layout)
     last: IndexHeader | None = None
     for entry in layout.index_files:
         path = f"{INDEX}/{entry.name}"
-        data = layout.open_file(path).window(0, min(entry.size, HEADER.size))
+        file = layout.open_file(path)
+        data = file.window(0, min(entry.size, HEADER.size))
         fault = _header_fault(data, entry.size, shape, log_end)
         if fault is None:
             header = index.decode_header(data)
             fault = sequence_fault(log, layout.commit_log.start, header, last)
+            fault = fault or ends_fault(file, shape, header)
             last = header
         if fault is not None:
             return f"{layout.filesystem.full_path(path)}: {fault}"
@@ -354,8 +379,9 @@ def file_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) -> 
     offsets: Int64 = entries["physical_offset"].astype(np.int64)
     if (np.diff(offsets) < 0).any():
         return "its entries are not in the log's order"
-    if not names_ends(header, int(offsets[0]), int(offsets[-1])):
-        return "its header gives another first or last message than its entries"
+    fault = _ends_fault(header, int(offsets[0]), int(offsets[-1]), int(entries["seconds"][-1]))
+    if fault is not None:
+        return fault
     if (entries["previous"] >= np.arange(1, count + 1)).any() or (entries["previous"] < 0).any():
         return "one of its chains leads to a later entry"
     return None
@@ -374,27 +400,78 @@ def _header_fault(data: memoryview, size: int, shape: IndexShape, log_end: int) 
     return None
 
 
+def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | None:
+    """Return a text if a header does not fit the first and the last entry of its file, else None.
+
+    ``header`` must not count more entries than the file has.
+    """
+    if header.entry_count <= 1:
+        return None
+    first, last = (
+        index.decode_entry(file.window(shape.entry_position(number), ENTRY.size), 0)
+        for number in (1, header.entry_count - 1)
+    )
+    return _ends_fault(header, first.physical_offset, last.physical_offset, last.seconds)
+
+
+def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str | None:
+    """Compare a header with the physical offsets of the first and the last entry of its file, and
+    with the seconds in the last entry.
+    """
+    if not names_ends(header, first, last):
+        return (
+            "its header gives another first or last message than its entries: messages at "
+            f"{header.begin_offset} and {header.end_offset}, not at {first} and {last}"
+        )
+    # In a file's first entry, the seconds are counted from the end time of the previous file.
+    end = np.array([header.end_timestamp])
+    expected = int(seconds_since(end, header.begin_timestamp)[0])
+    if header.entry_count > 2 and seconds != expected:
+        return (
+            f"its header gives {expected} seconds between its first and its last message, but its "
+            f"last entry gives {seconds}"
+        )
+    return None
+
+
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return a text if an index file is of another log, or overlaps the previous file;
-    else None.
+    """Return a text if an index file is of another log, gives other store times than the log, or
+    overlaps the previous file; else None.
     """
-    if header.entry_count > 1 and not _is_of(log, log_start, header):
-        return f"the log has no message at {header.end_offset}, where its last key points"
+    if header.entry_count > 1:
+        if header.end_offset >= log_start and _stored_at(log, header.end_offset) is None:
+            return f"the log has no message at {header.end_offset}, where its last key points"
+        fault = times_fault(log, header)
+        if fault is not None:
+            return fault
     if before is not None and header.end_offset < before.end_offset:
         return "it ends before the previous file does"
     return None
 
 
-def _is_of(log: CommitLog, log_start: int, header: IndexHeader) -> bool:
-    """Whether an index file is of this log: the log has the message of the file's last key, or
-    retention has deleted it.
+def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
+    """Return a text if a header gives another store time than the first or the last message of its
+    file has; else None. A message that the log does not have is not compared.
     """
-    if header.end_offset < log_start:
-        return True
-    outcome = log.outcome_at(header.end_offset, check_crc=False)
-    return isinstance(outcome, Frame) and outcome.store_timestamp == header.end_timestamp
+    for which, offset, time in (
+        ("first", header.begin_offset, header.begin_timestamp),
+        ("last", header.end_offset, header.end_timestamp),
+    ):
+        stored = _stored_at(log, offset)
+        if stored is not None and stored != time:
+            return (
+                f"its header gives the store time {time} for its {which} message, but the message "
+                f"at {offset} has the store time {stored}"
+            )
+    return None
+
+
+def _stored_at(log: CommitLog, offset: int) -> int | None:
+    """Return the store time of the message at a physical offset; None if the log has none there."""
+    outcome = log.outcome_at(offset, check_crc=False)
+    return outcome.store_timestamp if isinstance(outcome, Frame) else None
 
 
 def entries_of_last(data: memoryview, shape: IndexShape, header: IndexHeader) -> int:

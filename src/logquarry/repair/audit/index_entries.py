@@ -231,15 +231,17 @@ class IndexEntries:
         return len(self._parts)
 
     @cached_property
-    def has_odd_header(self) -> bool:
-        """Whether a header has other physical offsets than the first and the last entry of its
-        file.
+    def odd_headers(self) -> frozenset[str]:
+        """The paths of the files whose header has other physical offsets than their first and
+        their last entry.
         """
-        for number, part in enumerate(self._parts):
-            first, last = self._offset(number, 0), self._offset(number, part.count - 1)
-            if not names_ends(part.header, first, last):
-                return True
-        return False
+        return frozenset(
+            part.path
+            for number, part in enumerate(self._parts)
+            if not names_ends(
+                part.header, self._offset(number, 0), self._offset(number, part.count - 1)
+            )
+        )
 
     def start(self, number: int) -> int:
         """Return the position in a file of the first entry whose message retention has

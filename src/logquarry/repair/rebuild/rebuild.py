@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from logquarry import arguments
 from logquarry.config import StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import StoreLock, alone_in
 from logquarry.disk.page_file import DurableFile
-from logquarry.errors import UsageError
+from logquarry.errors import StoreNotFound, UsageError
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
@@ -198,8 +201,8 @@ def _report(
 ) -> RebuildReport:
     old = {}
     for name in names:
-        found = _files_below(Path(layout.root) / name)
-        old[name] = FileCount(len(found), sum(path.stat().st_size for path in found))
+        sizes = _sizes_below(Path(layout.root) / name)
+        old[name] = FileCount(len(sizes), sum(sizes))
     return RebuildReport(
         store=layout.root,
         into=None if into is None else str(into),
@@ -211,9 +214,29 @@ def _report(
     )
 
 
-def _files_below(folder: Path) -> list[Path]:
-    paths = (below / name for below, names in folders_below(folder) for name in names)
-    return [path for path in paths if path.is_file()]
+def _sizes_below(folder: Path) -> list[int]:
+    """Return the sizes of all files below a folder. Raises StoreNotFound if one cannot be read."""
+    if folder.is_file():
+        # A file in the folder's place moves to quarantine too.
+        return [folder.stat().st_size]
+    sizes = []
+    for below, names in folders_below(folder, _raise_unreadable):
+        for name in names:
+            path = below / name
+            try:
+                status = path.stat()
+            except OSError as error:
+                if error.errno in (errno.ENOENT, errno.ELOOP):
+                    # A broken link, or a running broker has deleted the file since the listing.
+                    continue
+                _raise_unreadable(path, error)
+            if stat.S_ISREG(status.st_mode):
+                sizes.append(status.st_size)
+    return sizes
+
+
+def _raise_unreadable(path: Path, error: OSError) -> NoReturn:
+    raise StoreNotFound(f"{path}: cannot be read: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

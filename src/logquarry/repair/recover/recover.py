@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Final
 
-from logquarry import arguments
+from logquarry import arguments, text
 from logquarry.config import RECOVERIES, StoreConfig, settings_of
 from logquarry.disk.disk import Disk
 from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
@@ -182,7 +182,7 @@ def _planned(
     if news:
         reason = f"the log is damaged at {news[0].offset}"
         if len(news) > 1:
-            reason += f" and in {len(news) - 1} more places"
+            reason += f" and in {text.plural(len(news) - 1, 'more place')}"
         steps.add(StepKind.NOTE_DAMAGE, DAMAGE, reason)
     if layout.has_abort:
         reason = "the store was not shut down cleanly"

@@ -11,6 +11,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -402,13 +403,20 @@ def sync_files(
     """
     for part in (*log, *parts):
         again = rewrite if part in log else (0, 0)
-        for folder, names in folders_below(root / part):
+        for folder, names in folders_below(root / part, partial(_refuse, disk)):
             for name in names:
                 if name.isascii() and name.isdigit():
                     _sync_file(disk, folder / name, *again)
             disk.sync_names(folder)
     disk.sync_names(root)
     disk.sync_parent(root)
+
+
+def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
+    # The last writer cannot have written to a folder that this user may not list, for example
+    # lost+found of the file system.
+    if not isinstance(error, PermissionError):
+        raise disk.refused(folder, error) from error
 
 
 def _sync_file(disk: Disk, path: Path, start: int, stop: int) -> None:

@@ -7,8 +7,6 @@ STORETIMESTAMP, QUEUEOFFSET, and the property CRC, each if it is necessary.
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -20,8 +18,8 @@ import numpy as np
 from logquarry.config import StoreConfig
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, alone_in, lock_folder
-from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
+from logquarry.disk.folders import AbortFile, alone_in
+from logquarry.errors import CorruptStore, StoreUnavailable, UsageError
 from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag, timer
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
@@ -32,8 +30,6 @@ from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
-    COMPACTED,
-    CONFIG,
     CONSUME_QUEUE,
     INDEX,
     NAME_DIGITS,
@@ -41,21 +37,19 @@ from logquarry.log.store_files import (
     SIDECAR,
     quarantine,
 )
-from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
 from logquarry.read import timers
 from logquarry.read.log_queues import QueueKey
-from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
 from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
-from logquarry.systems import held, read_file
+from logquarry.repair.salvage.unfinished import REPORT, undo_or_finish, why_not_empty
+from logquarry.systems import held
 from logquarry.units import Progress, now_ms
 
-REPORT: Final = "salvage.json"
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
 
@@ -66,99 +60,9 @@ def check_target(layout: StoreLayout, into: Path) -> None:
         store = Path(layout.root).resolve()
         if store == into.resolve() or store in into.resolve().parents:
             raise UsageError(f"{into}: lies within the damaged store: give another folder")
-    try:
-        names = sorted(path.name for path in into.iterdir()) if into.exists() else []
-    except OSError as error:
-        raise StoreNotFound(f"{into}: cannot be read: {error.strerror}") from error
-    if SALVAGE in names:
-        _unlock(lock_folder(into))
-        raise UsageError(
-            f"{into}: a salvage into it was interrupted: remove {into / SALVAGE} to start again"
-        )
-    if names:
-        raise UsageError(f"{into}: it holds {names[0]}: the new store needs an empty folder")
-
-
-def settle(location: str, into: Path) -> bool:
-    """Finish or undo an interrupted salvage; return whether the new store is complete.
-
-    Raises:
-        StoreUnavailable: if the salvage is still running.
-        UsageError: if a salvage of another store wrote the folder, or if it has other files.
-    """
-    try:
-        held_by_us = lock_folder(into)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        return _settle(location, into)
-    finally:
-        _unlock(held_by_us)
-
-
-def _settle(location: str, into: Path) -> bool:
-    report = into / SIDECAR / REPORT
-    if not _undo_or_finish(into) or not report.is_file():
-        return False
-    try:
-        saved = str(json.loads(read_file(report))["store"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
-    if absolute(saved) != location:
-        raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")
-    return True
-
-
-def _undo_or_finish(into: Path) -> bool:
-    """Finish an interrupted salvage and return True, or remove the incomplete files."""
-    work = into / SALVAGE
-    if work.is_dir():
-        if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
-            _remove_unfinished(into)
-            return False
-        # The log is moved last. So the new store is complete, and a broker may already use it: keep
-        # it.
-        work.rmdir()
-    return True
-
-
-def _carried_names(folder: Path) -> list[str]:
-    """Return the names in a folder that a salvage may have copied from the old store's
-    main folder.
-    """
-    return sorted(
-        path.name
-        for path in folder.iterdir()
-        if path.name in (KV_STORE, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
-    )
-
-
-def _remove_unfinished(into: Path) -> None:
-    work = into / SALVAGE
-    report = Path(SIDECAR, REPORT)
-    # Without a report, no folder was moved to the target yet: the report is written first.
-    comes_out = (into / report).is_file() or (work / report).is_file()
-    made = [COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT]
-    made += _carried_names(into)
-    there = [name for name in made if os.path.lexists(into / name)]
-    for name in there:
-        if not comes_out or (work / name).exists():
-            raise UsageError(
-                f"{into / name}: the interrupted salvage did not make it: nothing was removed; "
-                f"remove {work} to start again"
-            )
-    for name in there:
-        if (into / name).is_dir():
-            shutil.rmtree(into / name, ignore_errors=True)
-        else:
-            (into / name).unlink()
-    # Remove .salvage last: only this folder shows that a salvage has made the other files.
-    shutil.rmtree(work)
-
-
-def _unlock(descriptor: int | None) -> None:
-    if descriptor is not None:
-        os.close(descriptor)
+    reason = why_not_empty(into)
+    if reason is not None:
+        raise UsageError(reason)
 
 
 class SalvageTarget:
@@ -200,7 +104,7 @@ class SalvageTarget:
             return
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
         with held(), contextlib.suppress(OSError, UsageError):
-            if not _undo_or_finish(self._into) and self._is_new:
+            if not undo_or_finish(self._into) and self._is_new:
                 self._into.rmdir()
 
     def close(self) -> None:

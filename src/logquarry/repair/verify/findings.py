@@ -143,7 +143,11 @@ KINDS: Final[Mapping[str, Kind]] = {
     "queue_in_damage": _note(
         "entries of messages in a damaged part of the log", "the next step of that damage"
     ),
-    "index_header": _damage(Action.INDEX, "an index header with impossible values"),
+    "index_header": _damage(
+        Action.INDEX,
+        "an index header with impossible values, or with other offsets or times than the file's "
+        "entries and messages",
+    ),
     "index_chain": _damage(
         Action.INDEX, "an index chain that does not lead from newer to older entries"
     ),
@@ -232,7 +236,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "oversized": _note("a frame larger than maxMessageSize: a broker would reject it"),
     "durable_mark_invalid": _note(
-        "the file of the durable offset is torn or invalid", "nothing: the next writer replaces it"
+        "the file of the durable offset is torn or invalid, or cannot be opened",
+        "nothing: the next writer replaces an invalid file. If a file cannot be opened, correct "
+        "its permissions or the disk",
     ),
     "durable_mark_foreign": _note(
         "another program has written to the store since logquarry recorded the durable offset",

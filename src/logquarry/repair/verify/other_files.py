@@ -178,12 +178,21 @@ def check_sidecar(
     except (FileNotFoundError, UnreadableFile):
         return
     except (OSError, StoreNotFound) as error:
-        report.add("durable_mark_invalid", DURABLE, 0, str(error))
+        report.add("durable_mark_invalid", DURABLE, 0, f"the durable offset is unknown: {error}")
         return
     if mark is None:
         reason = "its magic or its CRC is wrong: the durable offset is unknown"
         report.add("durable_mark_invalid", DURABLE, 0, reason)
-    elif layout.durable_end is None:
+        return
+    try:
+        durable = kept_settings.require_durable(files)
+    except (FileNotFoundError, ValueError):
+        # Another check reports a checkpoint that is missing, too short or unreadable.
+        durable = None
+    except (OSError, StoreNotFound) as error:
+        report.add("durable_mark_invalid", DURABLE, 0, f"the durable offset is unknown: {error}")
+        return
+    if durable is None:
         reason = "it belongs to another checkpoint: the durable offset is unknown"
         report.add("durable_mark_foreign", DURABLE, 0, reason)
     elif mark.offset > last_sound and not is_live:

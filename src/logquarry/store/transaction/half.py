@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from logquarry import arguments
 from logquarry.errors import MessageRejected, UsageError
 from logquarry.format import java, sys_flag
 from logquarry.format import properties as props
@@ -112,7 +113,7 @@ def frame_of(message: Message, result: PutResult) -> Frame:
     hosts = host_fields(message.born_host, message.store_host, message.sys_flag)
     return Frame(
         topic=message.topic.encode(),
-        body=bytes(message.body),
+        body=arguments.as_bytes(message.body, "body"),
         properties=string if isinstance(string, bytes) else utf8(string),
         queue_id=message.queue_id,
         flag=message.flag,

@@ -204,3 +204,14 @@ def test_a_file_that_ends_within_properties(tmp_path: Path, is_last: bool, has_m
             lost += sum(1 for _ in store.scan(on_damage="skip")) < COUNT
         shutil.rmtree(root)
     assert lost >= 8
+
+
+@pytest.mark.parametrize(
+    ("count", "ending"), [(1, ""), (2, " and in 1 more place"), (3, " and in 2 more places")]
+)
+def test_the_step_counts_the_damaged_places(tmp_path: Path, count: int, ending: str) -> None:
+    places = written(tmp_path)
+    for number in range(count):
+        overwrite(tmp_path, places[10 * number], places[10 * number] + 8, b"x")
+    (step,) = lq.recover(tmp_path, config=config(), accept_loss=1 << 20).steps
+    assert step.reason == f"the log is damaged at 0{ending}"

@@ -9,7 +9,11 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import index
+from logquarry.log.filesystem import FileView
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import INDEX
+from logquarry.read.commit_log import CommitLog
+from logquarry.repair.audit.index import index_fault
 from logquarry.repair.recover.plan import IndexPlan, plan_index
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import config, opened
@@ -137,3 +141,89 @@ def test_a_header_that_counts_no_entries_of_a_file_with_entries(
         path.read_bytes() == sound[:32] + struct.pack(">2i", used, count) + sound[40:]
         for path in root.rglob(last.name)
     )
+
+
+def changed(path: Path, field: str, value: int) -> None:
+    overwrite(path, index.HEADER.offsets[field], struct.pack(">q", value))
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(
+    ("field", "change", "reason"),
+    [
+        ("begin_offset", 3, "its header gives another first or last message"),
+        ("begin_timestamp", -1, "its first message"),
+        ("begin_timestamp", -100_000, "its first and its last message"),
+        ("begin_timestamp", 10**9, "its first message"),
+        ("end_timestamp", 1, "its last message"),
+    ],
+)
+def test_an_opening_and_verify_find_a_wrong_header(
+    root: Path, number: int, field: str, change: int, reason: str
+) -> None:
+    """Otherwise a query by key skips the file, or finds its messages at wrong times."""
+    path = files(root)[number]
+    sound = path.read_bytes()
+    changed(path, field, getattr(header(path), field) + change)
+    (finding,) = lq.verify(root).findings
+    assert finding.kind == "index_header"
+    assert reason in finding.reason
+    layout = StoreLayout.open(root, config())
+    fault = index_fault(layout, SHAPE, log_end=END)
+    assert fault is not None
+    assert str(path) in fault
+    lq.MessageStore.open(root, mode="rw").close()
+    assert not lq.verify(root).findings
+    assert any((root / ".logquarry" / "quarantine").rglob(path.name))
+    found = files(root)[number].read_bytes()
+    assert found[: index.HEADER.size] == sound[: index.HEADER.size]
+
+
+def test_a_wrong_end_offset_that_names_a_message_of_the_same_time(root: Path) -> None:
+    """The log has a message there, so only the file's last entry shows that the header is wrong."""
+    first, _ = files(root)
+    before = index.decode_entry(first.read_bytes(), SHAPE.entry_position(SHAPE.entries - 2))
+    sound = header(first)
+    changed(first, "end_offset", before.physical_offset)
+    same = StoreLayout.open(root, config())
+    stored = CommitLog(same).sound_frame_at(before.physical_offset)
+    assert stored is not None
+    changed(first, "end_timestamp", stored.store_timestamp)
+    fault = index_fault(StoreLayout.open(root, config()), SHAPE, log_end=END)
+    assert fault is not None
+    assert f"at 0 and {before.physical_offset}, not at 0 and {sound.end_offset}" in fault
+
+
+def test_a_wrong_time_of_a_message_that_has_expired(root: Path) -> None:
+    """The entries then show the time in seconds."""
+    first, _ = files(root)
+    begin = header(first).begin_timestamp
+    (root / "commitlog" / f"{0:020d}").unlink()
+    changed(first, "begin_timestamp", begin - 100_000)
+    fault = index_fault(StoreLayout.open(root, config()), SHAPE, log_end=END)
+    assert fault is not None
+    assert "gives 100 seconds between its first and its last message" in fault
+    assert "its last entry gives 0" in fault
+    assert "100 seconds" in planned(root).set_aside[0][1]
+
+
+def test_the_check_of_an_opening_reads_a_few_bytes_of_each_file(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = StoreLayout.open(root, config())
+    sizes: list[int] = []
+
+    class Counted(FileView):
+        def __init__(self, file: FileView) -> None:
+            self.path, self.size, self._file = file.path, file.size, file
+
+        def window(self, start: int, length: int) -> memoryview:
+            if f"/{INDEX}/" in self.path:
+                sizes.append(length)
+            return self._file.window(start, length)
+
+    open_file = layout.open_file
+    monkeypatch.setattr(layout, "open_file", lambda path: Counted(open_file(path)))
+    assert index_fault(layout, SHAPE, log_end=END) is None
+    assert len(sizes) == 6
+    assert sum(sizes) == 2 * (index.HEADER.size + 2 * index.ENTRY.size)

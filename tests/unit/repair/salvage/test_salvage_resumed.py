@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +14,8 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.salvage.target import SalvageTarget, settle
+from logquarry.repair.salvage.target import SalvageTarget
+from logquarry.repair.salvage.unfinished import settle
 from logquarry.repair.verify import verify_store
 from tests.helpers.small_store import facts
 from tests.helpers.store_maker import StoreMaker
@@ -69,6 +72,63 @@ def test_cut_off_at_each_rename(store: Path, tmp_path: Path) -> None:
     assert renames > 4
     assert settle(str(store), into)
     assert not verify_store(StoreLayout.open(into)).has_damage
+
+
+def refused(store: Path, into: Path) -> str:
+    """Repeat a salvage into the same folder; return the error."""
+    with pytest.raises(UsageError) as raised:
+        salvage(StoreLayout.open(store), into)
+    return str(raised.value)
+
+
+def test_a_repeated_salvage_names_all_that_must_be_removed(store: Path, tmp_path: Path) -> None:
+    """At each rename: if the user removes the named files, the salvage works."""
+    into, renames = tmp_path / "new", 0
+    while begun(store, into, renames):
+        error = refused(store, into)
+        assert "a salvage into it was interrupted" in error
+        (named,) = re.findall("remove (.*) to start again", error)
+        for name in named.split(", "):
+            path = Path(name)
+            assert path.parent == into
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert not list(into.iterdir())
+        renames += 1
+    assert renames > 4
+    assert not verify_store(StoreLayout.open(into)).has_damage
+
+
+def test_a_repeated_salvage_keeps_what_others_made(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+    assert begun(store, into, 2)
+    (into / "commitlog").mkdir()
+    (into / "notes").mkdir()
+    error = refused(store, into)
+    assert str(into / ".salvage") in error
+    assert str(into / "commitlog") not in error
+    assert str(into / "notes") not in error
+
+
+def test_a_repeated_salvage_finds_the_complete_store(store: Path, tmp_path: Path) -> None:
+    into = tmp_path / "new"
+    salvage(StoreLayout.open(store), into)
+    error = refused(store, into)
+    assert f"the complete store that an earlier salvage of {store} made" in error
+    assert f"`logquarry verify {into}`" in error
+    (into / ".salvage").mkdir()
+    error = refused(store, into)
+    assert f"Remove the empty folder {into / '.salvage'}" in error
+    assert "complete store" in error
+
+
+def test_a_repeated_salvage_finds_a_part_of_the_store(store: Path, tmp_path: Path) -> None:
+    """As an earlier error told the user, only ``.salvage`` was removed."""
+    into = tmp_path / "new"
+    salvage(StoreLayout.open(store), into)
+    shutil.rmtree(into / "commitlog")
+    error = refused(store, into)
+    assert f"only a part of the store that an interrupted salvage of {store} made" in error
+    assert str(into / ".logquarry") in error
 
 
 def test_an_interrupted_salvage_removes_what_it_made(store: Path, tmp_path: Path) -> None:
