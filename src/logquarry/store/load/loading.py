@@ -38,11 +38,12 @@ from logquarry.format.arrays import SIZE
 from logquarry.log.columns import suspect_rows
 from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import CHECKPOINT, DURABLE, INTENT, LOADS
+from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, LogReader, Run
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.safe import plan_safe
+from logquarry.repair.recover.store_folders import check_queue_folder
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.search import Found, StagedLoad, find_frames
 from logquarry.store.load.segment import Segment, SegmentReader
@@ -100,6 +101,7 @@ class Loads:
 
         Raises:
             CorruptFile: if a segment is missing or damaged; then nothing is appended.
+            WrongEntry: if a file has the path of a queue's folder; then nothing is appended.
             StoreUnavailable: if the store accepts no more writes, or if an earlier load into it has
                 failed. If a load has begun, its intent stays on the disk, and the next opening of
                 the store finishes the load.
@@ -119,7 +121,11 @@ class Loads:
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
-            SegmentReader(intent.folder(self.root), segment).close()
+            reader = SegmentReader(intent.folder(self.root), segment)
+            reader.close()
+            for topic, queue_id in reader.frames.queues:
+                # Otherwise the log would get messages that the dispatcher cannot put into a queue.
+                check_queue_folder(self.root / CONSUME_QUEUE / topic / str(queue_id))
         if segments:
             self._sync_names(intent)
             self.ledger.begin(intent)
