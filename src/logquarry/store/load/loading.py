@@ -5,16 +5,18 @@ records of the loads.
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-If the process crashes during a load,
-``intent.json`` remains. When a writer opens the store the next time (:func:`pending_load`):
+If the process crashes during a load, ``intent.json`` remains. When a writer opens the store the
+next time (:func:`pending_load`):
 
-- If all segments are intact, the writer appends the frames that the log still lacks. A power cut
-  may have left only a part of a frame, whose body is right. Before the writer appends, such a frame
-  and all bytes after it are copied to quarantine, and removed from the log.
+- If all segments are intact, the writer appends the frames that the log still lacks
+  (:mod:`logquarry.store.load.search`). A power cut may have left only a part of a frame, whose body
+  is right. Before the writer appends, such a frame and all bytes after it are copied to quarantine,
+  and removed from the log, unless another program has written the store since then.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load.
+  start. After such a rollback, the application can repeat the load. The writer refuses the rollback
+  if other messages follow the load.
 """
 
 from __future__ import annotations
