@@ -77,6 +77,9 @@ _AT_NUMBER: Final = frame.HEAD.offsets["queue_offset"]
 _BEHIND_OFFSETS: Final = _AT_NUMBER + _OFFSETS.size
 _AT_FLAGS: Final = frame.HEAD.offsets["sys_flag"]
 
+BODY_CRC_END: Final = frame.HEAD.offsets["body_crc"] + _SIZE.size
+"""The first bytes of a frame up to this position show its size and its body's CRC."""
+
 Span = tuple[int, int]
 
 
@@ -85,13 +88,14 @@ def sizes_of(data: memoryview, start: int = 0) -> list[int]:
     that are not a staged frame.
     """
     found = []
-    while (size := _size_at(data, start)) is not None:
+    while (size := size_at(data, start)) is not None:
         found.append(size)
         start += size
     return found
 
 
-def _size_at(data: memoryview, start: int) -> int | None:
+def size_at(data: memoryview, start: int) -> int | None:
+    """Return the size of the staged frame at a position; None if no staged frame is there."""
     if len(data) - start < frame.FIXED_SIZE_V1:
         return None
     (size,) = _SIZE.unpack_from(data, start)
@@ -116,13 +120,18 @@ def place(data: memoryview, queue_offset: int, physical_offset: int, now: int) -
 
 def same(one: memoryview, other: memoryview) -> bool:
     """Whether two frames are the same message, without the fields that :func:`place` sets."""
-    at = _time_at(one)
-    parts = (
-        slice(0, _AT_NUMBER),
-        slice(_BEHIND_OFFSETS, at),
-        slice(at + frame.STORE_TIME.size, None),
-    )
-    return len(one) == len(other) and all(one[part] == other[part] for part in parts)
+    return len(one) == len(other) and same_head(one, other) and text_of(one) == text_of(other)
+
+
+def text_of(data: memoryview) -> memoryview:
+    """Return the part of a frame after STORETIMESTAMP, which does not depend on its place."""
+    return data[_time_at(data) + frame.STORE_TIME.size :]
+
+
+def same_head(one: memoryview, other: memoryview) -> bool:
+    """Whether the fields before STORETIMESTAMP are equal, without those that :func:`place` sets."""
+    parts = (slice(0, _AT_NUMBER), slice(_BEHIND_OFFSETS, _time_at(one)))
+    return all(one[part] == other[part] for part in parts)
 
 
 def is_torn(staged: memoryview, other: memoryview) -> bool:
@@ -131,7 +140,7 @@ def is_torn(staged: memoryview, other: memoryview) -> bool:
     So a power cut leaves a frame if one of its pages did not reach the disk: new files of the log
     contain zeros. The fields that :func:`place` sets are not compared.
     """
-    if _size_at(staged, 0) != len(other):
+    if size_at(staged, 0) != len(other):
         return False
     one, two = (np.array(data[: len(other)], np.uint8) for data in (staged, other))
     at = _time_at(staged)

@@ -14,20 +14,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+import numpy as np
+
 from logquarry.errors import UsageError
-from logquarry.format import java
+from logquarry.format import java, sys_flag
 from logquarry.log.batches import MessageFilter
+from logquarry.log.columns import fixed_fields, topic_ids
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import LogExtent, LogSplit, plan_splits
 from logquarry.log.store_names import stores_by_name
-from logquarry.log.walk import LogReader
+from logquarry.log.walk import LogReader, Run
 from logquarry.read.batch_queue import open_queue
 from logquarry.read.bulk import warn_of_unknown_topics
-from logquarry.read.log_end import LogFrontier
+from logquarry.read.log_end import LogFrontier, last_entries
 from logquarry.read.selection import ReadPlan, Selection, time_range
 from logquarry.spark.options import FORMAT, ReadOptions
 from logquarry.spark.stream_admission import Backlog, StreamOffset, by_bytes, by_rows
@@ -75,7 +78,7 @@ class StreamPlanner:
         for broker, layout in layouts.items():
             firsts = {
                 queue: first
-                for queue, first in self._first_queue_offsets(layout)
+                for queue, first in self._first_queue_offsets(broker, layout)
                 # A queue that is read from queue offset 0 on needs no condition.
                 if first
             }
@@ -203,12 +206,22 @@ class StreamPlanner:
         found = LogReader(layout).find(start, end)
         return end if found is None else found
 
-    def _first_queue_offsets(self, layout: StoreLayout) -> Iterator[tuple[tuple[str, int], int]]:
-        for (topic, queue_id), (first, _) in (self._options.wanted.queue_ranges or {}).items():
+    def _first_queue_offsets(
+        self, broker: str, layout: StoreLayout
+    ) -> Iterator[tuple[tuple[str, int], int]]:
+        latest: set[tuple[str, int]] = set()
+        for queue, (first, _) in (self._options.wanted.queue_ranges or {}).items():
             if first != java.LONG_MAX:
-                yield (topic, queue_id), first
-            elif (queue := open_queue(layout, topic, queue_id)) is not None:
-                yield (topic, queue_id), queue.max_offset
+                yield queue, first
+            else:
+                latest.add(queue)
+        if not latest:
+            return
+        # The last messages of a queue may have no entry yet, and the queue may have no file.
+        behind = _not_dispatched(layout, self._frontier(broker).end_of(layout), latest)
+        for queue in latest:
+            known = open_queue(layout, *queue)
+            yield queue, max(behind.get(queue, 0), 0 if known is None else known.max_offset)
 
     def _filter(self, broker: str, offset: StreamOffset) -> MessageFilter:
         firsts = offset.queues.get(broker, {})
@@ -271,6 +284,35 @@ class StreamPlanner:
         if fail or broker not in self._reported:
             self._reported.add(broker)
             lost(text, fail=fail)
+
+
+def _not_dispatched(
+    layout: StoreLayout, end: int, queues: Set[tuple[str, int]]
+) -> dict[tuple[str, int], int]:
+    """Return the next queue offset of queues that have messages in the log, but no entry for them.
+
+    Args:
+        end: physical offset at which the log ends.
+    """
+    entries = last_entries(layout)
+    start = min(entries[0].end, end) if entries else layout.commit_log.start
+    found: dict[tuple[str, int], int] = {}
+    for event in LogReader(layout, check_crc=False).events(start, end, resync=True):
+        if not isinstance(event, Run):
+            continue
+        ids, topics = topic_ids(event.window, event.rows)
+        columns = fixed_fields(event.window, event.rows, ("queue_id", "queue_offset", "sys_flag"))
+        kinds = sys_flag.transaction_type(columns["sys_flag"])
+        is_queued = np.isin(kinds, (sys_flag.TRANSACTION_NOT, sys_flag.TRANSACTION_COMMIT))
+        for topic, queue_id in queues:
+            if topic not in topics:
+                continue
+            is_wanted = is_queued & (ids == topics.index(topic)) & (columns["queue_id"] == queue_id)
+            offsets = columns["queue_offset"][is_wanted]
+            if len(offsets):
+                known = found.get((topic, queue_id), 0)
+                found[topic, queue_id] = max(known, int(offsets.max()) + 1)
+    return found
 
 
 logger = logging.getLogger(__name__)

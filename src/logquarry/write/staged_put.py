@@ -7,14 +7,13 @@ store time. If a call is interrupted, the log may have only the first frames of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from logquarry.disk.mapped_file import MappedFile
-from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.errors import CorruptFile
 from logquarry.format import frame, put_frames
 from logquarry.format.arrays import Bytes, Int64
@@ -104,69 +103,13 @@ class StagedWriter:
         return stop
 
 
-class FoundStaged(NamedTuple):
-    """Which staged frames are already in the log.
+def same_frames(frames: StagedFrames, start: int, there: memoryview, at: int) -> tuple[int, int]:
+    """Compare staged frames from ``start`` on with frames of the log from the position ``at`` on.
 
-    Attributes:
-        start: position in the staged frames after the last frame that is in the log.
-        position: physical offset in the log after this frame.
-        is_torn: whether the log has only a part of the next frame at ``position``: a power cut has
-            left zeros in its topic or properties, which no CRC covers.
+    Return the positions after the last equal frame among the staged frames, and in ``there``.
     """
-
-    start: int
-    position: int
-    is_torn: bool = False
-
-
-def find_staged(
-    parts: Iterable[tuple[int, memoryview]], frames: StagedFrames, position: int, durable: int
-) -> FoundStaged:
-    """Find how many of the staged frames are already in the log, from the physical offset
-    ``position`` on.
-
-    ``parts`` are parts of the log after ``position``, as physical offset and bytes; a frame begins
-    at the first byte. Other messages may lie between the staged frames: an open writer also
-    delivers delayed messages, and other threads may put messages. A harmed frame before ``durable``
-    counts as one that is in the log: it had reached the disk, so the harm is damage.
-    """
-    start, same = 0, _same_kernel if codec.kernels_enabled() else _same_reference
-    for base, there in parts:
-        at = 0
-        while start < len(frames.data):
-            done, at = same(frames, start, there, at)
-            if done > start:
-                start, position = done, base + at
-            size = _frame_size(there, at)
-            if size is None or start == len(frames.data):
-                break
-            if put_frames.is_torn(frames.data[start:], there[at : at + size]):
-                if base + at >= durable:
-                    return FoundStaged(start, base + at, is_torn=True)
-                start, position = start + size, base + at + size
-            at += size
-        if start == len(frames.data):
-            break
-    return FoundStaged(start, position)
-
-
-def log_parts(log: MappedFileQueue, position: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield the rest of each file of an open log from a physical offset on."""
-    while (there := log.select(position)) is not None:
-        yield position, there
-        position += log.file_size - position % log.file_size
-
-
-def _frame_size(there: memoryview, at: int) -> int | None:
-    """Return the size of the frame at a position; None if no frame is there."""
-    if len(there) - at < frame.FIXED_SIZE_V1:
-        return None
-    size, magic = frame.BLANK.struct.unpack_from(there, at)
-    return (
-        int(size)
-        if magic in (frame.MAGIC_V1, frame.MAGIC_V2) and 0 < size <= len(there) - at
-        else None
-    )
+    same = _same_kernel if codec.kernels_enabled() else _same_reference
+    return same(frames, start, there, at)
 
 
 def _size_at(frames: StagedFrames, start: int) -> int:

@@ -145,8 +145,9 @@ def test_the_marks_after_the_snapshots_of_exports_have_expired(tmp_path: Path) -
     assert lake.bodies() == numbers(1, 5)
 
 
+@pytest.mark.parametrize("is_expired", [False, True])
 def test_the_marks_after_an_upgrade_of_the_format(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_expired: bool
 ) -> None:
     from pyiceberg.table import TableProperties
 
@@ -162,6 +163,9 @@ def test_the_marks_after_an_upgrade_of_the_format(
         table.delete("physical_offset = 0")
         last = table.current_snapshot()
         assert last is not None and last.sequence_number == 1
+        if is_expired:
+            table.maintenance.expire_snapshots().older_than(datetime.now()).commit()
+            assert len(table.snapshots()) == 1
     put(store, *numbers(3, 5))
     assert lake.export(store).messages == 2
     assert lake.bodies() == numbers(1, 5)
@@ -185,3 +189,22 @@ def test_going_back_to_before_the_first_export(
         table.manage_snapshots().rollback_to_snapshot(first.snapshot_id).commit()
     lake.export(store)
     assert lake.bodies() == numbers(0, 3)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_replaced_table_gets_all_messages_again(tmp_path: Path, rows: int) -> None:
+    """CREATE OR REPLACE TABLE keeps the properties and the snapshots, but removes the branch."""
+    lake, store = Lake("iceberg", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    with lake.iceberg() as table:
+        found = table.scan().to_arrow()
+        table.manage_snapshots()._remove_ref_snapshot("main").commit()
+        table.refresh()
+        assert table.current_snapshot() is None
+        if rows:
+            table.append(found.slice(0, rows))
+            assert table.current_snapshot().parent_snapshot_id is None
+    assert lake.export(store).messages == 3
+    assert lake.bodies() == sorted([*numbers(0, rows), *numbers(0, 3)])
+    assert lake.export(store).messages == 0

@@ -155,3 +155,37 @@ def test_troubles_of_the_libraries_are_told_in_words(lake: Lake, tmp_path: Path)
         (lake.dest / "catalog.db").write_bytes(b"no SQLite" * 100)
     with pytest.raises(StoreUnavailable, match=str(lake.dest)):
         lake.export(store)
+
+
+@pytest.mark.parametrize(("kind", "is_accepted"), [("string", False), ("int64", True)])
+def test_another_type_of_a_column(tmp_path: Path, kind: str, is_accepted: bool) -> None:
+    """Readers of the table could not read the files of the export."""
+    from deltalake import write_deltalake
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    found = lake.table()
+    at = found.schema.get_field_index("queue_id")
+    found = found.set_column(at, "queue_id", found["queue_id"].cast(kind))
+    write_deltalake(str(lake.dest), found, mode="overwrite", schema_mode="overwrite")
+    put(store, *numbers(3, 5))
+    if is_accepted:
+        lake.export(store)
+        assert lake.rows("queue_id") == [(0,)] * 5
+    else:
+        before = lake.parquet_files()
+        with pytest.raises(UsageError, match="column queue_id has the type string now"):
+            lake.export(store)
+        assert lake.parquet_files() == before
+
+
+def test_a_replaced_delta_table(tmp_path: Path) -> None:
+    from deltalake import DeltaTable
+
+    lake, store = Lake("delta", tmp_path / "table"), tmp_path / "store"
+    put(store, *numbers(0, 3))
+    lake.export(store)
+    DeltaTable.create(lake.dest, schema=DeltaTable(lake.dest).schema(), mode="overwrite")
+    with pytest.raises(UsageError, match="no export created this Delta table"):
+        lake.export(store)

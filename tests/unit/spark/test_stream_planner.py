@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -299,6 +300,30 @@ def test_queue_offsets(tmp_path: Path, name: str) -> None:
     stream.drain()
     assert stream.rows[-1]["physical_offset"] == new.physical_offset
     assert len(stream.rows) == len(expected) + 1
+
+
+@pytest.mark.parametrize("entries", [0, 3])
+def test_latest_in_a_queue_whose_messages_have_no_entries_yet(tmp_path: Path, entries: int) -> None:
+    """The dispatch is behind: the queue has no file yet, or not all of its entries."""
+    maker = made(tmp_path / "store", 60)
+    shutil.rmtree(tmp_path / "store/index")
+    root = tmp_path / "store/consumequeue"
+    for queue in root.glob("*/*"):
+        if entries == 0 or queue.parts[-2:] != ("a", "1"):
+            shutil.rmtree(queue)
+    for file in root.glob("a/1/*"):
+        data = file.read_bytes()
+        file.write_bytes(data[: 20 * entries].ljust(len(data), b"\0"))
+    start = json.dumps({"a": {"0": -1, "1": -1}})
+    stream = Stream(tmp_path / "store", startingOffsets=start)
+    stream.drain()
+    assert stream.rows
+    assert {(row["topic"], row["queue_id"]) for row in stream.rows}.isdisjoint({("a", 0), ("a", 1)})
+    new = maker.put("a", 1, b"new")
+    maker.write(tmp_path / "store")
+    count = len(stream.rows)
+    found = [row["physical_offset"] for row in stream.drain()[count:]]
+    assert found == [new.physical_offset]
 
 
 def test_a_start_beyond_the_end_is_the_end(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from logquarry.spark.lakehouse.table import (
     TableState,
     check_letters,
     check_same,
+    check_types,
     document,
     identity,
     letters_document,
@@ -126,6 +127,8 @@ class Advance:
         if state is not None:
             found = parsed(target.table.name, state.document)
             check_same(target.table.name, self._identity, found)
+            columns = table_schema(target.read.names, is_kafka=target.read.is_kafka)
+            check_types(target.table.name, columns, state.schema)
             self._committed = state.marks(_names(places))
             self._check_places(places)
             kept = found["start"]

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.manifest import DataFile
     from pyiceberg.table import Table as IcebergTable
+    from pyiceberg.table.snapshots import Snapshot
 
 MARKS: Final = "logquarry.offsets"
 """Name of the property for the marks, in a snapshot and in the table."""
@@ -50,6 +51,7 @@ _DAY: Final = "day"
 _TRIES: Final = 5
 _FIRST_NUMBER: Final = 1
 """Sequence number of a table's first snapshot."""
+_COUNTS: Final = ("total", "added", "deleted")
 _LIBRARIES: Final = ("pyiceberg", "sqlalchemy", "requests", "pydantic", "pydantic_core")
 _TIMES: Final = ("store_timestamp", "timestamp")
 """Names of the column of the store timestamp: with logquarry's own columns, and with Kafka's
@@ -383,21 +385,41 @@ def _marks(table: IcebergTable) -> dict[str, int]:
     """Return the marks of the current snapshot, or of the nearest ancestor with marks."""
     snapshot = table.current_snapshot()
     while snapshot is not None:
-        summary = snapshot.summary
-        text = None if summary is None else summary.additional_properties.get(MARKS)
+        text = _marks_text(snapshot)
         if text is not None:
             return dict(json.loads(text))
         parent = snapshot.parent_snapshot_id
-        # The number 1 alone does not identify the first snapshot: version 1 of the format gives
-        # every snapshot the number 0, so after an upgrade a later snapshot has the number 1.
-        if parent is None and snapshot.sequence_number == _FIRST_NUMBER:
+        if parent is None and _is_first(table, snapshot):
             return {}
-        # A missing parent does not identify the first snapshot either: when pyiceberg expires a
-        # snapshot, it removes the snapshot's id from the child. Java keeps the id.
         snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:
             return dict(json.loads(table.properties.get(MARKS, "{}")))
     return {}
+
+
+def _marks_text(snapshot: Snapshot) -> str | None:
+    return None if snapshot.summary is None else snapshot.summary.additional_properties.get(MARKS)
+
+
+def _is_first(table: IcebergTable, snapshot: Snapshot) -> bool:
+    """Whether a snapshot without a parent is the first one of the table, or of a table that
+    replaced it (``CREATE OR REPLACE TABLE``).
+
+    A missing parent alone does not show this: when pyiceberg expires a snapshot, it removes the
+    snapshot's id from the child. Java keeps the id. The sequence number 1 does not show it either:
+    version 1 of the format gives every snapshot the number 0, so after an upgrade a later snapshot
+    has the number 1.
+    """
+    if _rows_before(snapshot):
+        return False
+    # A replaced table keeps the snapshots of exports, until they expire.
+    return snapshot.sequence_number == _FIRST_NUMBER or any(map(_marks_text, table.snapshots()))
+
+
+def _rows_before(snapshot: Snapshot) -> int:
+    found = {} if snapshot.summary is None else snapshot.summary.additional_properties
+    total, added, deleted = (int(found.get(f"{name}-records", 0)) for name in _COUNTS)
+    return total - added + deleted
 
 
 @contextmanager

@@ -101,6 +101,40 @@ def check_parts(name: str, text: str, found: Sequence[str]) -> None:
         )
 
 
+def check_types(name: str, own: pa.Schema, found: pa.Schema) -> None:
+    """Raise UsageError if another program has changed the type of a column.
+
+    A longer integer is accepted, because readers convert the shorter integers of the files. A
+    column can be missing: exports still write the columns of the first export.
+
+    Args:
+        own: the columns that the export writes.
+        found: the table's columns.
+    """
+    for field in own:
+        at = found.get_field_index(field.name)
+        if at < 0 or _kind(found.types[at]) == _kind(field.type):
+            continue
+        one, other = field.type, found.types[at]
+        if _is_integer(one) and _is_integer(other) and other.bit_width > one.bit_width:
+            continue
+        raise UsageError(
+            f"{name}: column {field.name} has the type {other} now, but the export writes {one}: "
+            "restore the type, or export into another table"
+        )
+
+
+def _kind(kind: pa.DataType) -> str:
+    # A library may read the same column with 64-bit offsets, or as views. Names inside a nested
+    # type differ between libraries.
+    text = str(kind).replace("large_", "").replace("_view", "")
+    return text.partition("<")[0] if kind.num_fields else text
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return str(kind).startswith("int")
+
+
 def letters_document(table: Table, table_id: str, own: Mapping[str, Any]) -> str:
     """Return the text of the document of a table of dead letters.
 

@@ -5,16 +5,18 @@ records of the loads.
 
     verify segments -> sync log -> write intent -> append -> sync -> write ledger -> delete intent
 
-If the process crashes during a load,
-``intent.json`` remains. When a writer opens the store the next time (:func:`pending_load`):
+If the process crashes during a load, ``intent.json`` remains. When a writer opens the store the
+next time (:func:`pending_load`):
 
-- If all segments are intact, the writer appends the frames that the log still lacks. A power cut
-  may have left only a part of a frame, whose body is right. Before the writer appends, such a frame
-  and all bytes after it are copied to quarantine, and removed from the log.
+- If all segments are intact, the writer appends the frames that the log still lacks
+  (:mod:`logquarry.store.load.search`). A power cut may have left only a part of a frame, whose body
+  is right. Before the writer appends, such a frame and all bytes after it are copied to quarantine,
+  and removed from the log, unless another program has written the store since then.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load.
+  start. After such a rollback, the application can repeat the load. The writer refuses the rollback
+  if other messages follow the load.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -38,16 +40,18 @@ from logquarry.format.arrays import SIZE
 from logquarry.log.columns import suspect_rows
 from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
-from logquarry.log.store_files import CHECKPOINT, DURABLE, LOADS
+from logquarry.log.store_files import CHECKPOINT, CONSUME_QUEUE, DURABLE, INTENT, LOADS
 from logquarry.log.walk import BlankSpan, LogReader, Run
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.safe import plan_safe
+from logquarry.repair.recover.store_folders import check_queue_folder
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
+from logquarry.store.load.search import Found, StagedLoad, find_frames
 from logquarry.store.load.segment import Segment, SegmentReader
 from logquarry.units import Clock
 from logquarry.write.commit_log_writer import CommitLogWriter
-from logquarry.write.staged_put import FoundStaged, StagedWriter, find_staged, log_parts
+from logquarry.write.staged_put import StagedWriter
 
 logger = logging.getLogger(__name__)
 
@@ -99,19 +103,31 @@ class Loads:
 
         Raises:
             CorruptFile: if a segment is missing or damaged; then nothing is appended.
-            StoreUnavailable: if the store accepts no more writes. If the load has begun, its intent
-                stays on the disk, and the next opening of the store finishes the load.
+            WrongEntry: if a file has the path of a queue's folder; then nothing is appended.
+            StoreUnavailable: if the store accepts no more writes, or if an earlier load into it has
+                failed. If a load has begun, its intent stays on the disk, and the next opening of
+                the store finishes the load.
         """
         end = self.log.wrote_offset
         if self.ledger.has(load):
             return Loaded(0, 0, end, end, was_there=True)
         self.writer.check_status()
+        begun = self.ledger.intent()
+        if begun is not None:
+            raise StoreUnavailable(
+                f"{self.root}: an earlier load was interrupted: {begun.load}. Close the store and "
+                "open it again, which finishes this load; then repeat the new load"
+            )
         # Sync the messages before the load: the intent will contain `end`, so a crash must not
         # remove messages before `end`.
         self.flush()
         intent = Intent(load, end, loads, tuple(segments))
         for segment in segments:
-            SegmentReader(intent.folder(self.root), segment).close()
+            reader = SegmentReader(intent.folder(self.root), segment)
+            reader.close()
+            for topic, queue_id in reader.frames.queues:
+                # Otherwise the log would get messages that the dispatcher cannot put into a queue.
+                check_queue_folder(self.root / CONSUME_QUEUE / topic / str(queue_id))
         if segments:
             self._sync_names(intent)
             self.ledger.begin(intent)
@@ -120,13 +136,27 @@ class Loads:
         return Loaded(intent.rows, intent.bytes, end, self.log.wrote_offset)
 
     def finish(self, pending: Pending) -> None:
-        """Finish a load that an earlier writer began."""
-        intent = pending.intent
+        """Finish a load that an earlier writer began.
+
+        Raises StoreUnavailable if the start of the load has expired, and no later frame of the load
+        shows how much of it was in the log.
+        """
+        intent, config = pending.intent, pending.config
         if not pending.is_whole:
-            segment, found = _find(
-                self.root, intent, partial(log_parts, self.log), self.log.wrote_offset
-            )
-            self._append(intent, segment, found.start)
+            end = self.log.wrote_offset
+            if end < intent.start:
+                # A recovery has lost the messages before the load: the load begins earlier now.
+                intent = replace(intent, start=end)
+                self.ledger.begin(intent)
+            found = _find(self.root, config, intent, stop=end, durable=end)
+            log_start = self.log.bases[0] if self.log.bases else intent.start
+            if found.is_unsure and log_start > intent.start:
+                raise StoreUnavailable(
+                    f"{self.root}: a load that began at {intent.start} cannot be finished: the log "
+                    f"begins at {log_start} now, and has no later frame of the load. To keep the "
+                    f"log as it is, move {self.ledger.folder / INTENT} out of the store"
+                )
+            self._append(intent, *found.place)
         self._done(intent)
         logger.warning("%s: finished an interrupted load: %s", self.root, intent.load)
 
@@ -170,6 +200,7 @@ class Pending:
     """
 
     intent: Intent
+    config: StoreConfig
     is_whole: bool
 
 
@@ -182,7 +213,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
     Raises:
         CorruptFile: if the intent is unreadable.
         StoreUnavailable: if the load must be rolled back, but the log begins after the load's
-            start, or cannot be recovered.
+            start, has other messages after it, or cannot be recovered.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -198,14 +229,15 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
             SegmentReader(intent.folder(root), segment).close()
     except CorruptFile as error:
         if _is_whole(root, config, intent):
-            return Pending(intent, is_whole=True)
-        logger.warning("%s: rolling back an interrupted load: %s", root, error)
-        log_start = StoreLayout.open(root, config).commit_log.start
-        if intent.start < log_start:
+            return Pending(intent, config, is_whole=True)
+        why = _why_not_rolled_back(root, config, intent)
+        if why is not None:
             raise StoreUnavailable(
                 f"{root}: a load that began at {intent.start} can neither be finished nor rolled "
-                f"back: its segments are gone, and the log begins at {log_start}"
+                f"back: its segments are gone ({error}), and {why}. Put the segments back. Or, to "
+                f"keep the log as it is, move {ledger.folder / INTENT} out of the store"
             ) from error
+        logger.warning("%s: rolling back an interrupted load: %s", root, error)
         _truncate(root, config, disk, clock, intent.start)
         ledger.end()
         return None
@@ -217,36 +249,20 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
             *(root, torn),
         )
         _truncate(root, config, disk, clock, torn)
-    return Pending(intent, is_whole=False)
+    return Pending(intent, config, is_whole=False)
 
 
 def _find(
-    root: Path,
-    intent: Intent,
-    parts: Callable[[int], Iterator[tuple[int, memoryview]]],
-    durable: int,
-) -> tuple[int, FoundStaged]:
-    """Find the first frame of a load that the log lacks.
-
-    Return the number of its segment, and its position there. ``parts`` returns the parts of the log
-    after a physical offset.
-    """
-    position = intent.start
-    for number, segment in enumerate(intent.segments):
-        reader = SegmentReader(intent.folder(root), segment, check=False)
-        try:
-            found = find_staged(parts(position), reader.frames, position, durable)
-        finally:
-            reader.close()
-        if found.start < segment.bytes:
-            return number, found
-        position = found.position
-    return len(intent.segments), FoundStaged(0, position)
+    root: Path, config: StoreConfig, intent: Intent, *, stop: int | None = None, durable: int
+) -> Found:
+    layout = StoreLayout.open(root, config)
+    with closing(StagedLoad(intent.folder(root), intent.segments)) as load:
+        return find_frames(layout, load, intent.start, stop=stop, durable=durable)
 
 
-def _runs(layout: StoreLayout, position: int) -> Iterator[Run]:
+def _runs(layout: StoreLayout, position: int, *, resync: bool = False) -> Iterator[Run]:
     """Yield the frames from a physical offset on, up to damage or the log's end."""
-    for event in LogReader(layout).events(position):
+    for event in LogReader(layout).events(position, resync=resync):
         if isinstance(event, Run):
             yield event
         elif not isinstance(event, BlankSpan):
@@ -256,18 +272,28 @@ def _runs(layout: StoreLayout, position: int) -> Iterator[Run]:
 def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
     """Return the physical offset of the load's first torn frame; None if there is none."""
     layout = StoreLayout.open(root, config)
-    durable = _durable(layout)
-
-    def parts(position: int) -> Iterator[tuple[int, memoryview]]:
-        for run in _runs(layout, position):
-            first = run.start - run.window.base
-            yield run.start, run.window.data.data[first : run.end - run.window.base]
-
-    # Compare frames only if one of them has bytes as a torn frame has them.
-    if not any(map(_has_suspects, _runs(layout, max(intent.start, durable)))):
+    durable = read_durable(layout.filesystem)
+    if durable is None:
+        # Another program, such as a broker, has written the store after the load. It has kept the
+        # torn frame, and consumers may have got the messages after it.
         return None
-    _, found = _find(root, intent, parts, durable)
-    return found.position if found.is_torn else None
+    least = max(intent.start, durable.end)
+    # Compare frames only if one of them has bytes as a torn frame has them.
+    if not any(map(_has_suspects, _runs(layout, least, resync=True))):
+        return None
+    return _find(root, config, intent, durable=least).torn
+
+
+def _why_not_rolled_back(root: Path, config: StoreConfig, intent: Intent) -> str | None:
+    """Return why the log cannot be truncated to the load's start; None if it can be."""
+    layout = StoreLayout.open(root, config)
+    if intent.start < layout.commit_log.start:
+        return f"the log begins at {layout.commit_log.start}"
+    rows = sum(len(run.rows) for run in _runs(layout, intent.start))
+    if rows > intent.rows or read_durable(layout.filesystem) is None:
+        # Another program, such as a broker, has written the store after the load.
+        return "the log has other messages after this offset"
+    return None
 
 
 def _is_whole(root: Path, config: StoreConfig, intent: Intent) -> bool:

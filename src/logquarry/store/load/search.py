@@ -1,0 +1,230 @@
+"""Finds how many frames of a load are already in the log.
+
+A load appends its frames in order, but other messages can lie between them: an open store also
+delivers delayed messages, and other threads may put messages. In the part of the log that was on
+the disk, a frame can be damaged later. The search then looks for the next frame of the log in the
+rest of the load, because the frames before this one have been in the log too.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from logquarry.format import put_frames
+from logquarry.format.arrays import POSITION, SIZE, Int64
+from logquarry.log.layout import StoreLayout
+from logquarry.log.walk import BlankSpan, DamagedSpan, ExpiredSpan, LogEnd, LogReader, Run
+from logquarry.store.load.segment import Segment, SegmentReader
+from logquarry.write.staged_put import StagedFrames, same_frames
+
+Place = tuple[int, int]
+"""A staged frame: the number of its segment, and its position there."""
+
+UNKNOWN: Final = -1
+
+
+class StagedLoad:
+    """The staged frames of a load, in the order of its segments. It has one segment open."""
+
+    def __init__(self, folder: Path, segments: Sequence[Segment]) -> None:
+        self._folder = folder
+        self._segments = segments
+        self._open: tuple[int, SegmentReader] | None = None
+
+    def close(self) -> None:
+        """Close the open segment."""
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+    def frames(self, number: int) -> StagedFrames:
+        """Return the frames of a segment; they are valid until the next call."""
+        if self._open is None or self._open[0] != number:
+            self.close()
+            # The caller has verified the CRCs before.
+            self._open = number, SegmentReader(self._folder, self._segments[number], check=False)
+        return self._open[1].frames
+
+    def settled(self, place: Place) -> Place:
+        """Return the place of the first frame from a place on: it may be in the next segment."""
+        number, start = place
+        while number < len(self._segments) and start >= self._segments[number].bytes:
+            number, start = number + 1, 0
+        return number, start
+
+    def is_end(self, place: Place) -> bool:
+        """Whether no frame is at a place."""
+        return place[0] >= len(self._segments)
+
+    def frame(self, place: Place) -> memoryview:
+        """Return the frame at a place."""
+        data = self.frames(place[0]).data
+        size = put_frames.size_at(data, place[1])
+        return data[place[1] : place[1] + (size or 0)]
+
+    def after(self, place: Place, size: int) -> Place | None:
+        """Return the place that is ``size`` bytes of whole frames after a place, None if there is
+        none.
+        """
+        while size > 0 and not self.is_end(place):
+            length = len(self.frame(place))
+            if not length:
+                return None
+            size -= length
+            place = self.settled((place[0], place[1] + length))
+        return None if size or self.is_end(place) else place
+
+    def find(self, other: memoryview, place: Place) -> Place | None:
+        """Return the place of the first frame from a place on that equals a frame of the log."""
+        numbers, starts, keys, order = self._index
+        key = _key(other)
+        low, high = (int(np.searchsorted(keys, key, side)) for side in ("left", "right"))
+        for at in np.sort(order[low:high]).tolist():
+            found = int(numbers[at]), int(starts[at])
+            if found >= place and put_frames.same(self.frame(found), other):
+                return found
+        return None
+
+    @cached_property
+    def _index(self) -> tuple[Int64, Int64, Int64, Int64]:
+        # Segment, position and key of each frame, in the order of the keys; and the number that
+        # each frame has in the load. Only a load with damage needs it.
+        numbers, starts, keys = [], [], []
+        for number in range(len(self._segments)):
+            data, start = self.frames(number).data, 0
+            for size in put_frames.sizes_of(data):
+                numbers.append(number)
+                starts.append(start)
+                keys.append(_key(data[start : start + size]))
+                start += size
+        each = np.array(keys, np.int64)
+        order = np.argsort(each, kind="stable")
+        return np.array(numbers, np.int64), np.array(starts, np.int64), each[order], order
+
+
+def _key(data: memoryview) -> int:
+    return len(data) << 32 | zlib.crc32(put_frames.text_of(data))
+
+
+class Found(NamedTuple):
+    """Which frames of a load are in the log.
+
+    Attributes:
+        place: the first frame that the log lacks.
+        torn: physical offset of the log at which only a part of this frame is: a power cut has left
+            zeros in its topic or properties, which no CRC covers. None if no part of it is there.
+        is_unsure: whether messages of the log were lost after the last frame that was found, so
+            that the log may once have had further frames.
+    """
+
+    place: Place
+    torn: int | None
+    is_unsure: bool
+
+
+class _Search:
+    def __init__(self, load: StagedLoad, durable: int) -> None:
+        self.load = load
+        self.durable = durable
+        self.place = load.settled((0, 0))
+        self.torn: int | None = None
+        self.lost: int | None = None
+        """Bytes of the damage since the last frame that was found; None without damage."""
+        self._behind_damage: Place | None = None
+
+    def lose(self, size: int) -> None:
+        """Note that bytes of the log are damaged. ``size`` is their number, or UNKNOWN."""
+        self.lost = size if self.lost is None else UNKNOWN
+        is_known = self.lost != UNKNOWN
+        self._behind_damage = self.load.after(self.place, self.lost) if is_known else None
+
+    def take(self, run: Run) -> bool:
+        """Compare frames of the log; return whether to continue."""
+        first = run.window.base
+        there = run.window.data.data[: run.end - first]
+        starts, sizes = run.rows[:, POSITION].astype(np.int64), run.rows[:, SIZE]
+        row = 0
+        while row < len(starts) and not self.load.is_end(self.place):
+            at = int(starts[row])
+            other = there[at : at + int(sizes[row])]
+            if self.lost is not None:
+                row += 1
+                self._resume(other)
+                continue
+            number, start = self.place
+            done, behind = same_frames(self.load.frames(number), start, there, at)
+            if done > start:
+                self.place = self.load.settled((number, done))
+                row = int(np.searchsorted(starts, behind))
+                continue
+            frame = self.load.frame(self.place)
+            row += 1
+            if other[: put_frames.BODY_CRC_END] != frame[: put_frames.BODY_CRC_END]:
+                row += _others(run, row, frame)
+            elif not put_frames.is_torn(frame, other):
+                # Either another message with an equal body, or the wanted frame with damage that no
+                # CRC covers. The next frame of the load shows which of them.
+                self.lose(len(other) if put_frames.same_head(frame, other) else UNKNOWN)
+            elif first + at >= self.durable:
+                self.torn = first + at
+                return False
+            else:
+                self.place = self.load.settled((number, start + len(other)))
+        return not self.load.is_end(self.place)
+
+    def _resume(self, other: memoryview) -> None:
+        """Find the first frame after damage in the rest of the load."""
+        # Equal frames do not show which of them is there, but the size of the damage does.
+        place = self._behind_damage
+        if place is None or not put_frames.same(self.load.frame(place), other):
+            place = self.load.find(other, self.place)
+        if place is not None:
+            self.place = self.load.settled((place[0], place[1] + len(other)))
+            self.lost = self._behind_damage = None
+
+
+def _others(run: Run, row: int, wanted: memoryview) -> int:
+    """Return how many frames from a row on have another size or body than the wanted frame."""
+    starts, sizes = run.rows[row:, POSITION].astype(np.int64), run.rows[row:, SIZE]
+    numbers = np.flatnonzero(sizes == len(wanted))
+    fields = np.frombuffer(wanted[: put_frames.BODY_CRC_END], np.uint8)
+    heads = run.window.data[starts[numbers][:, None] + np.arange(len(fields))]
+    likely = numbers[(heads == fields).all(axis=1)]
+    return int(likely[0]) if len(likely) else len(sizes)
+
+
+def find_frames(
+    layout: StoreLayout, load: StagedLoad, start: int, *, stop: int | None = None, durable: int
+) -> Found:
+    """Find the first frame of a load that the log lacks.
+
+    Args:
+        start: physical offset from which on the frames of the load are.
+        stop: physical offset at which the log ends; by default, it ends after its last message.
+        durable: a torn frame before this physical offset counts as one that is in the log: it had
+            reached the disk, so the harm is damage.
+    """
+    search, log = _Search(load, durable), layout.commit_log
+    if log.start > start:
+        search.lose(UNKNOWN)
+    for event in LogReader(layout).events(start, stop):
+        if isinstance(event, LogEnd) or load.is_end(search.place):
+            break
+        if isinstance(event, ExpiredSpan):
+            search.lose(UNKNOWN)
+        elif isinstance(event, DamagedSpan):
+            search.lose(event.length)
+        elif isinstance(event, BlankSpan):
+            file = log.at(event.offset)
+            # A recovery puts a blank in place of a lost file.
+            if search.lost is not None or (file is not None and file.base == event.offset):
+                search.lose(UNKNOWN)
+        elif not search.take(event):
+            break
+    return Found(search.place, search.torn, search.lost is not None)
