@@ -12,11 +12,11 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from logquarry.repair.recover.kept_files import sync_files
 
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreNotFound, StoreUnavailable
+from logquarry.repair.recover.store_folders import sync_files
 from tests.helpers.small_store import opened
 
 
