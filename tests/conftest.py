@@ -98,8 +98,11 @@ def kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 IN_MEMORY = (
+    "tests/conformance/test_batch_queue_repair.py",
+    "tests/conformance/test_batch_queues.py",
     "tests/conformance/test_dialect31_recovery.py",
     "tests/conformance/test_diff_queues.py",
+    "tests/conformance/test_dledger.py",
     "tests/unit/log/test_log_names.py",
     "tests/unit/read",
     "tests/unit/repair/audit",
