@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
+import shutil
 import signal
-from collections.abc import Iterable
+import subprocess
+import tempfile
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,9 +29,45 @@ if hatch_build.is_stale():
     pytest.exit("the compiled modules are older than their sources: run python hatch_build.py", 2)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without garbage collection, which takes a quarter of that time.
+
+    Later collections do not visit the tests and modules either: they all live to the end.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Let each worker start at another file of a folder.
+
+    pytest rewrites the assertions of a new or changed file and stores the result. If all workers
+    went through the files in the same order, each worker would rewrite each file.
+    """
+    report = yield
+    if "PYTEST_XDIST_WORKER" in os.environ and isinstance(collector, pytest.Directory):
+        worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
+        first = len(report.result) * worker // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        report.result = report.result[first:] + report.result[:first]
+    return report
+
+
 @pytest.hookimpl(tryfirst=True)  # before -m selects by the markers
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Mark each test that uses the Spark session: `make test` runs those apart from the others."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test that uses the Spark session: `make test` runs those apart from the others.
+
+    All workers must have the same order of tests.
+    """
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: item.path)
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
@@ -55,6 +95,73 @@ def kernels_are_compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
             return compiled(kernel, signature)
 
     pytest.MonkeyPatch().setattr(Dispatcher, "compile", compile_alone)
+
+
+IN_MEMORY = (
+    "tests/conformance/test_batch_queue_repair.py",
+    "tests/conformance/test_batch_queues.py",
+    "tests/conformance/test_dialect31_recovery.py",
+    "tests/conformance/test_diff_queues.py",
+    "tests/conformance/test_dledger.py",
+    "tests/unit/log/test_log_names.py",
+    "tests/unit/read",
+    "tests/unit/repair/audit",
+    "tests/unit/repair/diff",
+    "tests/unit/repair/rebuild/test_harmed_offsets.py",
+    "tests/unit/repair/rebuild/test_rebuild.py",
+    "tests/unit/repair/recover/test_damage.py",
+    "tests/unit/repair/recover/test_interrupted.py",
+    "tests/unit/repair/recover/test_log_names.py",
+    "tests/unit/repair/recover/test_loss.py",
+    "tests/unit/repair/recover/test_other_sizes.py",
+    "tests/unit/repair/recover/test_recover.py",
+    "tests/unit/repair/recover/test_replaced.py",
+    "tests/unit/store/consumer",
+    "tests/unit/store/retention",
+    "tests/unit/store/schedule",
+)
+"""The tests whose folder `tmp_path` is in memory: they make many small files."""
+
+_MEMORY = Path("/dev/shm")
+_LEAST_FREE = 1 << 30
+_HAS_FAILED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note that a test failed, for `tmp_path`."""
+    report = yield
+    item.stash[_HAS_FAILED] = item.stash.get(_HAS_FAILED, False) or report.failed
+    return report
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A folder for one test; if the test fails, its files stay.
+
+    With small files, a test in memory takes up to a third less processor time than on a disk.
+    """
+    if not request.node.nodeid.startswith(IN_MEMORY) or not os.access(_MEMORY, os.W_OK):
+        yield tmp_path
+        return
+    space = os.statvfs(_MEMORY)
+    if space.f_bavail * space.f_frsize < _LEAST_FREE:
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(prefix="logquarry-test-", dir=_MEMORY))
+    try:
+        yield folder
+        if request.node.stash.get(_HAS_FAILED, False):
+            shutil.copytree(folder, tmp_path, dirs_exist_ok=True, symlinks=True)
+    finally:
+        try:
+            shutil.rmtree(folder)
+        except PermissionError:
+            # The test took away its own rights to a folder.
+            subprocess.run(["chmod", "-R", "u+rwx", folder], check=True)
+            shutil.rmtree(folder)
 
 
 SYNCED = ("tests/crash", "tests/unit/disk", "tests/unit/store/test_fault_table.py")
