@@ -17,7 +17,6 @@ from logquarry.errors import StoreUnavailable
 from logquarry.log import codec
 from logquarry.read.get_message import GetResult
 from logquarry.store import store_engine
-from logquarry.testing.disk_state import SYNCS
 from logquarry.write import frame_append, message_rules, put_path
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
@@ -93,9 +92,9 @@ def test_closing_while_a_service_puts(
 ) -> None:
     """The put has passed the checks; if it waited for the log, the close would wait for the put."""
     monkeypatch.setattr(store_engine, "_PATIENCE_SECONDS", SECONDS)
-    disk = FaultyDisk(tmp_path)
+    disk = FaultyDisk()
     store = opened(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
-    passed, go_on, is_added = threading.Event(), threading.Event(), threading.Event()
+    passed, go_on = threading.Event(), threading.Event()
     topic_bytes, own = message_rules.topic_bytes, threading.current_thread()
 
     def wait_behind_checks(topic: str, check: str) -> bytes:
@@ -116,13 +115,9 @@ def test_closing_while_a_service_puts(
         store.put(lq.Message("t", b"1"))
     else:
         # The callback is added before the sync; otherwise this thread could call it.
-        def wait_for_callback(call: str) -> None:
-            if call in SYNCS:
-                is_added.wait(SECONDS)
-
-        disk.observe = wait_for_callback
+        disk.gate.clear()
         store.put_async(lq.Message("t", b"1")).add_done_callback(put)
-        is_added.set()
+        disk.gate.set()
     assert passed.wait(SECONDS)
     began = time.monotonic()
     closing = start(store.close)
