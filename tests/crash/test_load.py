@@ -245,7 +245,7 @@ def test_a_torn_frame_of_a_load(shm: Path, harm: str, are_segments_there: bool) 
     """
     run = Run(shm / "live", 1)
     tried = 0
-    for number, (_, state) in enumerate(run.states[::11]):
+    for number, (_, state) in enumerate(run.states[::23]):
         image = shm / f"image{number}"
         state.killed().write(image)
         frames = (image / "commitlog").exists() and load_frames(image)
