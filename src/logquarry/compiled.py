@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Final
 
 compiled: Final = False
-"""Interpreted modules read this constant as ``cython.compiled``."""
+"""If Cython is not installed, interpreted modules read this constant as ``cython.compiled``."""
 SWITCH: Final = "LOGQUARRY_COMPILED"
 MODULES: Final = (
     "message_call",

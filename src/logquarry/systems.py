@@ -77,8 +77,8 @@ def folders_below(
 ) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and all folders below it, each with the names of its files.
 
-    Skips missing folders, and links to folders as ``os.walk`` does. Before Python 3.12, ``os.walk``
-    and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
+    Skips missing folders. Does not follow links to folders, like ``os.walk``. Before Python 3.12,
+    ``os.walk`` and ``Path.rglob`` fail with RecursionError at a thousand nested folders.
 
     Args:
         unreadable: called with each folder that cannot be listed, and the error. If it raises no
@@ -186,8 +186,9 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_locked(path: str | os.PathLike[str]) -> bool:
-    """Return whether a process holds RocketMQ's lock on a file, or has marked the folder of the
-    file (:class:`FolderMark`), because the file may have been deleted.
+    """Return whether a process holds RocketMQ's lock on a file, or has marked the file's folder.
+
+    The mark (:class:`FolderMark`) shows an open store even if its lock file was deleted.
     """
     with lock_file(path) as is_ours:
         return is_ours or _is_locked_elsewhere(path) or is_marked(os.path.dirname(path))  # noqa: PTH120
@@ -198,8 +199,8 @@ class FolderMark:
 
     If a user deletes the file ``lock`` of an open store, another process can create and lock a new
     file of this name. The mark is a shared lock on the folder itself, so it does not depend on
-    files. RocketMQ does not know the mark. Only Linux has locks that suit: the mark has no effect
-    on other systems, and on file systems that support no locks of folders.
+    files. RocketMQ does not know the mark. Only Linux has the necessary locks (``F_OFD_SETLK``).
+    On other systems, and on file systems that cannot lock folders, the mark has no effect.
     """
 
     def __init__(self) -> None:

@@ -78,7 +78,7 @@ _BEHIND_OFFSETS: Final = _AT_NUMBER + _OFFSETS.size
 _AT_FLAGS: Final = frame.HEAD.offsets["sys_flag"]
 
 BODY_CRC_END: Final = frame.HEAD.offsets["body_crc"] + _SIZE.size
-"""The first bytes of a frame up to this position show its size and its body's CRC."""
+"""The bytes of a frame before this position contain its size and the CRC of its body."""
 
 Span = tuple[int, int]
 
@@ -137,8 +137,8 @@ def same_head(one: memoryview, other: memoryview) -> bool:
 def is_torn(staged: memoryview, other: memoryview) -> bool:
     """Whether ``other`` is the first frame of ``staged``, but with zeros in place of some bytes.
 
-    So a power cut leaves a frame if one of its pages did not reach the disk: new files of the log
-    contain zeros. The fields that :func:`place` sets are not compared.
+    A power cut leaves such a frame if one of its pages did not reach the disk, because new files of
+    the log contain zeros. The fields that :func:`place` sets are not compared.
     """
     if size_at(staged, 0) != len(other):
         return False

@@ -113,7 +113,8 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
     The segments are removed here, and not only after the append to the last store, so that the
     memory and disk blocks that they use are free for the log of the next store.
 
-    Raises StoreError if the messages cannot be put into their queues. The log then has the load.
+    Raises StoreError if the messages cannot be put into their queues. The log then already has
+    the load, and the next opening of the store puts its messages into the queues.
     """
     # An attempt that Spark gave up can still be running and hold the lock of the store.
     opened = _patiently(
@@ -124,7 +125,7 @@ def append_to_store(appending: Appending, disk: Disk | None = None) -> Loaded:
         loaded = store.load_staged(appending.load, appending.segments, appending.loads)
         names = [segment.name for segment in appending.segments]
         remove_staged(Path(appending.store) / appending.loads, appending.load, names)
-        # Closing the store only logs an error of the dispatcher, and would report success.
+        # If the dispatcher fails, this call raises its error. Closing the store would only log it.
         store.wait_dispatched()
         return loaded
 

@@ -262,8 +262,8 @@ class ExportCommit:
             raise failed_commit(
                 self._folder,
                 "while the export moved its files into place",
-                f"The folder has no complete export now. Run the export into it again: it replaces "
-                f"or removes all files that {INTENT} lists",
+                "The folder has no complete export now. Run the export again: it replaces or "
+                f"removes all files that {INTENT} lists",
                 error,
             ) from error
 
@@ -325,7 +325,7 @@ class ExportCommit:
 
 
 def failed_commit(folder: OutputFolder, when: str, step: str, error: OSError) -> OSError:
-    """Return an error with the error number of ``error``, which says what to do next."""
+    """Return an OSError with the number of ``error``, and a text with the next step."""
     return OSError(error.errno, f"{when}: {error.strerror or error}. {step}", folder.location)
 
 

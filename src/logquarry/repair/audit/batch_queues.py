@@ -104,7 +104,7 @@ class BatchQueuesAudit(QueuesAudit):
 
     @cached_property
     def _others(self) -> OtherQueues:
-        # All queues of this audit are batch queues, and their topics have no others.
+        # All queues of this audit are batch queues, and their topics have only batch queues.
         return OtherQueues(frozenset(), has_rocksdb=False)
 
     def _find_names(self) -> set[QueueKey]:

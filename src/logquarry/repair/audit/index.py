@@ -420,8 +420,9 @@ def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str
     """
     if not names_ends(header, first, last):
         return (
-            "its header gives another first or last message than its entries: messages at "
-            f"{header.begin_offset} and {header.end_offset}, not at {first} and {last}"
+            "its header gives another first or last message than its entries: the header gives the "
+            f"physical offsets {header.begin_offset} and {header.end_offset}, and the entries give "
+            f"{first} and {last}"
         )
     # In a file's first entry, the seconds are counted from the end time of the previous file.
     end = np.array([header.end_timestamp])

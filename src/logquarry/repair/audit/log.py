@@ -359,8 +359,8 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     A message counts as incomplete if its properties (or, without properties, its topic) end in a
     zero byte. If a replica crashes while it receives a message, or a power cut tears the log's last
     page, the rest of the frame stays zero. The frame then still seems valid, because no CRC covers
-    topic and properties. If a queue entry points to the message, zeros at the end of its properties
-    are taken for their text, but no topic has a zero byte.
+    topic and properties. If a queue entry points to the message, only its topic counts,
+    because zeros at the end of queued properties may be a part of their text.
     """
     if bounds.durable is None or bounds.is_closed:
         return None

@@ -125,7 +125,7 @@ class HarmedOffsets:
         return right
 
     def has(self, offset: int, entry: Units) -> bool:
-        """Whether the queue has an entry at a queue offset."""
+        """Whether the queue has this entry at a queue offset."""
         return self._fits(offset, entry) > 0
 
     def _fits(self, offset: int, entries: Units) -> int:

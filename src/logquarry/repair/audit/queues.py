@@ -129,8 +129,8 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        # For each queue, its last message so far if the queue lacks it: the next message decides
-        # whether its frame belongs to the queue.
+        # The last message of a queue is here if the queue has no entry for it. The queue's next
+        # message then shows whether the frame belongs to the queue.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
 
@@ -164,12 +164,16 @@ class QueuesAudit:
     def _own_messages(
         self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
     ) -> dict[str, Any]:
-        """Leave out the frames that belong to another queue: damage changed the topic or the queue
-        id in the frame, which no CRC covers.
+        """Leave out the frames that belong to another queue, because damage changed their topic or
+        queue id. No CRC covers these fields.
 
-        Such a frame stands between two messages of which the second continues the first, and
-        another queue has its entry. If ``is_end``, no message follows the last one. Otherwise, the
-        last one is held back if the queue lacks it.
+        A frame is left out if the messages before and after it have consecutive queue offsets, this
+        queue does not have its entry, and another queue has it. If no message follows, the frame's
+        own queue offset must also not continue the previous one. If this queue has no entry for the
+        last message, the method holds the message back until the next call.
+
+        Args:
+            is_end: whether the log has no further message of the queue.
         """
         held = self._held.pop(key, None)
         if held is not None:

@@ -267,7 +267,7 @@ class RightOffsets(ABC):
 
 # ----------------------------------------------------------------------------------- batch queues
 # Only the neighbouring frames in the log decide. The entry of a frame has the queue offset of the
-# frame's first message, its base, and the number of the frame's messages.
+# frame's first message (the base), and the number of the frame's messages.
 NO_PLACE: Final = -1
 
 

@@ -215,7 +215,8 @@ def _report(
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    """Return the sizes of all files below a folder. Raises StoreNotFound if one cannot be read."""
+    """Return the sizes of all files below a folder. Raises StoreNotFound if a file or
+    a folder cannot be read."""
     if folder.is_file():
         # A file in the folder's place moves to quarantine too.
         return [folder.stat().st_size]
@@ -227,7 +228,7 @@ def _sizes_below(folder: Path) -> list[int]:
                 status = path.stat()
             except OSError as error:
                 if error.errno in (errno.ENOENT, errno.ELOOP):
-                    # A broken link, or a running broker has deleted the file since the listing.
+                    # The path is a broken link, or a running broker has just deleted the file.
                     continue
                 _raise_unreadable(path, error)
             if stat.S_ISREG(status.st_mode):

@@ -274,8 +274,8 @@ def kept_entries(
 
 
 # The entry of a lost message exists only in its queue. So a recovery saves such entries in a file
-# before it cuts the queue: if it were interrupted after that, the next recovery would have to write
-# fillers instead.
+# before it cuts the queue. Without this file, if the recovery were interrupted after the cut, the
+# next recovery would have to write fillers in place of the entries.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if their file is missing or
     invalid.

@@ -1,4 +1,4 @@
-"""The files and folders of a store in a recovery: checks of their names, and syncs.
+"""Checks the names of a store's files and folders before a recovery, and syncs the files.
 
 A folder or a link at the path of a file would stop a recovery in the middle. If a file had two
 names (hard links), a recovery could overwrite bytes under one name that it needs under the other.
@@ -100,8 +100,8 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
     While a store is open, each file of its log, and each index file that is not yet full and
     synced, has a second name (a hard link), from which a deleted file can be restored. After a
     crash, a file may have only the second name. A recovery restores the first name before it plans,
-    because otherwise the file's messages would count as lost. If the recovery moves the file to
-    quarantine later, the second name must not bring it back.
+    because otherwise the file's messages would count as lost. It also removes the second name.
+    Otherwise a file that the recovery moves to quarantine would be restored from this name.
     """
     root = Path(layout.root)
     NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
@@ -378,8 +378,8 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
 
 # ------------------------------------------------------------------------------------------- syncs
 # The last writer may have ended without a successful sync. If its sync failed, the operating system
-# takes the pages for written, and another sync would not write them. So the recovery writes these
-# bytes again.
+# marks the pages as written, and another sync would not write them. So the recovery writes the
+# bytes at the log's end again (``rewrite``).
 _PARTS: Final = (
     store_files.CONSUME_QUEUE,
     store_files.BATCH_QUEUE,
@@ -413,8 +413,8 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # The last writer cannot have written to a folder that this user may not list, for example
-    # lost+found of the file system.
+    # A user who may recover the store may list its folders. So a folder that this user may not list
+    # is not a folder of the store, for example lost+found of the file system.
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

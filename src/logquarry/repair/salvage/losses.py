@@ -334,8 +334,8 @@ def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
 def _entries_to(
     layout: StoreLayout, is_wanted: Callable[[Int64], Bools]
 ) -> Iterator[tuple[QueueKey, Int64, Int64]]:
-    """Yield the entries that point to some messages: the queue, the physical offsets of the
-    messages, and their queue offsets. ``is_wanted`` maps physical offsets to a mask.
+    """Yield the queue entries that point to wanted messages: the queue, the physical offsets of the
+    messages, and their queue offsets. ``is_wanted`` returns a mask of the wanted physical offsets.
     """
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):

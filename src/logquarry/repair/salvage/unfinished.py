@@ -1,7 +1,7 @@
-"""Interrupted salvages: tells how far a salvage came, finishes it, or removes its files.
+"""Determines whether an interrupted salvage has completed its store, and finishes or undoes it.
 
-A salvage makes the new store in the folder ``.salvage``, and moves the files out of it when the
-store is complete: first the folder with the report, last the log.
+A salvage makes the new store in the folder ``.salvage``. When the store is complete, the salvage
+moves the files out of this folder: first the folder with the report, last the log.
 """
 
 from __future__ import annotations

@@ -236,7 +236,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "oversized": _note("a frame larger than maxMessageSize: a broker would reject it"),
     "durable_mark_invalid": _note(
-        "the file of the durable offset is torn or invalid, or cannot be opened",
+        "the file of the durable offset is torn or invalid, or it or the checkpoint cannot be "
+        "opened",
         "nothing: the next writer replaces an invalid file. If a file cannot be opened, correct "
         "its permissions or the disk",
     ),

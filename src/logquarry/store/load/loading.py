@@ -9,14 +9,16 @@ If the process crashes during a load, ``intent.json`` remains. When a writer ope
 next time (:func:`pending_load`):
 
 - If all segments are intact, the writer appends the frames that the log still lacks
-  (:mod:`logquarry.store.load.search`). A power cut may have left only a part of a frame, whose body
-  is right. Before the writer appends, such a frame and all bytes after it are copied to quarantine,
-  and removed from the log, unless another program has written the store since then.
+  (:mod:`logquarry.store.load.search`). After a power cut, a frame may have zeros in its topic or
+  properties, which no CRC covers. Before the writer appends, it copies such a frame and all bytes
+  after it to quarantine, and truncates the log there. It does not truncate the log if another
+  program may have written to the store since then.
 - If a segment is missing or damaged, but the log has all frames of the load, the writer only writes
   the ledger.
 - Otherwise the writer copies the load's bytes to quarantine, and truncates the log to the load's
-  start. After such a rollback, the application can repeat the load. The writer refuses the rollback
-  if other messages follow the load.
+  start. After such a rollback, the application can repeat the load. The writer does
+  not roll back, but refuses to open the store, if another program may have written to the store
+  since then, or if the log has more messages after the load's start than the load has.
 """
 
 from __future__ import annotations
@@ -116,7 +118,7 @@ class Loads:
         if begun is not None:
             raise StoreUnavailable(
                 f"{self.root}: an earlier load was interrupted: {begun.load}. Close the store and "
-                "open it again, which finishes this load; then repeat the new load"
+                "open it again, which finishes or removes this load. Then repeat the new load"
             )
         # Sync the messages before the load: the intent will contain `end`, so a crash must not
         # remove messages before `end`.
@@ -138,14 +140,14 @@ class Loads:
     def finish(self, pending: Pending) -> None:
         """Finish a load that an earlier writer began.
 
-        Raises StoreUnavailable if the start of the load has expired, and no later frame of the load
-        shows how much of it was in the log.
+        Raises StoreUnavailable if the start of the load has expired, and the log does not show how
+        much of the load it had.
         """
         intent, config = pending.intent, pending.config
         if not pending.is_whole:
             end = self.log.wrote_offset
             if end < intent.start:
-                # A recovery has lost the messages before the load: the load begins earlier now.
+                # A recovery has removed messages before the load, so the load begins earlier now.
                 intent = replace(intent, start=end)
                 self.ledger.begin(intent)
             found = _find(self.root, config, intent, stop=end, durable=end)
@@ -153,8 +155,9 @@ class Loads:
             if found.is_unsure and log_start > intent.start:
                 raise StoreUnavailable(
                     f"{self.root}: a load that began at {intent.start} cannot be finished: the log "
-                    f"begins at {log_start} now, and has no later frame of the load. To keep the "
-                    f"log as it is, move {self.ledger.folder / INTENT} out of the store"
+                    f"begins at {log_start} now, and does not show how much of the load it had. "
+                    "To keep the log as it is, without the rest of the load, move "
+                    f"{self.ledger.folder / INTENT} out of the store"
                 )
             self._append(intent, *found.place)
         self._done(intent)
@@ -213,7 +216,8 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
     Raises:
         CorruptFile: if the intent is unreadable.
         StoreUnavailable: if the load must be rolled back, but the log begins after the load's
-            start, has other messages after it, or cannot be recovered.
+            start, has more messages from this start on than the load has, may have been changed by
+            another program, or cannot be recovered.
     """
     ledger = Ledger(disk, root)
     intent = ledger.intent()
@@ -222,7 +226,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
     if ledger.has(intent.load):
         ledger.end()
         return None
-    # Restore names of log files that other programs deleted, before reading the log.
+    # Before the log is read, restore log files that another program has deleted.
     NameGuard(disk).restore(log_paths(root, StoreLayout.open(root, config).log_folders))
     try:
         for segment in intent.segments:
@@ -234,8 +238,9 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
         if why is not None:
             raise StoreUnavailable(
                 f"{root}: a load that began at {intent.start} can neither be finished nor rolled "
-                f"back: its segments are gone ({error}), and {why}. Put the segments back. Or, to "
-                f"keep the log as it is, move {ledger.folder / INTENT} out of the store"
+                f"back: a segment is missing or damaged ({error}), and {why}. Restore the segment. "
+                "Or, to keep the log as it is, without the rest of the load, move "
+                f"{ledger.folder / INTENT} out of the store"
             ) from error
         logger.warning("%s: rolling back an interrupted load: %s", root, error)
         _truncate(root, config, disk, clock, intent.start)
@@ -274,11 +279,11 @@ def _torn_frame(root: Path, config: StoreConfig, intent: Intent) -> int | None:
     layout = StoreLayout.open(root, config)
     durable = read_durable(layout.filesystem)
     if durable is None:
-        # Another program, such as a broker, has written the store after the load. It has kept the
-        # torn frame, and consumers may have got the messages after it.
+        # Another program, such as a broker, may have written to the store after the load. It has
+        # then kept the torn frame, and consumers may have got the messages after this frame.
         return None
     least = max(intent.start, durable.end)
-    # Compare frames only if one of them has bytes as a torn frame has them.
+    # Compare frames only if one of them looks torn.
     if not any(map(_has_suspects, _runs(layout, least, resync=True))):
         return None
     return _find(root, config, intent, durable=least).torn
@@ -290,9 +295,11 @@ def _why_not_rolled_back(root: Path, config: StoreConfig, intent: Intent) -> str
     if intent.start < layout.commit_log.start:
         return f"the log begins at {layout.commit_log.start}"
     rows = sum(len(run.rows) for run in _runs(layout, intent.start))
-    if rows > intent.rows or read_durable(layout.filesystem) is None:
-        # Another program, such as a broker, has written the store after the load.
-        return "the log has other messages after this offset"
+    if rows > intent.rows:
+        return "the log has other messages after the load's start"
+    if read_durable(layout.filesystem) is None:
+        # There is no valid durable offset, for example because a broker has written to the store.
+        return "another program may have added messages to the log since then"
     return None
 
 

@@ -1,9 +1,9 @@
 """Finds how many frames of a load are already in the log.
 
-A load appends its frames in order, but other messages can lie between them: an open store also
-delivers delayed messages, and other threads may put messages. In the part of the log that was on
-the disk, a frame can be damaged later. The search then looks for the next frame of the log in the
-rest of the load, because the frames before this one have been in the log too.
+A load appends its frames in order. Other messages can be between these frames, because the open
+store also delivers delayed messages, and other threads may put messages. A part of the log can also
+be damaged later. After damage, the search compares the following frames of the log with the rest of
+the load. If such a frame is in the load, the log once had all earlier frames of the load too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNKNOWN: Final = -1
 
 
 class StagedLoad:
-    """The staged frames of a load, in the order of its segments. It has one segment open."""
+    """The staged frames of a load, in the order of its segments. One segment at a time is open."""
 
     def __init__(self, folder: Path, segments: Sequence[Segment]) -> None:
         self._folder = folder
@@ -52,7 +52,7 @@ class StagedLoad:
         return self._open[1].frames
 
     def settled(self, place: Place) -> Place:
-        """Return the place of the first frame from a place on: it may be in the next segment."""
+        """Return the given place, or, at the end of a segment, the start of the next segment."""
         number, start = place
         while number < len(self._segments) and start >= self._segments[number].bytes:
             number, start = number + 1, 0
@@ -69,8 +69,8 @@ class StagedLoad:
         return data[place[1] : place[1] + (size or 0)]
 
     def after(self, place: Place, size: int) -> Place | None:
-        """Return the place that is ``size`` bytes of whole frames after a place, None if there is
-        none.
+        """Skip whole frames of ``size`` bytes in total; return the place after them. Return None if
+        no whole frames have this total size, or if no frame follows them.
         """
         while size > 0 and not self.is_end(place):
             length = len(self.frame(place))
@@ -81,7 +81,7 @@ class StagedLoad:
         return None if size or self.is_end(place) else place
 
     def find(self, other: memoryview, place: Place) -> Place | None:
-        """Return the place of the first frame from a place on that equals a frame of the log."""
+        """Search from a place on; return the place of the first frame that equals ``other``."""
         numbers, starts, keys, order = self._index
         key = _key(other)
         low, high = (int(np.searchsorted(keys, key, side)) for side in ("left", "right"))
@@ -117,10 +117,10 @@ class Found(NamedTuple):
 
     Attributes:
         place: the first frame that the log lacks.
-        torn: physical offset of the log at which only a part of this frame is: a power cut has left
-            zeros in its topic or properties, which no CRC covers. None if no part of it is there.
-        is_unsure: whether messages of the log were lost after the last frame that was found, so
-            that the log may once have had further frames.
+        torn: physical offset of this frame if the log has only a part of it: a power cut has left
+            zeros in its topic or properties, which no CRC covers. None if the log has no part.
+        is_unsure: whether messages of the log were lost after the last frame that was found. The
+            log may then once have had further frames of the load.
     """
 
     place: Place
@@ -207,8 +207,8 @@ def find_frames(
     Args:
         start: physical offset from which on the frames of the load are.
         stop: physical offset at which the log ends; by default, it ends after its last message.
-        durable: a torn frame before this physical offset counts as one that is in the log: it had
-            reached the disk, so the harm is damage.
+        durable: the durable offset. If a frame before it looks torn, the frame counts as in the
+            log: it had reached the disk, so its zeros are later damage.
     """
     search, log = _Search(load, durable), layout.commit_log
     if log.start > start:
