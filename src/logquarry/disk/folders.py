@@ -142,7 +142,9 @@ class StoreLock(OpenFile):
             if is_ours:
                 raise self._held_by([os.getpid()])
             self._mark = FolderMark()
-            if not existed and is_marked(root):
+            # A writer creates its lock file before it marks the folder. So look for the file again:
+            # a writer may have opened the store since the first look.
+            if not existed and is_marked(root) and not self.path.exists():
                 raise self._held_by(folder_holders(root), "its lock file was deleted")
             with disk.refusing(self.path):
                 self._descriptor = disk.open(self.path, create=True)

@@ -310,8 +310,8 @@ def _not_dispatched(
             is_wanted = is_queued & (ids == topics.index(topic)) & (columns["queue_id"] == queue_id)
             offsets = columns["queue_offset"][is_wanted]
             if len(offsets):
-                known = found.get((topic, queue_id), 0)
-                found[topic, queue_id] = max(known, int(offsets.max()) + 1)
+                # Not the largest: the topic may have been deleted and created again.
+                found[topic, queue_id] = int(offsets[-1]) + 1
     return found
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import re
@@ -345,6 +346,16 @@ def test_the_end_of_the_interpreter_closes_and_does_not_hang(tmp_path: Path) -> 
     queue.close()
 
 
+HOLDS = """
+import sys
+from pathlib import Path
+from logquarry.disk.disk import Disk
+from logquarry.disk.folders import StoreLock
+input()
+lock = StoreLock(Disk(), Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 OPENS_AGAIN = """
 import sys
 from pathlib import Path
@@ -377,6 +388,26 @@ def test_a_deleted_lock_file_lets_no_second_writer_in(tmp_path: Path, is_replace
     assert not StoreLayout.open(tmp_path).is_live()
     assert not run(OPENS_AGAIN, tmp_path).stdout
     StoreLock(Disk(), tmp_path).release()
+
+
+@pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux can mark a folder")
+def test_two_writers_that_open_a_new_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one creates and locks the file after this one has looked for it."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLDS, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    told, heard = other.stdin, other.stdout
+    assert told is not None and heard is not None
+
+    def opened_by_other(path: Path) -> contextlib.AbstractContextManager[bool]:
+        told.write(b"\n")
+        told.flush()
+        assert heard.readline() == b"held\n"
+        return systems.lock_file(path)
+
+    monkeypatch.setattr(folders, "lock_file", opened_by_other)
+    with other, pytest.raises(StoreUnavailable, match=rf"{other.pid}\), which holds lock$"):
+        StoreLock(Disk(), tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(fcntl, "F_OFD_SETLK"), reason="only Linux can mark a folder")

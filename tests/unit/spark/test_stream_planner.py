@@ -326,6 +326,21 @@ def test_latest_in_a_queue_whose_messages_have_no_entries_yet(tmp_path: Path, en
     assert found == [new.physical_offset]
 
 
+def test_latest_in_a_queue_that_begins_again_at_0(tmp_path: Path) -> None:
+    """Its topic was deleted and created again, and the dispatch is behind."""
+    maker = made(tmp_path / "store", 60)
+    maker.put("a", 1, b"again", queue_offset=0)
+    maker.write(tmp_path / "store")
+    for folder in ("index", "consumequeue"):
+        shutil.rmtree(tmp_path / "store" / folder)
+    stream = Stream(tmp_path / "store", startingOffsets=json.dumps({"a": {"0": -1, "1": -1}}))
+    stream.drain()
+    new = maker.put("a", 1, b"new", queue_offset=1)
+    maker.write(tmp_path / "store")
+    count = len(stream.rows)
+    assert [row["physical_offset"] for row in stream.drain()[count:]] == [new.physical_offset]
+
+
 def test_a_start_beyond_the_end_is_the_end(tmp_path: Path) -> None:
     made(tmp_path / "store", 20)
     assert Stream(tmp_path / "store", startingOffsets='{"store": 1000000}').drain() == []

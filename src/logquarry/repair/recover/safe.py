@@ -152,8 +152,9 @@ class _Planner:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
         # If an earlier recovery recorded the log's end, and no writer has changed the store since,
         # the audit must stop there.
-        ends = [end for end in (torn or layout.cut_end, self._end) if end is not None]
-        log = LogAudit(layout, bounds, stop=min(ends, default=None))
+        ends = (layout.cut_end if torn is None else torn, self._end)
+        stop = min((end for end in ends if end is not None), default=None)
+        log = LogAudit(layout, bounds, stop=stop)
         damage = DamageMap(log.damage)
         is_3_1 = keeps_transactions(layout, config)
         transactions = TransactionCheck() if is_3_1 else None

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
+from logquarry.disk.disk import Disk
+from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import frame
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
+from logquarry.log.store_files import CHECKPOINT, DURABLE
 from logquarry.read.log_end import known_damage
 from logquarry.repair.recover.plan import StepKind
 from logquarry.testing.builder import StoreBuilder
@@ -67,6 +70,33 @@ def test_applied_it_opens_as_a_store_that_was_closed(
         assert [record.message for record in caplog.records] == []
     tails = list((root / ".logquarry" / "quarantine").rglob("*.from-*"))
     assert any(b"half a message" in path.read_bytes() for path in tails)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_torn_last_message_is_cut_off_wherever_it_begins(tmp_path: Path, before: int) -> None:
+    """Also at physical offset 0."""
+    with opened(tmp_path / "live") as store:
+        for _ in range(before):
+            store.put(lq.Message("t", b"first", properties={"a": "text"}))
+        begin = store.max_offset
+        store.put(lq.Message("t", b"torn", properties={"a": "text"}))
+        end = store.max_offset
+    # The power cut came before the last message's entry, and before its sync.
+    (tmp_path / "live" / "abort").touch()
+    shutil.rmtree(tmp_path / "live" / "consumequeue")
+    with (tmp_path / "live" / "commitlog" / f"{0:020d}").open("r+b") as file:
+        file.seek(end - 3)
+        file.write(bytes(3))
+    disk = Disk()
+    checkpoint = CheckpointFile(disk, tmp_path / "live" / CHECKPOINT)
+    DurableFile(disk, tmp_path / "live" / DURABLE, begin, checkpoint.times).close()
+    checkpoint.close()
+    plan = lq.recover(tmp_path / "live", config=config())
+    assert any("the message there ends in zeros" in line for line in plan.summary())
+    assert plan.log_end == begin
+    lq.recover(tmp_path / "live", apply=True, config=config())
+    with lq.MessageStore.open(tmp_path / "live", config=config()) as reader:
+        assert bodies(reader) == [b"first"] * before
 
 
 def test_a_store_that_is_open_is_refused(tmp_path: Path) -> None:
