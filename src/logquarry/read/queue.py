@@ -22,16 +22,13 @@ from logquarry.log.open_files import OpenFiles
 from logquarry.log.store_files import FileSequence, StoreFile
 
 NO_CODE: Final = java.LONG_MIN
-"""Tags code of an entry for a batch whose messages may have different tags. The tags must be read
-from the log.
-"""
+"""Tags code of a batch whose messages may have different tags: read the tags from the log."""
 UNIT_DTYPE: Final = queue_entry.LAYOUT.dtype()
 Units = Records
 """Array of entries as stored, with the big-endian fields physical_offset, size and tags_code."""
 
 StoreTime = Callable[[int, int], int]
-"""Function (physical offset, size) -> store time of the message in ms; -1 if there is no message.
-"""
+"""Function (physical offset, size) -> store time of the message in ms; -1 without a message."""
 
 MOST_HOLES: Final = 1 << 24
 
@@ -96,9 +93,7 @@ class Queue(ABC):
 
     @property
     def last_physical_end(self) -> int | None:
-        """Physical offset after the queue's last message (``maxPhysicOffset``); None if it has
-        none.
-        """
+        """Physical offset after the last message (``maxPhysicOffset``); None without a message."""
         entry = self.last_entry
         return None if entry is None else entry.end
 

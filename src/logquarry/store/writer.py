@@ -60,8 +60,7 @@ _monotonic = time.monotonic
 class BaseWriter(LiveStore):
     """The methods of :class:`~logquarry.store.message_store.StoreWriter`.
 
-    Any thread may call the methods. In a child process after a fork, every call raises
-    StoreUnavailable.
+    Any thread may call the methods. In a forked child process, every call raises StoreUnavailable.
     """
 
     _mode = "rw"

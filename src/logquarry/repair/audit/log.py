@@ -162,9 +162,7 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield all frames in order, in runs that threads or tasks have read. No writer may be
-        active.
-        """
+        """Yield all frames in order, in runs that threads or tasks read. No writer may be active."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
@@ -357,10 +355,9 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
     A message counts as incomplete if its properties (or, without properties, its topic) end in a
-    zero byte. If a replica crashes while it receives a message, or a power cut tears the log's last
-    page, the rest of the frame stays zero. The frame then still seems valid, because no CRC covers
-    topic and properties. If a queue entry points to the message, only its topic counts,
-    because zeros at the end of queued properties may be a part of their text.
+    zero byte: if a power cut tears the last page, or a replica crashes while it receives a message,
+    the rest of the frame stays zero, and no CRC covers topic and properties. In a message that has
+    a queue entry, zeros may belong to the properties, but never to the topic.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -375,10 +372,9 @@ def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     at = int(last.rows[-1, POSITION])
     frame = last.window.decode(at, check_crc=False)
     assert isinstance(frame, Frame), "the walk found a sound frame here"
-    offset = last.window.base + at
-    is_queued = offset < (bounds.queued or 0)
-    text = frame.topic if is_queued else frame.properties or frame.topic
-    return offset if text.endswith(b"\0") else None
+    has_entry = last.window.base + at < (bounds.queued or 0)
+    text = frame.topic if has_entry else frame.properties or frame.topic
+    return last.window.base + at if text.endswith(b"\0") else None
 
 
 def damage_json(spans: Iterable[DamagedSpan]) -> list[dict[str, object]]:

@@ -42,9 +42,7 @@ class _Break:
     before: int
     number: int
     distance: int
-    """Number of bytes in the log between the starts of the queue's previous message and this
-    message.
-    """
+    """Number of bytes in the log from the start of the queue's previous message to this one."""
     is_own: bool
     """Whether the frame has this queue offset; False for a multi-dispatch copy."""
     count: int
@@ -164,9 +162,7 @@ class QueueNotes:
         return QueueStory(first, end, tuple(gaps), mended)
 
     def _mend(self, is_queued: IsQueued) -> dict[int, int]:
-        """Correct the harmed queue offsets, and drop the breaks that they caused. Return the
-        corrected offsets.
-        """
+        """Correct the harmed queue offsets, drop their breaks, and return the corrected offsets."""
         mended: dict[int, int] = {}
         kept: list[_Break] = []
         breaks = self._breaks
@@ -322,9 +318,7 @@ def fill_messages(
 
 
 def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
-    """Return queue -> queue offsets of the entries that point to one of ``places`` (physical
-    offsets).
-    """
+    """Return queue -> queue offsets of the entries that point to one of some physical offsets."""
     found: LostOffsets = {}
     for key, _, offsets in _entries_to(layout, lambda known: np.isin(known, places)):
         found.setdefault(key, []).extend(ranges_of(offsets))

@@ -191,7 +191,7 @@ def test_a_wrong_end_offset_that_names_a_message_of_the_same_time(root: Path) ->
     changed(first, "end_timestamp", stored.store_timestamp)
     fault = index_fault(StoreLayout.open(root, config()), SHAPE, log_end=END)
     assert fault is not None
-    assert f"at 0 and {before.physical_offset}, not at 0 and {sound.end_offset}" in fault
+    assert f"0 and {before.physical_offset}, and the entries give 0 and {sound.end_offset}" in fault
 
 
 def test_a_wrong_time_of_a_message_that_has_expired(root: Path) -> None:
