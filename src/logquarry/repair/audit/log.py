@@ -162,7 +162,7 @@ class LogAudit:
         return self._runs(self._reader().events(self.start, self._stop))
 
     def guided_runs(self, guesses: Iterable[F]) -> Iterator[Run | F]:
-        """Yield all frames in order, in runs that threads or tasks read, while no writer is active."""
+        """Yield all frames in order, in runs that threads or tasks read. No writer may run."""
         assert not self._is_live
         return (
             self.runs() if self._stop is not None else self._runs(guided(self._reader(), guesses))
