@@ -151,8 +151,8 @@ def _place_reference(
     position = first = file.wrote
     data = frames.data[: start + len(room)]
     while start < len(data) and position - first < CHUNK_BYTES:
-        size = _size_at(frames, start)
-        if not frame.FIXED_SIZE_V1 <= size <= len(data) - start:
+        size = put_frames.size_at(data, start)
+        if size is None:
             return start, position, put_frames.NO_FRAME
         number = put_frames.queue_number(data, start)
         if not 0 <= number < len(next_offsets):

@@ -33,8 +33,7 @@ from typing import Final
 
 from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, NameGuard
-from logquarry.disk.log_files import log_paths
+from logquarry.disk.folders import AbortFile
 from logquarry.disk.mapped_file_queue import MappedFileQueue
 from logquarry.disk.page_file import CheckpointFile, DurableFile
 from logquarry.errors import CorruptFile, StoreUnavailable
@@ -47,7 +46,7 @@ from logquarry.log.walk import BlankSpan, LogReader, Run
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.recover.apply import apply_safe
 from logquarry.repair.recover.safe import plan_safe
-from logquarry.repair.recover.store_folders import check_queue_folder
+from logquarry.repair.recover.store_folders import check_queue_folder, restore_names
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.load.search import Found, StagedLoad, find_frames
 from logquarry.store.load.segment import Segment, SegmentReader
@@ -227,7 +226,7 @@ def pending_load(root: Path, config: StoreConfig, disk: Disk, clock: Clock) -> P
         ledger.end()
         return None
     # Before the log is read, restore log files that another program has deleted.
-    NameGuard(disk).restore(log_paths(root, StoreLayout.open(root, config).log_folders))
+    restore_names(StoreLayout.open(root, config), disk)
     try:
         for segment in intent.segments:
             SegmentReader(intent.folder(root), segment).close()
