@@ -89,19 +89,19 @@ KINDS: Final[Mapping[str, Kind]] = {
     TORN_TAIL: _damage(
         Action.RECOVER, "bytes after the log's last frame that are neither a frame nor zeros"
     ),
-    "misnamed_file": _damage(Action.RECOVER, "a log file whose frames show that its name is wrong"),
-    "wrong_file_size": _damage(
-        Action.RECOVER, "a file whose size differs from the size of its neighbours"
+    "misnamed_file": _damage(
+        Action.RECOVER, "the frames in a log file show that its name is wrong"
     ),
+    "wrong_file_size": _damage(Action.RECOVER, "the file has another size than its neighbours"),
     "bad_property_crc": _damage(
         Action.READ,
         "the frame does not match its property CRC (enabledAppendPropCRC), but its body is intact",
     ),
     "harmed_queue_offset": _damage(
         Action.SALVAGE,
-        "the queue offset in a frame has changed. The queue has the message at its right place, so "
-        "consumers get it, but a client that commits the frame's offset repeats or skips messages. "
-        "A `get` from a batch queue raises an error at this frame",
+        "the queue offset in a frame has changed. The message has its right place in the queue, so"
+        " consumers get it. But a client that commits the frame's offset then repeats or skips "
+        "messages. A `get` from a batch queue raises an error at this frame",
     ),
     "suspect_text": _damage(Action.READ, "NUL bytes or invalid UTF-8 in a topic or in properties"),
     "queue_missing": _damage(
@@ -119,41 +119,41 @@ KINDS: Final[Mapping[str, Kind]] = {
         "a queue in RocksDB ends after its last entry: new messages get wrong offsets",
     ),
     "queue_hole": _damage(
-        Action.QUEUES, "an entry that was never written, before entries that were written"
+        Action.QUEUES, "an entry was never written, although later entries were written"
     ),
-    "queue_entry_wrong": _damage(Action.QUEUES, "an entry that does not match its message"),
-    "queue_entry_dangling": _damage(Action.QUEUES, "an entry that points to no frame"),
+    "queue_entry_wrong": _damage(Action.QUEUES, "an entry does not match its message"),
+    "queue_entry_dangling": _damage(Action.QUEUES, "an entry points to no frame"),
     "queue_head_missing": _damage(
         Action.QUEUES,
         "the log has messages of the queue that are older than the queue's first entry",
     ),
     "queue_misplaced": _damage(
-        Action.QUEUES, "entries that are not at the queue offsets of their messages"
+        Action.QUEUES, "entries are not at the queue offsets of their messages"
     ),
     "queue_file_missing": _damage(Action.QUEUES, "a file is missing between two files of a queue"),
     "misnamed_queue_file": _note(
-        "the entries of a queue file belong to another queue or position than its name shows; this "
-        "explains the file's other findings",
-        "the next step of these other findings",
+        "the name of a queue file is wrong: its entries belong to another queue or position. The "
+        "wrong name explains the other findings of this file",
+        "as for these other findings",
     ),
     "queue_filler": _note(
-        "a filler entry in place of a lost message; it keeps later queue offsets unchanged",
+        "a filler entry replaces a lost message, so that later queue offsets stay unchanged",
         "nothing: consumers skip it",
     ),
     "queue_in_damage": _note(
-        "entries of messages in a damaged part of the log", "the next step of that damage"
+        "entries of messages in a damaged part of the log", "as for that damage"
     ),
     "index_header": _damage(
         Action.INDEX,
-        "an index header with impossible values, or with other offsets or times than the file's "
-        "entries and messages",
+        "the header of an index file has impossible values, or does not match the file's entries "
+        "and messages",
     ),
     "index_chain": _damage(
-        Action.INDEX, "an index chain that does not lead from newer to older entries"
+        Action.INDEX, "an index chain does not lead from newer to older entries"
     ),
-    "index_entry": _damage(Action.INDEX, "an index entry that points to no frame"),
+    "index_entry": _damage(Action.INDEX, "an index entry points to no frame"),
     "index_entry_wrong": _damage(
-        Action.INDEX, "an index entry whose hash matches no key of its message"
+        Action.INDEX, "the hash of an index entry matches no key of its message"
     ),
     "index_ahead": _damage(Action.INDEX, "index entries for messages beyond the log's end"),
     "index_shape": _note(
@@ -175,9 +175,9 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.RECOVER, "the state table of 3.x does not match the open transactions in the log"
     ),
     "state_table_stale": _note(
-        "the state table has errors that RocketMQ 3.x itself makes: missing entries, ended "
-        "transactions that are still open in the table, or a table that was made again, with "
-        "entries numbered from 0"
+        "the state table has errors that RocketMQ 3.x itself makes: entries are missing, ended "
+        "transactions are still open, or RocketMQ made the table again and numbered its entries "
+        "from 0"
     ),
     "redo_log_wrong": _damage(Action.RECOVER, "the redo log of 3.x does not match the log"),
     "timer_check_wrong": _damage(
@@ -200,8 +200,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "wrong_entry": _damage(
         Action.MOVE,
-        "a file of the store must be at this path, but a folder, a pipe, a broken link, or a link "
-        "to another file of the store is there",
+        "this path must be a file of the store, but it is a folder, a pipe, a broken link, or a "
+        "link to another file of the store",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
     "bad_settings": _note(
@@ -211,7 +211,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "checkpoint_zero": _note("the checkpoint is all zeros", "nothing: the next writer fills it"),
     "checkpoint_ahead": _damage(
         Action.RECOVER,
-        "the checkpoint covers messages that are later than the last message of the log",
+        "the checkpoint covers messages after the last message of the log",
         "put the last files of the log back from a backup, else `recover`",
     ),
     "checkpoint_short": _damage(Action.RECOVER, "the checkpoint file is too short"),
@@ -221,23 +221,23 @@ KINDS: Final[Mapping[str, Kind]] = {
         action=Action.RECOVER,
     ),
     "log_start": _note(
-        "the log does not start at 0, and no record shows that retention deleted its first files",
+        "the log does not start at 0, and logquarry has no record of a deletion by retention",
         "nothing, if retention deleted files; else put them back from a backup",
     ),
     "live": _note("a process has the store open", "stop the process before a repair"),
     "stale_frames": _note(
-        "valid frames after the log's end, left by an earlier truncation; the log does not "
-        "include them",
+        "valid frames after the log's end. An earlier recovery ended the log before them; they do "
+        "not belong to the log",
         "nothing; if you need their content: `salvage --include-stale`",
     ),
     "stale_bytes": _note(
         "bytes of older messages after the log's end, left by a broker with writeWithoutMmap",
         "nothing: the next writer overwrites them",
     ),
-    "oversized": _note("a frame larger than maxMessageSize: a broker would reject it"),
+    "oversized": _note("a frame is larger than maxMessageSize; a broker would reject it"),
     "durable_mark_invalid": _note(
-        "the file of the durable offset is torn or invalid, or it or the checkpoint cannot be "
-        "opened",
+        "the file of the durable offset is torn or invalid. Or this file or the checkpoint cannot "
+        "be opened",
         "nothing: the next writer replaces an invalid file. If a file cannot be opened, correct "
         "its permissions or the disk",
     ),
@@ -257,9 +257,7 @@ KINDS: Final[Mapping[str, Kind]] = {
         "a Spark load ended before all its rows were in the log",
         "run the load again (the next writer completes or removes the unfinished load)",
     ),
-    "new_epoch": _note(
-        "the queue offsets begin at a lower number again: the topic was deleted and recreated"
-    ),
+    "new_epoch": _note("the topic was deleted and recreated, so its queue offsets start again"),
     "unknown_file": _note(
         "a file with a name that RocketMQ and logquarry do not use",
         "move the file out of the store",
