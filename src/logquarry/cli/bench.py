@@ -22,7 +22,7 @@ _DEFAULT_SIZE: Final = "2g"
 _MOST_TOPICS: Final = 10_000
 _MOST_QUEUES: Final = 1_000
 _HELP: Final = {
-    "put": "Measure single puts; making the messages is included.",
+    "put": "Measure single puts, with the time to make the messages.",
     "put-batch": "Measure puts of batches in RocketMQ's wire form.",
     "put-many": "Measure puts of Arrow record batches.",
     "get": "Measure gets of 32 messages.",

@@ -59,7 +59,7 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--read-only",
     is_flag=True,
-    help="Only read the store: an archived or salvaged store, or the store of a live broker. "
+    help="Do not change the store, for example an archived store, or the store of a live broker. "
     "The broker refuses sends, and keeps the offsets of groups outside of the store.",
 )
 @click.option(
@@ -102,7 +102,7 @@ _GARBAGE: Final = 100_000
 @click.option(
     "--insecure",
     is_flag=True,
-    help="Allow --listen on an address that other machines reach, without TLS and accounts.",
+    help="Allow other machines to connect without TLS and accounts.",
 )
 @click.option(
     "--metrics",
@@ -125,10 +125,10 @@ def broker(
 ) -> None:
     """Serve STORE to RocketMQ's clients, until Ctrl-C: a broker and its name server.
 
-    Clients of RocketMQ 4.x in Java, Go, C++, Python and Node.js send and consume messages. If the
-    folder STORE is missing, the broker makes a new store. Without the argument STORE, the broker
-    serves a temporary store, and deletes it when the broker stops. The broker is one node: no
-    slaves, no cluster, no gRPC (docs/broker.md).
+    Clients of RocketMQ 4.x in Java, Go, C++, Python, Rust and Node.js can send and consume
+    messages. If the folder STORE is missing, the broker makes a new store. Without the argument
+    STORE, the broker serves a temporary store, and deletes it when the broker stops. The broker is
+    one node: no slaves, no cluster, no gRPC (docs/broker.md).
 
     \b
     Pass the name server's address to the client:

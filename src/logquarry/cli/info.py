@@ -39,7 +39,7 @@ _QUEUE_MEMBERS: Final = ("queue_id", "min_offset", "max_offset", "messages", "by
 @click.option(
     "--transactions",
     is_flag=True,
-    help="Count half messages: committed, rolled back, open. Lists the open half messages.",
+    help="Count the committed, rolled back and open half messages, and list the open ones.",
 )
 @click.option(
     "--timers",
@@ -353,7 +353,7 @@ def _show_transactions(out: Output, halves: dict[str, Any]) -> None:
 def report(store: str, target: str, config: str | None, out: Output) -> None:
     """Write one HTML page with charts, queues and findings.
 
-    The page contains everything that it shows, so a browser needs no network for it. The command
+    A browser can show the page without a network. The command
     needs the packages of logquarry[report].
 
     Example: logquarry report /data/store --html report.html

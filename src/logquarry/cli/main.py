@@ -134,8 +134,8 @@ def app(verbose: bool) -> None:
     """Read, check, repair, export and import the message store of an Apache RocketMQ broker.
 
     No broker is needed. STORE is the folder that contains commitlog/ (the broker's
-    storePathRootDir), or its URL. A broker may be running in the store during info, messages,
-    verify, diff, stats, report and export.
+    storePathRootDir), or its URL. A broker may have the store open during info, messages, verify,
+    diff, stats, report and export.
 
     Exit codes: 0 clean, 1 findings (for example damage), 2 usage, 3 unreadable, 4 refused, 70 a
     fault of logquarry, 130 interrupted.

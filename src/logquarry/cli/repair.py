@@ -65,13 +65,13 @@ def recover(
 ) -> None:
     """Show or make the repairs that a store needs after a crash.
 
-    Without --apply, recover prints the steps and changes nothing. recover never deletes a file of
-    the store; it moves bad files to STORE/.logquarry/quarantine/ instead. Stop the broker first: no
-    process may have the store open.
+    Without --apply, recover prints the steps and changes nothing. The only file of the store that
+    recover deletes is abort; it moves bad files to STORE/.logquarry/quarantine/. Stop the broker
+    first: no process may have the store open.
 
     Exit code 0 if there is nothing to do, or all steps are done; 1 if there are steps to do and
     --apply is missing; 4 if a process has the store open, if the recovery is impossible, or if the
-    recovery would lose messages and --accept-loss is missing.
+    recovery would lose many messages and --accept-loss is missing.
 
     Example: logquarry recover /data/store --apply
     """
@@ -156,8 +156,8 @@ def _damage_lines(damage: Sequence[DamagedSpan]) -> list[str]:
 @click.command()
 @options.stores
 @options.into(
-    "Write the files into DIR and only read STORE. With several stores, each gets its own folder "
-    "in DIR."
+    "Write the new files to DIR, and do not change STORE. With several stores, each gets its own "
+    "folder in DIR."
 )
 @click.option(
     "--in-place",
@@ -196,8 +196,8 @@ def rebuild(
     """Rebuild consume queues and index from the log.
 
     Without --into and --apply, rebuild only prints its plan. With --into, a broker may have the
-    store open. rebuild then uses the messages that the log has when rebuild starts. With --in-place
-    no process may have the store open. To rebuild several stores, pass --spark-master.
+    store open; rebuild ignores messages that arrive after its start. With --in-place, no process
+    may have the store open. To rebuild several stores, pass --spark-master.
 
     Example: logquarry rebuild /data/store --in-place --apply
     """

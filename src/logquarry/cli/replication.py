@@ -330,8 +330,9 @@ class _Line:
 @click.option(
     "--listen-config",
     metavar="HOST:PORT",
-    help="Address from which slaves copy config/ (topics, offsets): 127.0.0.1:10911. A RocketMQ "
-    "slave requests topics at the port minus 2, so that is opened too.  [default: none]",
+    help="Address from which slaves copy config/ (topics, offsets): 127.0.0.1:10911. The command "
+    "also listens at the port minus 2, where a RocketMQ slave requests topics.  [default: "
+    "none]",
 )
 @click.option(
     "--full-history",

@@ -35,7 +35,7 @@ _MOST_LISTED = 20
 @click.option(
     "--keep-bytes",
     metavar="SIZE",
-    help="Rule: no byte of the file is among the newest SIZE bytes of the log: 100g.",
+    help="Rule: the whole file is before the newest SIZE bytes of the log: 100g.",
 )
 @click.option(
     "--max-files",

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 @click.option(
     "--include-stale",
     is_flag=True,
-    help="Also save stale frames: sound messages after the log's end, which an earlier recovery "
-    "cut off.",
+    help="Also save stale frames: sound messages that an earlier recovery left after the log's "
+    "end.",
 )
 @click.option(
     "--resume",
