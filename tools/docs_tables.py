@@ -47,7 +47,7 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
         "| topic | TOPICLEN |\n"
         "| PROPERTIESLEN, signed | 2 |\n"
         "| properties | PROPERTIESLEN |\n\n"
-        "Besides body, topic and properties, a frame with two IPv4 hosts and a TOPICLEN of 1 byte "
+        "Without body, topic and properties, a frame with two IPv4 hosts and a TOPICLEN of 1 byte "
         "has 91 bytes.",
     ),
     (
@@ -64,14 +64,15 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Consume queues in RocksDB (5.x)",
         (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
-        "These tables show the values. The parts of the keys, with a byte 01 between two parts:\n\n"
+        "These tables show the values. The next table shows the keys. A byte 01 separates the parts of "
+        "a key:\n\n"
         "| value | key |\n"
         "|---|---|\n"
         "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "
         "queue offset (8 bytes) |\n"
         "| bound (column family `offset`) | length of the topic (4 bytes), topic, `min` or `max`, "
         "queue id (4 bytes) |\n"
-        "| dispatched end | as the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC |",
+        "| dispatched end | the key of the bound `max` of queue 0 of the topic CHECKPOINT_TOPIC |",
     ),
     (
         "State table entry (3.x)",
