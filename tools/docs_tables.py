@@ -64,8 +64,8 @@ FORMATS: tuple[tuple[str, tuple[Layout, ...], str], ...] = (
     (
         "Consume queues in RocksDB (5.x)",
         (queue_entry.ENTRY, queue_entry.BOUND, queue_entry.DISPATCHED_END),
-        "These tables show the values. The next table shows the keys. A byte 01 separates the parts of "
-        "a key:\n\n"
+        "These tables show the values. The next table shows the keys. A byte 01 separates the "
+        "parts of a key:\n\n"
         "| value | key |\n"
         "|---|---|\n"
         "| entry | length of the topic (4 bytes), topic, queue id (4 bytes), "

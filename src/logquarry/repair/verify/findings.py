@@ -202,6 +202,8 @@ KINDS: Final[Mapping[str, Kind]] = {
         Action.MOVE,
         "this path must be a file of the store, but it is a folder, a pipe, a broken link, or a "
         "link to another file of the store",
+        "move it out of the store. If it is a broken link, mount the disk of the link's target, or "
+        "correct the link",
     ),
     "bad_config": _damage(Action.RESTORE, "an invalid file in config/"),
     "bad_settings": _note(
@@ -236,8 +238,8 @@ KINDS: Final[Mapping[str, Kind]] = {
     ),
     "oversized": _note("a frame is larger than maxMessageSize; a broker would reject it"),
     "durable_mark_invalid": _note(
-        "the file of the durable offset is torn or invalid. Or this file or the checkpoint cannot "
-        "be opened",
+        "the file of the durable offset is torn, invalid or cannot be opened, or the checkpoint "
+        "cannot be opened",
         "nothing: the next writer replaces an invalid file. If a file cannot be opened, correct "
         "its permissions or the disk",
     ),
