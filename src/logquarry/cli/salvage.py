@@ -105,11 +105,11 @@ def salvage(
 def _salvage_one(
     out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
-    from logquarry.repair import calls
+    from logquarry.repair.salvage.salvage import salvage as salvage_path
 
     bars = partial(out.progress, in_bytes=True)
     with _telling_what_is_left(into):
-        return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
+        return salvage_path(store, into, include_stale=include_stale, config=settings, bars=bars)
 
 
 @contextmanager

@@ -19,7 +19,8 @@ from typing import Any, Final
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
-from logquarry.repair.verify import VerifyReport, verify_store
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.verification import verify_store
 from logquarry.report.drawing import Figure
 from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore

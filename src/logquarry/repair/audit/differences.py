@@ -51,7 +51,7 @@ class Difference:
     """One place where two parts of a store disagree.
 
     Attributes:
-        kind: a kind of :data:`logquarry.repair.verify.findings.KINDS`.
+        kind: a kind of :data:`logquarry.repair.findings.KINDS`.
         file: path below the store's folder.
         offset: physical offset in the log; position in any other file.
         length: number of affected bytes, 0 if unknown.

@@ -39,7 +39,7 @@ from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_packa
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
-from logquarry.repair.audit.rocksdb_queues import wrong_end
+from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
 from logquarry.systems import read_file

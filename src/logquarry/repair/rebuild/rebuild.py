@@ -46,8 +46,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.batch_queues import bridges
 from logquarry.repair.audit.differences import queue_fault
+from logquarry.repair.audit.first_difference import bridges
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (

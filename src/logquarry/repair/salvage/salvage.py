@@ -10,13 +10,16 @@ wheel.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
 from logquarry.format import broker_json
@@ -24,6 +27,7 @@ from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder
 from logquarry.log.log_place import DLEDGER_FOLDER
 from logquarry.log.readable import UNREADABLE, none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
@@ -171,6 +175,52 @@ class Salvaged:
 
 
 def salvage(
+    path: str | os.PathLike[str],
+    into: str | os.PathLike[str] | None = None,
+    *,
+    include_stale: bool = False,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    bars: Bars | None = None,
+) -> Salvaged:
+    """Copy all messages of a damaged store that can be read without errors into a new store.
+
+    The damaged store is not changed, but no other process may have it open. ``to_json()`` of the
+    result is the document that ``logquarry salvage --json`` prints (docs/json.md).
+
+    Args:
+        path: folder or URL of the damaged store.
+        into: the folder of the new store, empty or missing. If it is None, nothing is written, and
+            the result shows the messages that can be saved and those that are lost.
+        include_stale: whether to also save valid frames after the log's end, which an earlier
+            truncation left there. They become the last messages of the new log.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        bars: called with the name of each part of the work; returns a context manager that gives
+            the function to call with this part's progress.
+
+    Returns:
+        The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
+        is lost.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UnsupportedStore: if the new store cannot hold the store's queues.
+        StoreUnavailable: if a process has the store open, or the disk fails or is full.
+        CorruptStore: if queue offsets are invalid and cannot be corrected, if the store changes
+            during the call, or if a part of the log can no longer be read that could be read
+            before.
+        UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
+    """
+    arguments.optional(arguments.path, into, "into")
+    target = None if into is None else local_folder(into)
+    arguments.flag(include_stale, "include_stale")
+    arguments.optional(arguments.function, bars, "bars")
+    layout = StoreLayout.open(path, config, storage_options)
+    return salvage_store(layout, target, include_stale=include_stale, bars=bars)
+
+
+def salvage_store(
     layout: StoreLayout,
     into: Path | None = None,
     *,
@@ -179,14 +229,8 @@ def salvage(
     bars: Bars | None = None,
     pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Copy every undamaged message of a store into a new store. The old store is not changed.
-
-    :func:`logquarry.repair.calls.salvage` describes the errors and the other arguments.
-
-    Args:
-        disk: writes the new store; None for the default.
-        pause: called at points where the work can end safely. To cancel the salvage, raise an
-            exception in it.
+    """See :func:`salvage`. ``pause`` is called at points where the work can end safely. To cancel
+    the salvage, raise an exception in it.
     """
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
@@ -424,7 +468,7 @@ def convert(
         )
     require_log(layout)
     uncommitted = _uncommitted(layout)
-    return Converted(salvage(layout, into, disk=disk, bars=bars, pause=pause), uncommitted)
+    return Converted(salvage_store(layout, into, disk=disk, bars=bars, pause=pause), uncommitted)
 
 
 def _uncommitted(layout: StoreLayout) -> int:

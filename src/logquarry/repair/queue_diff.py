@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import TagsRule, same_entries
-from logquarry.repair.audit.rocksdb_queues import wrong_end
-from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, UnitPair
+from logquarry.repair.audit.other_queues import wrong_end
 
 _STEP: Final = 1 << 14
 _MORE_FIELDS: Final = {
@@ -38,6 +37,51 @@ _ORDER: Final = ("equal", "behind", "differs")
 Forms = Mapping[type[Queue], Queue]
 """One queue of a store, in each form in which the store has it (files, RocksDB)."""
 _Run = tuple[int, Records]
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """Where a log or a queue begins and ends: the first offset, and one past the last. The offsets
+    of a log are physical offsets, those of a queue are queue offsets.
+    """
+
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPair:
+    """The first entries that differ, as (physical offset, size, tags code). None if a store has no
+    entry at this queue offset.
+    """
+
+    queue_offset: int
+    a: tuple[int, int, int] | None
+    b: tuple[int, int, int] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries as a JSON object (docs/json.md)."""
+        names = ("physical_offset", "size", "tags_code")
+        a, b = (unit and dict(zip(names, unit, strict=True)) for unit in (self.a, self.b))
+        return {"queue_offset": self.queue_offset, "a": a, "b": b}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDiff:
+    """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
+
+    Attributes:
+        state: ``equal``, ``behind`` (one queue ends earlier, because its store has fewer messages)
+            or ``differs``.
+    """
+
+    topic: str
+    queue_id: int
+    state: str
+    a: LogBounds | None
+    b: LogBounds | None
+    difference: UnitPair | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

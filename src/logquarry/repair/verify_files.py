@@ -43,8 +43,8 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import lost_tail
+from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
-from logquarry.repair.verify.findings import VerifyReport
 
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)

@@ -1,14 +1,13 @@
-"""Compares the batch queues of RocketMQ 5 with the log: finds all differences, or only the first.
+"""Compares all queues of a store with the log: consume queues, and the two kinds that only RocketMQ
+5 has, batch queues and queues in RocksDB.
 
-:class:`BatchQueuesAudit` finds all differences: it looks up the entry of each frame by the frame's
-first queue offset. :class:`BatchQueueAudit` finds the first difference: it compares the entry at
-each position of the queue with the frame at the same position, because the entries and the frames
-have the same order.
+With ``rocksdbCQDoubleWriteEnable``, a store has each queue twice, in files and in RocksDB. The
+audit then compares both with the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -16,13 +15,15 @@ from typing import Final
 
 import numpy as np
 
-from logquarry.format.arrays import Bools, Int64, consecutive
-from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
+from logquarry.errors import CorruptFile
+from logquarry.format.arrays import Bools, Int64
+from logquarry.format.batch import ENTRY_SIZE
 from logquarry.format.frame import Frame
-from logquarry.format.queue_entry import QueueEntry
-from logquarry.log.follow import Followed
+from logquarry.format.queue_entry import ENTRY
+from logquarry.log.follow import DispatchRequests, Followed
 from logquarry.log.layout import StoreLayout
 from logquarry.log.open_files import OpenFiles
+from logquarry.log.rocksdb import is_installed
 from logquarry.log.store_files import BATCH_QUEUE, FileSequence
 from logquarry.read.batch_queue import (
     BATCH_DTYPE,
@@ -33,25 +34,197 @@ from logquarry.read.batch_queue import (
 )
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.fence import OtherQueues
-from logquarry.read.log_queues import QueueKey
+from logquarry.read.log_queues import QueueKey, epoch_start
 from logquarry.read.queue import Queue
+from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import (
-    AuditedQueue,
     Difference,
     EntryGroup,
-    FirstDifference,
     LostSpans,
     and_more,
-    names_damage,
     queue_name,
     within,
 )
+from logquarry.repair.audit.first_difference import BATCH_FIELDS, same_batches
 from logquarry.repair.audit.queues import QueuesAudit, SeenMessages
 from logquarry.repair.audit.right_offsets import NO_PLACE, RightBases
-from logquarry.write.queue_writer import QueuePart, falls, is_batch
+from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, falls, is_batch
 
-_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
+_UNREADABLE: Final = "bad_rocksdb"
+Parts = Mapping[QueueKey, QueuePart]
 _NAMES: Final = {"tags_code": "tags code", "store_timestamp": "store time", "count": "messages"}
+
+
+def wrong_end(database: QueueDb, key: QueueKey, log_start: int) -> str | None:
+    """Return why the end of a queue in RocksDB is wrong; None if it can be right.
+
+    If all messages of the queue have expired, only an impossible end is wrong.
+    """
+    last = database.bounds[key][1][0]
+    if last <= MOST_OFFSET and not database.lacks_last(key, log_start):
+        return None
+    return f"{queue_name(key)}: its end is {last + 1}, and it has no entry {last}"
+
+
+class StoreQueuesAudit:
+    """Compares all queues of a store with its log; has the methods of :class:`QueuesAudit`."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._files = QueuesAudit(layout)
+        self._batch = BatchQueuesAudit(layout)
+        self._databases: list[RocksQueuesAudit] = []
+        self._broken: list[Difference] = []
+        self._folders = rocksdb_folders(layout)
+        for folder in self._folders if is_installed() else ():
+            try:
+                self._databases.append(RocksQueuesAudit(layout, QueueDb(layout, folder)))
+            except CorruptFile as error:
+                self._broken.append(Difference(_UNREADABLE, folder, 0, error.reason))
+
+    @property
+    def entries(self) -> int:
+        """Number of entries compared."""
+        return sum(one.entries for one in (self._files, self._batch, *self._databases))
+
+    @property
+    def queues(self) -> int:
+        """Number of queues on the disk; a queue in files and in RocksDB counts once."""
+        names = {*self._layout.queue_names}.union(*(one.names for one in self._databases))
+        return len(names) + len(self._layout.batch_queue_names)
+
+    def add(self, followed: Followed, parts: Parts) -> None:
+        """Compare the frames of a run with their entries."""
+        self._files.add(followed, parts)
+        self._batch.add(followed, parts)
+        for audit in list(self._databases):
+            try:
+                audit.add(followed, parts)
+            except CorruptFile as error:
+                self._drop(audit, error)
+
+    def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
+        """Whether a Spark task's result suffices for these queues. False if the store has queues in
+        RocksDB, because a task compares only queues in files.
+        """
+        return not self._databases and self._files.is_next(queues)
+
+    def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
+        """See :meth:`QueuesAudit.add_sound`."""
+        self._files.add_sound(queues)
+
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        """Yield all differences, queue by queue; call this after the whole log is read."""
+        # Each audit (of files, and of each RocksDB) finds the same differences in the log: report
+        # each once.
+        in_log: set[Difference] = set()
+        for found in self._differences(log_end, lost):
+            if found.kind in ("new_epoch", "harmed_queue_offset"):
+                if found in in_log:
+                    continue
+                in_log.add(found)
+            yield found
+
+    def _differences(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        is_crash = self._files.is_crash(log_end)
+        yield from self._files.differences(log_end, lost, is_explained=is_crash)
+        yield from self._batch.differences(log_end, lost, is_explained=is_crash)
+        for audit in list(self._databases):
+            try:
+                yield from audit.finish(log_end, lost)
+            except CorruptFile as error:
+                self._drop(audit, error)
+        yield from self._broken
+        if not is_installed():
+            for folder in self._folders:
+                reason = "its queues were not compared: pip install 'logquarry[rocksdb]'"
+                yield Difference(_UNREADABLE, folder, 0, reason, is_explained=True)
+
+    def _drop(self, audit: RocksQueuesAudit, error: CorruptFile) -> None:
+        self._databases.remove(audit)
+        self._broken.append(Difference(_UNREADABLE, audit.folder, 0, error.reason))
+
+
+class RocksQueuesAudit(QueuesAudit):
+    """Compares the queues in one RocksDB with the log."""
+
+    def __init__(self, layout: StoreLayout, database: QueueDb) -> None:
+        self.folder = database.folder
+        self.names = set(database.bounds)
+        self._db = database
+        super().__init__(layout)
+        self._elsewhere = {*layout.queue_names, *layout.batch_queue_names}
+
+    def _find_names(self) -> set[QueueKey]:
+        return self.names
+
+    def _queue(self, key: QueueKey) -> Queue:
+        return RocksQueue(self._db, key, self.layout.commit_log.start, None)
+
+    def add(self, followed: Followed, parts: Parts) -> None:
+        """Compare the frames of a run with their entries. In RocksDB, entries also have a store
+        time.
+        """
+        super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
+
+    def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
+        part = super()._add(key, part, requests)
+        seen = self._seen[key]
+        if not isinstance(seen.queue, RocksQueue) or "queue_entry_wrong" in seen.groups:
+            return part
+        # If the topic was recreated within the run, the queue has only the later messages.
+        start = epoch_start(part.offsets)
+        offsets = part.offsets[start:]
+        times = requests.store_timestamp[part.rows][start:]
+        places = requests.physical_offset[part.rows][start:]
+        first, stop = int(offsets.min()), min(int(offsets.max()) + 1, seen.queue.max_offset)
+        for there, entries in self._db.entries(*key, first, stop):
+            _, ours, theirs = np.intersect1d(offsets, there, return_indices=True)
+            differs = np.zeros(len(offsets), np.bool_)
+            differs[ours] = times[ours] != entries["store_timestamp"][theirs]
+            # Damage in a frame's queue id can make its message look like one of this queue.
+            differs[ours] &= places[ours] == entries["physical_offset"][theirs]
+            seen.note("queue_entry_wrong", offsets, differs, "has another store time")
+        return part
+
+    def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
+        """Yield all differences, queue by queue; call this after the whole log is read."""
+        dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
+        # The newest entries of a broker are only in memory. So a crash loses them, and after its
+        # next start the broker makes them again from the log.
+        is_explained = crashed and self._is_dispatched(dispatched, -1)
+        if dispatched > log_end:
+            reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
+            yield Difference("queue_ahead", self.folder, 0, reason, is_explained=crashed)
+        yield from self.differences(log_end, lost, is_explained=is_explained)
+
+    def _missing(self, key: QueueKey, reason: str, *, is_explained: bool) -> Iterator[Difference]:
+        if key not in self._elsewhere:
+            reason = f"RocksDB lacks it, and {reason}"
+            place = self._place_of(key)
+            yield Difference("queue_missing", place, 0, reason, is_explained=is_explained)
+
+    def _spare(
+        self, queue: Queue, seen: SeenMessages, log_end: int, lost: LostSpans
+    ) -> Iterator[Difference]:
+        yield from super()._spare(queue, seen, log_end, lost)
+        key = queue.key
+        if seen.messages and queue.max_offset <= seen.next_offset:
+            return
+        reason = wrong_end(self._db, key, self.layout.commit_log.start)
+        if reason is not None:
+            yield Difference("queue_end_wrong", self.folder, 0, reason)
+
+    def _place(self, queue: Queue, offset: int) -> tuple[str, int]:
+        return self._place_of(queue.key), 0
+
+    def _place_of(self, key: QueueKey) -> str:
+        return f"{self.folder}/{key[0]}/{key[1]}"
+
+    def _difference(self, queue: Queue, group: EntryGroup) -> Difference:
+        found = group.at(self.folder, 0, ENTRY.size)
+        name = queue_name(queue.key)
+        return Difference(found.kind, found.file, 0, f"{name}: {found.reason}", found.length)
 
 
 class BatchQueuesAudit(QueuesAudit):
@@ -149,7 +322,7 @@ class BatchQueuesAudit(QueuesAudit):
         self._note_head(seen, starts, ~found & (starts < begin), places)
         missing = ~found & (starts >= begin) & (starts < end)
         seen.note("queue_hole", starts, missing, "is missing: no entry begins at it")
-        differs = found & ~_same(there, wanted)
+        differs = found & ~same_batches(there, wanted)
         if differs.any():
             at = int(differs.argmax())
             seen.note("queue_entry_wrong", starts, differs, _difference_of(there[at], wanted[at]))
@@ -268,227 +441,7 @@ def _difference_of(there: np.void, wanted: np.void) -> str:
     parts = [
         f"{_NAMES.get(name, name.replace('_', ' '))} {int(there[name])} instead of "
         f"{int(wanted[name])}"
-        for name in _FIELDS
+        for name in BATCH_FIELDS
         if there[name] != wanted[name]
     ]
     return f"has {', '.join(parts)}"
-
-
-_CHUNK: Final = 1 << 12
-
-
-class BatchQueueAudit:
-    """Compares one batch queue with the log. ``disk`` is the queue on the disk, None if its files
-    are missing or unusable.
-
-    The methods are those of :class:`~logquarry.repair.audit.first_difference.QueueAudit`, but their
-    arguments and results are numbers of entries instead of queue offsets.
-    """
-
-    def __init__(
-        self,
-        key: QueueKey,
-        disk: BatchQueue | None,
-        damage: Container[int],
-        *,
-        mends: bool = True,
-    ) -> None:
-        self.key = key
-        self._disk = disk
-        self._damage = damage
-        self._had = 0 if disk is None else disk.entry_end
-        # Number of the next entry to compare; None until the log's first message of this queue.
-        self._at: int | None = None
-        self._next = 0
-        self._found: FirstDifference | None = None
-        self._right = RightBases()
-        self._mends = mends
-
-    def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with ``entries``, which the next frames of the log should
-        have in it.
-        """
-        self._take(self._right.take(entries) if self._mends else entries[entries["base"] >= 0])
-
-    def _take(self, entries: BatchEntries) -> None:
-        if not len(entries):
-            return
-        starts = entries["base"].astype(np.int64)
-        stops = starts + entries["count"]
-        expected = int(starts[0]) if self._at is None else self._next
-        cuts = falls(starts, stops, expected)
-        for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
-            if at in cuts:
-                # The topic was deleted and created again: the queue has only the messages since
-                # then.
-                self._at, self._found = None, None
-            if at < stop:
-                self._take_run(entries[at:stop])
-                self._next = int(stops[stop - 1])
-
-    def _take_run(self, entries: BatchEntries) -> None:
-        if self._at is None:
-            self._at = self._first_position(int(entries["physical_offset"][0]))
-            self._next = int(entries["base"][0])
-        if self._found is not None:
-            self._at += len(entries)
-            return
-        stops = entries["base"].astype(np.int64) + entries["count"]
-        begins = np.append(self._next, stops[:-1])
-        breaks = np.flatnonzero(entries["base"] != begins).tolist()
-        bounds = [*sorted({0, *breaks}), len(entries)]
-        for at, stop in pairwise(bounds):
-            if not self._agrees(entries[at:stop], is_behind_gap=at in breaks):
-                self._at += len(entries) - stop
-                return
-
-    def _agrees(self, wanted: BatchEntries, *, is_behind_gap: bool) -> bool:
-        assert self._at is not None
-        if is_behind_gap:
-            # The queue can still have entries of messages that the log lost in this gap: skip them.
-            self._pass_lost(int(wanted["physical_offset"][0]))
-        there = own_messages(self._read(self._at, self._at + len(wanted)))
-        same = np.zeros(len(wanted), np.bool_)
-        same[: len(there)] = _same(there, wanted[: len(there)])
-        if is_behind_gap and not self._continues():
-            same[0] = False
-        if same.all():
-            self._at += len(wanted)
-            return True
-        first = int(same.argmin())
-        at = self._at + first
-        offset = int(wanted["base"][first])
-        reason = f"entry {at} is not that of queue offset {offset}"
-        if at >= self._had:
-            reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
-        self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
-        self._at += len(wanted)
-        return False
-
-    def _continues(self) -> bool:
-        """Whether the entry at ``self._at`` begins where the previous entry ends."""
-        assert self._at is not None
-        pair = self._read(max(0, self._at - 1), self._at + 1)
-        return (
-            not self._at
-            or len(pair) < 2
-            or int(pair[0]["base"]) + int(pair[0]["count"]) == int(pair[1]["base"])
-        )
-
-    def _first_position(self, place: int) -> int:
-        """Return the number of the first entry that was never written, or that points to ``place``
-        or a later offset.
-
-        ``place`` is the physical offset of the queue's first message in the log. Retention must
-        have deleted the messages of earlier entries.
-        """
-        at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
-        at //= ENTRY_SIZE
-        while at < self._had:
-            entries = self._read(at, at + _CHUNK)
-            passed = (entries["physical_offset"] < place) & is_batch_written(entries)
-            if not passed.all():
-                return at + int(passed.argmin())
-            at += len(entries)
-        return self._had
-
-    def _pass_lost(self, place: int) -> None:
-        """Skip entries of lost messages, up to the first that points to ``place`` or a later
-        offset.
-        """
-        assert self._at is not None
-        while self._at < self._had:
-            entry = self._read(self._at, self._at + 1)[0]
-            is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, all but the last have no message: they only bridge a
-            # gap in the queue offsets that is too large for one entry.
-            if not is_lost and not 0 < entry["reserved"] == entry["count"]:
-                return
-            self._at += 1
-
-    def _is_lost(self, entry: np.void) -> bool:
-        found = QueueEntry(int(entry["physical_offset"]), int(entry["size"]), 0)
-        return names_damage(found, self._damage)
-
-    def _read(self, start: int, stop: int) -> BatchEntries:
-        if self._disk is None:
-            return np.empty(0, BATCH_DTYPE)
-        return self._disk.positions(start, min(stop, self._had))
-
-    @property
-    def difference(self) -> FirstDifference | None:
-        """The first difference in the part of the log read so far; None if there is none."""
-        self._take(self._right.settle())
-        return self._found
-
-    def finish(self, log_start: int) -> AuditedQueue:
-        """Return the result. Call this only after the whole log is compared."""
-        first = None
-        if self._disk is not None and self._disk.files:
-            first = self._disk.files[0].base // ENTRY_SIZE
-        found, end, kept_until = self.difference, self._at, self._had
-        if end is not None and found is None:
-            self._pass_lost(1 << 62)
-            kept_until = self._at or 0
-        elif end is None:
-            kept_until = first or 0
-            while kept_until < self._had:
-                entry = self._read(kept_until, kept_until + 1)[0]
-                if int(entry["physical_offset"]) >= log_start and not self._is_lost(entry):
-                    break
-                kept_until += 1
-        files = [] if self._disk is None else self._disk.files
-        return AuditedQueue(
-            key=self.key,
-            first_entry=first,
-            had_until=self._had,
-            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= self._had,
-            end=end,
-            difference=found,
-            kept_until=kept_until,
-            moved=self._right.moved,
-            bridges={} if end is not None or self._disk is None else bridges(self._disk),
-        )
-
-
-def bridges(queue: BatchQueue) -> dict[int, bytes]:
-    """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
-
-    A bridge has no message. It only covers queue offsets between its neighbours, like the entries
-    with which :func:`logquarry.write.queue_writer.without_gaps` fills a gap. Without a bridge, a
-    broker would end the queue at the unwritten entry, and give later messages queue offsets that
-    consumers have passed.
-    """
-    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
-    for file, found in queue.batches():
-        numbers.append(file.base // ENTRY_SIZE + np.arange(len(found)))
-        parts.append(found)
-    entries, numbered = np.concatenate(parts).astype(BATCH_DTYPE), np.concatenate(numbers)
-    unwritten = np.flatnonzero(~is_batch_written(entries))
-    made: dict[int, bytes] = {}
-    for start, stop in consecutive(unwritten):
-        first, last = int(unwritten[start]), int(unwritten[stop - 1]) + 1
-        if last == len(entries):
-            break
-        following = entries[last : last + 1].copy()
-        end = int(following["base"][0])
-        base = end - (last - first)
-        if first:
-            base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
-        if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
-            # The neighbours leave no queue offsets for these entries.
-            continue
-        for at in range(first, last):
-            following["base"] = base
-            following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
-            following["reserved"] = following["count"]
-            made[int(numbered[at])] = following.tobytes()
-            base += int(following["count"][0])
-    return made
-
-
-def _same(there: BatchEntries, wanted: BatchEntries) -> Bools:
-    same = np.ones(len(wanted), np.bool_)
-    for name in _FIELDS:
-        same &= there[name] == wanted[name]
-    return same

@@ -7,9 +7,12 @@ all other files.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+import os
+from collections.abc import Generator, Mapping
+from typing import Any, Final
 
+from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.log.follow import Follower, dispatch_requests
 from logquarry.log.frames import guided
 from logquarry.log.kept_settings import unproved_start
@@ -30,10 +33,11 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import LostMessages, known_damage, log_bound, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
+from logquarry.repair import verify_files
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
-from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
+from logquarry.repair.audit.other_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import (
     AuditedRun,
     FrameFacts,
@@ -43,9 +47,8 @@ from logquarry.repair.audit.runs import (
     runs_ahead,
 )
 from logquarry.repair.audit.timer_files import timer_faults
+from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.loss import replaced_files, replaced_frames
-from logquarry.repair.verify import other_files
-from logquarry.repair.verify.findings import VerifyReport
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -85,6 +88,35 @@ _FRAME_FAULTS: Final = {
 _Facts = AuditedRun[FrameFacts]
 
 
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check all files of a store, and list their faults. Nothing is changed.
+
+    Another process may write to the store during the check. ``to_json()`` of the report is the
+    document that ``logquarry verify --json`` prints (docs/json.md).
+
+    Args:
+        path: the store's folder, or a URL.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        progress: called with two numbers of bytes: those checked so far, and all bytes to check.
+
+    Returns:
+        The report: ``findings`` lists the faults, ``has_damage`` is true if one of them is damage.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UsageError: if an argument is invalid.
+    """
+    arguments.optional(arguments.function, progress, "progress")
+    return verify_store(StoreLayout.open(path, config, storage_options), progress=progress)
+
+
 @rereads
 def verify_store(
     layout: StoreLayout,
@@ -93,15 +125,8 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store without changing it. Damage is reported as findings, and not as an error.
-
-    Args:
-        progress: called with two numbers of bytes: those checked so far, and all bytes of log,
-            queues and index.
-        sound: parts of the log in which Spark tasks have found no difference (default: none).
-
-    Raises:
-        UsageError: if files have other sizes than the configuration gives.
+    """See :func:`verify`. ``sound`` has the parts of the log in which Spark tasks have found no
+    difference.
     """
     layout = layout.by_content()
     require_own_settings(layout)
@@ -148,29 +173,29 @@ class _Verification:
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
-        for path, reason in other_files.misnamed_queue_files(self.layout, damaged):
+        for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
-            other_files.check_transactions(self.layout, end, self.report)
-        other_files.check_checkpoint(
+            verify_files.check_transactions(self.layout, end, self.report)
+        verify_files.check_checkpoint(
             self.layout,
             self.report,
             messages=self.messages,
             last_time=self.last_time,
             is_live=self.live,
         )
-        other_files.check_names(self.layout, self.report)
-        other_files.check_config(self.layout, self.report)
+        verify_files.check_names(self.layout, self.report)
+        verify_files.check_config(self.layout, self.report)
         if not self.live:
             self.report.add_all(timer_faults(self.layout))
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
-        other_files.check_sidecar(
+        verify_files.check_sidecar(
             self.layout, self.report, is_live=self.live, last_sound=self.last_sound
         )
-        other_files.read_other_files(self.layout, self.report)
+        verify_files.read_other_files(self.layout, self.report)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
