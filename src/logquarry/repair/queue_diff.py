@@ -41,9 +41,7 @@ _Run = tuple[int, Records]
 
 @dataclass(frozen=True, slots=True)
 class LogBounds:
-    """Where a log or a queue begins and ends: the first offset, and one past the last. The offsets
-    of a log are physical offsets, those of a queue are queue offsets.
-    """
+    """The first offset of a log (physical) or of a queue (queue offset), and one past the last."""
 
     min_offset: int
     max_offset: int
@@ -51,9 +49,7 @@ class LogBounds:
 
 @dataclass(frozen=True, slots=True)
 class UnitPair:
-    """The first entries that differ, as (physical offset, size, tags code). None if a store has no
-    entry at this queue offset.
-    """
+    """The first different entries as (physical offset, size, tags code); None if it is missing."""
 
     queue_offset: int
     a: tuple[int, int, int] | None
@@ -169,9 +165,7 @@ class StoreQueues:
         return wrong_end(self._database, key, self._log_start)
 
     def lags_at(self, queue: Queue | None, place: int) -> bool:
-        """Whether a crash explains that a queue lacks the entry of the message at physical offset
-        ``place``.
-        """
+        """Whether a crash explains that a queue lacks the entry of a message at ``place``."""
         is_in_files = queue is not None and not isinstance(queue, RocksQueue)
         return self.dispatched_end is not None and not is_in_files and place >= self.dispatched_end
 
@@ -205,9 +199,7 @@ def _any(forms: Forms) -> Queue | None:
 
 
 class _Pair:
-    """Compares one queue of two stores. Entries whose message is in only one of the two logs are
-    ignored.
-    """
+    """Compares one queue of two stores, for the messages that both logs have."""
 
     def __init__(
         self,
@@ -298,9 +290,7 @@ def _bounds(queue: Queue | None) -> LogBounds | None:
 
 
 def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
-    """Copy runs of entries into arrays of ``_STEP`` queue offsets each, so that two queues can be
-    compared array by array. An array in which no entry was copied is left out.
-    """
+    """Copy entries into arrays of ``_STEP`` queue offsets. Arrays without an entry are left out."""
     start, rows = -1, np.empty(0, UNIT_DTYPE)
     for offset, found in runs:
         at = 0
@@ -320,9 +310,7 @@ def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
 def _merged(
     a: Iterator[_Run], b: Iterator[_Run]
 ) -> Iterator[tuple[int, Records | None, Records | None]]:
-    """Yield (queue offset, array of ``a``, array of ``b``) in ascending order. An array is None if
-    its side has no array that starts at this queue offset.
-    """
+    """Yield (queue offset, array of ``a``, array of ``b``), in order; None for a missing array."""
     left, right = next(a, None), next(b, None)
     while left is not None or right is not None:
         start = min(one[0] for one in (left, right) if one is not None)

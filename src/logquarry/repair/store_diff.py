@@ -65,9 +65,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """The physical offset of the first byte at which two logs differ, and what each
-    log has there.
-    """
+    """The physical offset of the first different byte, and what each log has there."""
 
     offset: int
     a: Place
@@ -149,9 +147,7 @@ class StoreDiff:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the verdict is ``diverged`` or ``disjoint``, so that neither store can replace
-        the other.
-        """
+        """Whether neither store can replace the other."""
         return self.verdict in ("diverged", "disjoint")
 
     def to_json(self) -> dict[str, Any]:
@@ -318,9 +314,7 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
 
 # ------------------------------------------------------------------------------------- the stores
 class _Store:
-    """One of the two stores. Records the ends of log and queues at its opening, because a writer
-    may append during the comparison.
-    """
+    """One of the stores, with the ends of log and queues at its opening: a writer may append."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)

@@ -125,9 +125,7 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """See :func:`verify`. ``sound`` has the parts of the log in which Spark tasks have found no
-    difference.
-    """
+    """See :func:`verify`. ``sound`` has what Spark tasks have found right."""
     layout = layout.by_content()
     require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()
@@ -226,9 +224,7 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that seem to be replaced by other files: at the physical offsets in the
-        queues, they contain other messages.
-        """
+        """Report log files that have other messages than the queues point to."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
         frames = replaced_frames(self.layout, end=end, damage=self.damage)
@@ -406,9 +402,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """If the log's end is followed by bytes of earlier messages from a broker's reused buffer,
-        report them. Return whether there are any.
-        """
+        """Report bytes of a broker's reused buffer, if any; return whether there are."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -441,9 +435,7 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log to its end. Start at the file that contains the byte before physical offset
-    ``place``.
-    """
+    """Audit the log from the file with the byte before ``place`` to its end."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

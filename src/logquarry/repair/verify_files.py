@@ -55,9 +55,7 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link that has the name of a file of the store. A
-    writer cannot open such a store.
-    """
+    """Report the first path of a store file that has a folder, a pipe or a broken link."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
@@ -98,9 +96,7 @@ def check_checkpoint(
 
 
 def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
-    """Read all files that no other check reads, because reading is the only way to find unreadable
-    blocks.
-    """
+    """Read all files that no other check reads, to find unreadable blocks."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
@@ -156,9 +152,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_sidecar(
     layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
 ) -> None:
-    """Check logquarry's own files: settings, durable offset, and files that an interrupted rebuild
-    has left.
-    """
+    """Check logquarry's own files: settings, durable offset, and leftovers."""
     files = layout.filesystem
     try:
         kept_settings.decode(files.read(SETTINGS))
@@ -223,9 +217,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each queue file with a wrong name, and the reason. Checks all files of the queues to
-    which ``files`` belong.
-    """
+    """Yield each misnamed file of the queues to which ``files`` belong, with the reason."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}

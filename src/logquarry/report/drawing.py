@@ -57,9 +57,7 @@ def share(part: float) -> str:
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Return a chart with one horizontal bar for each row, in the order of the rows. A number
-    stands after each bar.
-    """
+    """Return a chart with a horizontal bar and a number for each row."""
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)

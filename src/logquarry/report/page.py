@@ -183,9 +183,7 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """Return a value as JSON for a script element. It is escaped so that no text in it can end the
-    element.
-    """
+    """Return a value as JSON that cannot end the script element around it."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -111,9 +111,7 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether there are latencies: at least one message has a store time at or after its born
-        time.
-        """
+        """Whether a message has a store time at or after its born time."""
         return bool(self._latencies.any())
 
 
@@ -148,9 +146,7 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the width of a time bin in milliseconds: the smallest usual width with which at most
-    MOST_BINS bins cover the span.
-    """
+    """Return the smallest usual bin width in milliseconds that needs at most MOST_BINS bins."""
     # With a damaged or forged store time, the span can be too long for the usual widths.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)

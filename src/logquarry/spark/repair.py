@@ -27,8 +27,7 @@ from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
 from logquarry.repair.findings import VerifyReport
 from logquarry.repair.salvage.salvage import Salvaged, salvage_store
-from logquarry.repair.salvage.target import check_target
-from logquarry.repair.salvage.unfinished import settle
+from logquarry.repair.salvage.target import check_target, settle
 from logquarry.repair.verification import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT

@@ -80,9 +80,7 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """Return the group as one difference; ``position`` is the byte position of its
-        first entry.
-        """
+        """Return the group as one difference; its first entry is at byte ``position``."""
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
 
@@ -167,16 +165,12 @@ class FileDifference:
 
     @property
     def missing(self) -> range:
-        """The offsets that the names of the missing files would have. Only for
-        ``FileFault.GAP``.
-        """
+        """The offsets that name the missing files. Only for ``FileFault.GAP``."""
         assert self.before is not None
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """Return the fault as text. If ``path`` is given, the text shows it in place of the file's
-        path below the store's folder.
-        """
+        """Return the fault as text, with ``path`` in place of the path below the store."""
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -280,9 +274,7 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Return a mask: whether each entry has the wanted physical offset and size, and a tags code
-    that ``tags`` accepts.
-    """
+    """Return a mask: equal physical offset and size, and a tags code that ``tags`` accepts."""
     same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
@@ -313,18 +305,14 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Return a mask: whether each physical offset lies in one of the spans. The spans
-    may overlap.
-    """
+    """Return a mask: whether each physical offset lies in one of the spans; these may overlap."""
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside
 
 
 def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether damage destroyed the message of an entry: both the first and the last byte of the
-    message are in ``damage``.
-    """
+    """Whether both the first and the last byte of an entry's message are in ``damage``."""
     first, size = entry.physical_offset, entry.size
     return size > 0 and first in damage and first + size - 1 in damage
 
@@ -339,9 +327,7 @@ def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether the physical offsets in an index header are those of the file's first and
-    last entry.
-    """
+    """Whether an index header has the physical offsets of the first and the last entry."""
     return (header.begin_offset, header.end_offset) == (first, last)
 
 

@@ -226,9 +226,7 @@ class BatchQueueAudit:
         self._mends = mends
 
     def take(self, _: Int64, entries: BatchEntries) -> None:
-        """Compare the queue with ``entries``, which the next frames of the log should
-        have in it.
-        """
+        """Compare the queue with the entries that the next frames of the log should have."""
         self._take(self._right.take(entries) if self._mends else entries[entries["base"] >= 0])
 
     def _take(self, entries: BatchEntries) -> None:
@@ -314,9 +312,7 @@ class BatchQueueAudit:
         return self._had
 
     def _pass_lost(self, place: int) -> None:
-        """Skip entries of lost messages, up to the first that points to ``place`` or a later
-        offset.
-        """
+        """Skip entries of lost messages before physical offset ``place``."""
         assert self._at is not None
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]

@@ -77,9 +77,7 @@ class IndexAudit:
         return IndexEntries(self._index.files, self._files, self._log_start)
 
     def add(self, followed: Followed) -> None:
-        """Compare the keys of the messages in a run of the log with the next entries of
-        the index.
-        """
+        """Compare the keys of the next messages with the next entries of the index."""
         self._has_keys = True
         hashes = followed.key_hashes
         if len(hashes) and not self._stream.is_broken:
@@ -87,9 +85,7 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether the comparison can go on at ``start``: it is the next entry to compare, or a
-        difference has already ended the comparison in order.
-        """
+        """Whether ``start`` is the next entry to compare, or a difference was found before."""
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
@@ -109,9 +105,7 @@ class IndexAudit:
         return self._stream.is_through and not self._all.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run; :meth:`finish` subtracts the entries to find the
-        missing keys.
-        """
+        """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
@@ -169,9 +163,6 @@ class IndexAudit:
     def _wrong_ends(
         self, file: IndexFile, shape: IndexShape, header: IndexHeader
     ) -> Iterator[Difference]:
-        """Yield a difference if the header gives other first or last messages or other times than
-        the entries and the log.
-        """
         view = self._files.view(file.path)
         fault = None if view is None else ends_fault(view, shape, header)
         fault = fault or times_fault(self._log, header)
@@ -213,9 +204,7 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether the file holds all entries that its header counts, each slot leads to its newest
-        entry, and each entry to the previous entry of its slot.
-        """
+        """Whether a file has all entries that its header counts, in the right chains."""
         file = next((file for file in self._index.files if file.path == path), None)
         if file is None or file.header.entry_count <= 1 or file.shape is None:
             return False
@@ -300,9 +289,7 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """Return the parts of the log before the first index file and between index files. Return no
-    part if a header is invalid.
-    """
+    """Return the parts of the log before index files; none if a header is invalid."""
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -415,9 +402,6 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
 
 
 def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str | None:
-    """Compare a header with the physical offsets of the first and the last entry of its file, and
-    with the seconds in the last entry.
-    """
     if not names_ends(header, first, last):
         return (
             "its header gives another first or last message than its entries: the header gives the "
@@ -438,9 +422,7 @@ def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return a text if an index file is of another log, gives other store times than the log, or
-    overlaps the previous file; else None.
-    """
+    """Return why a file does not fit the log or the previous index file as text, or None."""
     if header.entry_count > 1:
         if header.end_offset >= log_start and _stored_at(log, header.end_offset) is None:
             return f"the log has no message at {header.end_offset}, where its last key points"
@@ -453,9 +435,7 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return a text if a header gives another store time than the first or the last message of its
-    file has; else None. A message that the log does not have is not compared.
-    """
+    """Return as text which message of the log has another store time than the header; or None."""
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),
         ("last", header.end_offset, header.end_timestamp),

@@ -106,9 +106,7 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Return a mask: whether the hash of each entry is that of a key of its frame. ``numbers``
-        has the row of the frame for each entry.
-        """
+        """Return a mask: whether each hash is that of a key of its frame, row ``numbers``."""
         # An entry whose key is the message's tag may exist, but need not: older brokers indexed no
         # tags.
         if self._layout.config.index_tags:
@@ -143,9 +141,7 @@ class KeyCounter:
         self.keys = np.zeros(len(ranges), np.int64)
 
     def add(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run. ``has_key`` is a mask: whether each frame has keys for the
-        index.
-        """
+        """Count the keys of a run. ``has_key`` is a mask of the frames with keys."""
         if not ((self._begins < run.end) & (self._ends > run.start)).any():
             return
         rows = run.rows[has_key & ~_is_commit(run)]
@@ -232,9 +228,7 @@ class IndexEntries:
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
-        """The paths of the files whose header has other physical offsets than their first and
-        their last entry.
-        """
+        """Paths of the files whose header names other messages than its entries."""
         return frozenset(
             part.path
             for number, part in enumerate(self._parts)
@@ -244,9 +238,7 @@ class IndexEntries:
         )
 
     def start(self, number: int) -> int:
-        """Return the position in a file of the first entry whose message retention has
-        not deleted.
-        """
+        """Return the position in a file of the first entry that has not expired."""
         known = self._starts[number]
         if known is None:
             known = 0
@@ -257,9 +249,7 @@ class IndexEntries:
         return known
 
     def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Return the entries of a file from ``first`` up to ``stop`` (exclusive), or up to the
-        file's end.
-        """
+        """Return a file's entries from ``first`` to before ``stop``, or to the file's end."""
         part = self._parts[number]
         stop = part.count if stop is None else min(stop, part.count)
         place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
@@ -316,9 +306,7 @@ class EntryStream:
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys. ``places`` has the physical offsets of their messages, ``hashes``
-        the keys' hashes.
-        """
+        """Compare the next keys: the physical offsets of their messages, and their hashes."""
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place
@@ -338,7 +326,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether index and keys agree: each key had exactly one entry, in the order of the log,
-        and no entry is left.
-        """
+        """Whether each key had exactly one entry, in order, and no entry is left."""
         return not self.is_broken and self.is_at_end

@@ -104,9 +104,7 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether a Spark task's result suffices for these queues. False if the store has queues in
-        RocksDB, because a task compares only queues in files.
-        """
+        """Whether a Spark task has compared these queues; tasks read no RocksDB."""
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:
@@ -162,9 +160,7 @@ class RocksQueuesAudit(QueuesAudit):
         return RocksQueue(self._db, key, self.layout.commit_log.start, None)
 
     def add(self, followed: Followed, parts: Parts) -> None:
-        """Compare the frames of a run with their entries. In RocksDB, entries also have a store
-        time.
-        """
+        """Compare the frames of a run with their entries, which also have a store time."""
         super().add(followed, {k: v for k, v in parts.items() if k[0] not in self._others.batch})
 
     def _add(self, key: QueueKey, part: QueuePart, requests: DispatchRequests) -> QueuePart:
@@ -235,9 +231,7 @@ class BatchQueuesAudit(QueuesAudit):
         self._right: dict[QueueKey, RightBases] = {}
 
     def add(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
-        """Compare the frames of a run with the entries that the batch queues should have
-        for them.
-        """
+        """Compare the frames of a run with their entries."""
         for key, part in parts.items():
             if is_batch(part.units):
                 seen, right = self._seen.get(key), self._right.setdefault(key, RightBases())
@@ -416,9 +410,7 @@ def entries_at(queue: BatchQueue, starts: Int64) -> tuple[BatchEntries, Bools]:
 
 
 def place_of(queue: BatchQueue, offset: int) -> tuple[str, int]:
-    """Return the path of the file, and the byte position in it, where the entry of a queue offset
-    is. If the entry is missing, return the place to which a writer would write it.
-    """
+    """Return the file and byte position of a queue offset's entry, or where it would be written."""
     path, position = f"{BATCH_QUEUE}/{queue.topic}/{queue.queue_id}/{0:020d}", 0
     has_room = False
     for file, entries in queue.batches():

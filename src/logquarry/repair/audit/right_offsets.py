@@ -89,16 +89,12 @@ class RightOffsets(ABC):
         """Take the next messages; ``offset`` is the right queue offset of the first."""
 
     def _correct(self, place: int, own: int, right: int) -> None:
-        """Record that the frame at physical offset ``place`` has the harmed queue offset ``own``
-        instead of ``right``.
-        """
+        """Record the ``right`` queue offset of the frame at physical offset ``place``."""
         self._moved[place] = right
 
     @abstractmethod
     def _drop(self, offset: int, entries: Units) -> None:
-        """Take messages that can have no place in the queue; ``offset`` is the queue offset in the
-        first frame.
-        """
+        """Take messages that have no place in the queue; ``offset`` is from the first frame."""
 
     def take(self, offsets: Int64, entries: Units) -> None:
         """Take the next messages of the queue, in the order of the log."""
@@ -178,9 +174,7 @@ class RightOffsets(ABC):
             self._drop(offset, entries)
 
     def _first_place(self, entries: Units) -> int | None:
-        """Return the queue offset of the first message if the queue decides it before the
-        neighbouring messages do.
-        """
+        """Return the first message's queue offset if the queue alone decides it."""
         return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
@@ -224,9 +218,7 @@ class RightOffsets(ABC):
             self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
 
     def _bring_back(self, own: int, entries: Units) -> tuple[int, Units]:
-        """Return the right queue offset of messages whose queue offsets no queue can have, and
-        those of the messages that can be corrected.
-        """
+        """Return the right queue offset, and the messages that can be corrected."""
         right = self._place_in_queue(entries[:1]) if self._next is None else self._next
         offset = 0 if right is None else right
         room = MOST_MOVED - len(self._moved)
@@ -237,9 +229,7 @@ class RightOffsets(ABC):
         return offset, entries[:room]
 
     def _room(self, entries: Units) -> int:
-        """Return how many messages can have been lost between the previous message and
-        ``entries``.
-        """
+        """Return how many messages can have been lost before ``entries``."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 

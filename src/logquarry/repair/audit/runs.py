@@ -53,9 +53,7 @@ F = TypeVar("F", bound=Facts)
 
 @dataclass(frozen=True, slots=True)
 class AuditedRun(Generic[F]):
-    """The facts about one run: ``count`` valid frames between two physical offsets,
-    without a gap.
-    """
+    """The facts about one run: ``count`` valid frames without a gap."""
 
     start: int
     end: int
@@ -76,18 +74,14 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """Yield the runs of a log, which threads read in advance (:func:`stretches_ahead`). Each run
-    has about ``stretch_bytes``.
-    """
+    """Yield the runs of a log of about ``stretch_bytes``, which threads read in advance."""
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
 
 
 def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
-    """Return a run that the audit has read itself, with the facts that ``facts``
-    collects about it.
-    """
+    """Return a run that the audit itself has read, with its facts."""
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return AuditedRun(run.start, run.end, len(run.rows), facts)
@@ -144,9 +138,7 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """Collects what recover needs of a run: the queue entries of its frames (with those of
-    multi-dispatch copies), and its transaction messages.
-    """
+    """Collects what recover needs of a run: queue entries and transaction messages."""
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         self.parts: list[Parts] = []
@@ -195,18 +187,14 @@ class SoundRun:
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """What Spark tasks have found right: runs of the log in order, and paths of index files whose
-    chains are right.
-    """
+    """What Spark tasks found right: runs of the log, in order, and chains of index files."""
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()
 
 
 class SoundReader:
-    """Finds the parts of a store that agree with each other (:class:`SoundParts`). Not
-    thread-safe.
-    """
+    """Finds the parts of a store that agree with each other. Not thread-safe."""
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)
@@ -219,9 +207,7 @@ class SoundReader:
         self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
 
     def read(self, start: int, stop: int) -> list[SoundRun]:
-        """Return the runs without a difference that begin between two physical offsets
-        of one file.
-        """
+        """Return the runs without a difference that begin in a range of one file."""
         found: list[SoundRun] = []
         make = partial(FrameFacts, self.layout.config)
         for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
@@ -235,9 +221,7 @@ class SoundReader:
         return found
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """Return the run, or None if an entry of the run is missing or wrong in a queue or the
-        index.
-        """
+        """Return the run, or None if an entry of the run is missing or wrong."""
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)
@@ -277,9 +261,7 @@ class SoundReader:
 
 
 def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Join two runs. Return None if there is a gap between the runs, or between their queue or
-    index entries.
-    """
+    """Join two runs; None if there is a gap between the runs or their entries."""
     if before.end != after.start or before.entries[1] != after.entries[0]:
         return None
     queues = dict(before.queues)

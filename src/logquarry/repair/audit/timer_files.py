@@ -222,9 +222,7 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Return the size of a timer log file in bytes: from the settings, else the largest existing
-    file, else the default.
-    """
+    """Return the bytes of a timer log file: from the settings, the largest file, or the default."""
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)
@@ -266,9 +264,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries for the new timer log, in the order of the queue. The last one points to
-    the queue's last message.
-    """
+    """Yield the entries of the new timer log. The last one points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset
@@ -302,9 +298,7 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
 def _write_log(
     disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
 ) -> dict[int, list[int]]:
-    """Write the timer log. Return, for the time of each slot, a list: the position of its first
-    entry in the timer log, the position of its last entry, and the number of entries.
-    """
+    """Write the timer log. Return slot time -> [first entry's position, last one's, count]."""
     room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
     slots: dict[int, list[int]] = {}
     for number in range(0, len(entries), room):
@@ -358,9 +352,7 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
 
 
 def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
-    """Remove the old wheel, its snapshots and the timer log: the new ``timercheck`` refers to none
-    of them.
-    """
+    """Remove the old wheel, its snapshots and the timer log."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
     # Also remove a file or a broken link that has the folder's name: otherwise, the new folder

@@ -239,10 +239,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Close RocksDB. Before that, copy the end of each old queue of which the log has no
-        message any more, so that its queue offsets continue there. Return one past the last queue
-        offset of each copied queue.
-        """
+        """Copy the ends of expired queues, and return these ends. Then close RocksDB."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:
@@ -257,9 +254,7 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries, and the first and last queue offset of each queue. Raises
-        UnsupportedStore if a queue has lost messages in the middle.
-        """
+        """Write all entries and the bounds of each queue. Raises as :meth:`add_run` does."""
         self._settle()
         self._require_no_gaps(self.queues)
         self._write_all()

@@ -114,9 +114,7 @@ class RunSummary:
 
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
-    """Return the runs between two physical offsets of one file. Frames with a wrong CRC are not
-    valid.
-    """
+    """Return the runs between two physical offsets of one file."""
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
     for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
@@ -160,9 +158,7 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs a second time, without checking CRCs, and yield what ``take`` returns for their
-    frames. The next call of ``take`` overwrites the arrays that ``take`` gets.
-    """
+    """Read runs again, without CRC checks, and yield what ``take`` returns for their frames."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:
@@ -189,9 +185,7 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of some runs into the queue files, each at its queue offset. Skip the
-    queues in ``odd``. ``spans`` has (start, end) of each run.
-    """
+    """Write the entries of the runs ``spans`` into queue files, except for the queues ``odd``."""
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
@@ -205,9 +199,7 @@ def write_entries(
 def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield the entries of some runs, as queue -> entries. Raises CorruptFrame if the log has
-    changed since it was first read.
-    """
+    """Yield queue -> entries for some runs. Raises CorruptFrame if the log has changed."""
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
 

@@ -85,9 +85,7 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has the messages for which no entry
-    can be made.
-    """
+    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has messages without an entry."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
@@ -215,9 +213,7 @@ class QueueFiles(EntryFiles):
         self._held += units.nbytes
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """The topic was deleted and created again, or the last frame belongs to another queue:
-        remove the entries at ``offset`` and after it.
-        """
+        """Remove entries from ``offset`` on: the topic was recreated, or a frame is foreign."""
         removed = [found for found in queue.harmed if found[0] >= offset]
         if len(removed) < queue.stop - offset:
             queue.restarts += 1
@@ -240,9 +236,7 @@ class QueueFiles(EntryFiles):
 
     # ------------------------------------------------------------------- built by several tasks
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Count the entries from ``first`` to ``stop`` as written, because tasks write them. Write
-        fillers between the queue's previous end and ``first``.
-        """
+        """Count the entries from ``first`` to ``stop`` as written; tasks write them."""
         self._place(key).skip(first, stop)
         queue = self.queues.get(key)
         if queue is None:
@@ -256,9 +250,7 @@ class QueueFiles(EntryFiles):
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write some entries of a queue, each at its queue offset. Other tasks write the other
-        entries.
-        """
+        """Write some entries of a queue. Other tasks write the other entries."""
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -371,9 +363,7 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Add keys, as :meth:`IndexWriter.put` does, but later. Raises the error of an earlier
-        call.
-        """
+        """Add keys later, as :meth:`IndexWriter.put`. Raises the error of an earlier call."""
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys: the follower overwrites them before the thread has used them.
@@ -391,9 +381,7 @@ class KeyThread:
 
 
 class IndexFiles:
-    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count only the files
-    that are full or finished.
-    """
+    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count full files."""
 
     def __init__(
         self,
@@ -413,9 +401,7 @@ class IndexFiles:
         self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
-        """Add the keys of the next frames. Raises StoreUnavailable if earlier keys could not be
-        written.
-        """
+        """Add the keys of the next frames. Raises StoreUnavailable if the disk has failed."""
         requests = run.requests
         self._thread.put(
             *(requests.physical_offset, requests.store_timestamp),

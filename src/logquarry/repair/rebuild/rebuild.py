@@ -370,9 +370,7 @@ class _Rebuild:
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int, OldQueues]:
-        """Return the audit of the log, the physical offset at which the log probably ends, and the
-        usable old queues with one message per entry.
-        """
+        """Return the log's audit, its likely end, and the usable old queues without batches."""
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         if is_live:

@@ -126,9 +126,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset ``offset``, which stays valid when the checkpoint is written
-        next.
-        """
+        """Write the durable offset. It stays valid when the checkpoint is written next."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -446,9 +444,7 @@ def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
 
 
 class _IndexRest(KeyThread):
-    """Adds the missing keys to the index, in a second thread, while this thread writes
-    the queues.
-    """
+    """Adds the missing keys to the index in a second thread."""
 
     def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
         super().__init__(writer)
@@ -465,9 +461,7 @@ class _IndexRest(KeyThread):
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """Return the parts of the log to dispatch, as (start, end, whether the index needs the keys).
-    Only the queues need the other parts.
-    """
+    """Return (start, end, whether the index needs the keys) for the parts to dispatch."""
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

@@ -48,9 +48,7 @@ class JavaMemoryError(Exception):
 
 
 class JavaRequest(NamedTuple):
-    """The fields of a message from which entries of queues and index are made
-    (``DispatchRequest``).
-    """
+    """The fields of a message that dispatch uses (``DispatchRequest``)."""
 
     topic: str
     queue_id: int
@@ -221,9 +219,7 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known version.
-    The files do not always show the exact version.
-    """
+    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known one."""
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
@@ -332,9 +328,7 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """Return a queue, and create it if it is missing. Return None if the topic's name cannot be
-        the name of a folder.
-        """
+        """Return a queue, new if missing; None if its topic can be no folder name."""
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -350,9 +344,7 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """Yield the queues that get a multi-dispatch copy of a message
-        (``multiDispatchLmqQueue``).
-        """
+        """Yield the queues that get a multi-dispatch copy (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):

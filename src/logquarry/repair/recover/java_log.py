@@ -127,9 +127,7 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Return the number of the last file whose first frame matches, among the last
-        ``most_files``.
-        """
+        """Return the last of the ``most_files`` files whose first frame matches."""
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
@@ -228,9 +226,7 @@ class JavaLog:
             ) from error
 
     def cut(self, offset: int) -> list[JavaFile]:
-        """Cut the log at a physical offset, in memory. Return the files after it, which Java would
-        delete.
-        """
+        """Cut the log in memory. Return the files after the cut, which Java would delete."""
         kept, dropped = [], []
         for file in self.files:
             if file.base > offset:
@@ -293,9 +289,7 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of a log. While the caller dispatches one run, a second thread
-    reads the next.
-    """
+    """Reads the runs of a log. While the caller dispatches one, a second thread reads the next."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
         # Use two followers alternately: each overwrites its previous result, which is still in use.

@@ -57,9 +57,7 @@ class Noted:
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file until it has ``size`` bytes. A plan does not depend on this, so
-        nothing is done.
-        """
+        """Append zeros to a file; the plan does not depend on this."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -151,9 +149,7 @@ class WrittenFiles:
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """If ``least_pages`` is 0, sync all files; otherwise do nothing. Raise StoreUnavailable if
-        a sync has failed.
-        """
+        """Sync all files if ``least_pages`` is 0. Raise StoreUnavailable if a sync fails."""
         if least_pages:
             return
         with self._flushing:
@@ -259,9 +255,7 @@ class JavaQueue:
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def recover(self) -> None:
-        """Find the queue's end, as ``recover`` does: the first invalid entry in the last three
-        files.
-        """
+        """Find the queue's end as ``recover`` does: at the first invalid entry of 3 files."""
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -297,9 +291,7 @@ class JavaQueue:
         return at - start, last
 
     def _truncate(self, offset: int) -> None:
-        """Cut the queue at position ``offset``, in bytes, as ``MappedFileQueue.truncateDirtyFiles``
-        does.
-        """
+        """Cut the queue at a byte position, as ``MappedFileQueue.truncateDirtyFiles``."""
         while self.files[-1].base > offset:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
@@ -367,9 +359,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append entries with consecutive queue offsets. An entry with queue offset 0 must be the
-        only one.
-        """
+        """Append consecutive entries. One with queue offset 0 must be alone."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)
@@ -390,9 +380,7 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """Return the last file, or a new file if the last is full, as
-        ``getLastMappedFile`` does.
-        """
+        """Return the last file, or a new one if it is full, as ``getLastMappedFile``."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

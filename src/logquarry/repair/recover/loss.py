@@ -90,9 +90,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Return why the recovery is refused, as text. Return None if the loss needs no consent, or
-        if it is not larger than ``accept_loss`` (in bytes).
-        """
+        """Return why the recovery is refused, as text; None if it is not."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -148,9 +146,7 @@ def find_loss(
 def vouched_end(
     layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
 ) -> int:
-    """Return the physical offset up to which the store certainly had messages. It is never less
-    than ``end``.
-    """
+    """Return the physical offset up to which the store certainly had messages."""
     return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
 
 
@@ -165,9 +161,7 @@ def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSp
 
 
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """For each replaced log file, yield its path, the physical offsets of the lost frames, and the
-    reason as text.
-    """
+    """For each replaced log file, yield its path, the lost frames' offsets, and the reason."""
     bases = frames[:, 0] // layout.commit_log.file_size
     for base in np.unique(bases).tolist():
         inside = frames[bases == base]
@@ -413,8 +407,6 @@ _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether ``size`` lost bytes are so small a part of the ``known`` bytes that no consent is
-    needed.
-    """
+    """Whether a loss of ``size`` of ``known`` bytes is so small that it needs no consent."""
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

@@ -97,16 +97,12 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether the writer must leave the bytes after the ends of log and queues as they are, as
-        RocketMQ does. Otherwise, it zeroes them.
-        """
+        """Whether the writer leaves bytes after the ends, as RocketMQ does, or zeroes them."""
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Raise StoreNotFound if a folder is no store, and has files that would not be in
-    a new store.
-    """
+    """Raise StoreNotFound if a folder is no store, and cannot become one."""
     try:
         if not root.exists():
             if any(part.startswith("~") for part in root.parts):
@@ -126,9 +122,7 @@ def check_folder(root: Path) -> None:
 
 
 class NeedsRecovery(StoreUnavailable):
-    """A store cannot be opened without a recovery: it was not shut down cleanly, or log, queues and
-    index do not agree.
-    """
+    """A store cannot be opened for writing without a recovery."""
 
 
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
@@ -236,9 +230,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise CorruptFile if no file has the size in the settings, which then belong to another
-    store.
-    """
+    """Raise CorruptFile if no file has the size in the settings."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
@@ -295,9 +287,7 @@ def recovered_store(
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Raise an error if the store cannot be opened or recovered. Called before the
-    lock is taken.
-    """
+    """Before the lock is taken, raise an error if the store cannot be opened or recovered."""
     if not _is_store(root):
         return
     plan: RecoveryPlan

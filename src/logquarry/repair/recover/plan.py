@@ -155,9 +155,7 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """Yield lines of text: one for each of the first ``most`` steps, then the number of further
-        steps of each kind.
-        """
+        """Yield lines of text: at most ``most`` steps, and how many further ones there are."""
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
@@ -265,9 +263,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 def kept_entries(
     queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the queue offset and the entry of each message that damage destroyed, between two queue
-    offsets.
-    """
+    """Yield queue offset and entry of each message in a range that damage destroyed."""
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
@@ -277,9 +273,7 @@ def kept_entries(
 # before it cuts the queue. Without this file, if the recovery were interrupted after the cut, the
 # next recovery would have to write fillers in place of the entries.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """Return the entries that an interrupted recovery saved; {} if their file is missing or
-    invalid.
-    """
+    """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(read_file(path)):
@@ -295,9 +289,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries in a file for the next recovery, and sync it. Without entries,
-    delete the file.
-    """
+    """Save entries for the next recovery, and sync the file; delete it if there are none."""
     document = [
         {
             "topic": topic,

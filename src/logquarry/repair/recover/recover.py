@@ -143,9 +143,7 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """Return the plan of a mode, and add the steps for checkpoint, damage and ``abort``, which are
-    the same in both modes.
-    """
+    """Return the plan of a mode, with the steps that both modes have."""
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -191,9 +189,7 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only zeroes bytes of earlier messages after the log's end. A store without
-    faults can have such bytes.
-    """
+    """Whether a plan only zeroes old bytes after the end, which a sound store can have."""
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]

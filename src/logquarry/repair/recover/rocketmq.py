@@ -74,9 +74,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The plan that was carried out. ``written`` has the files of queues and index that are not
-    synced yet.
-    """
+    """The plan that was carried out, and the files of queues and index that are not synced yet."""
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -390,9 +388,7 @@ class _Recovery:
         )
 
     def _load_index(self, is_clean: bool) -> None:
-        """Move index files that the checkpoint does not cover to quarantine; ``IndexService.load``
-        deletes them.
-        """
+        """Set aside the index files that ``IndexService.load`` deletes."""
         shape = self.config.index_shape
         assert shape is not None
         limit = self._times.index_timestamp

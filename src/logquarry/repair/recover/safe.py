@@ -296,9 +296,7 @@ class _Planner:
             )
 
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """Return, for each queue that differs from the log, the queue offset of the first entry
-        that the recovery drops.
-        """
+        """Return queue -> queue offset of the first entry that the recovery drops."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
@@ -344,9 +342,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """Return the folder of RocksDB if its queues must be built again, else None; and why they
-        cannot be built, else None.
-        """
+        """Return RocksDB to build again, or None; and why it cannot be built, or None."""
         folder = self._rocksdb
         if folder is None:
             return None, None

@@ -53,9 +53,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """There is no regular file at the path of a store file, or it is a second name of
-    another file.
-    """
+    """A store file is no regular file, or its path is a second name of another file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -108,9 +106,7 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
 
 
 def check_places(root: Path) -> None:
-    """Check the paths of the store's folders, and of its files outside of log and queues. Raise
-    WrongEntry if one of them has something else.
-    """
+    """Raise WrongEntry if something else has the path of a folder, or of a single file."""
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
@@ -231,9 +227,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, sorted by name. An unreadable folder yields none: later steps
-    report it.
-    """
+    """Yield the paths in a folder, sorted; none for an unreadable one, which is reported later."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))

@@ -25,6 +25,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
 from logquarry.repair.audit.differences import SMALL_GAP, span_numbers
+from logquarry.text import document
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
@@ -254,31 +255,23 @@ class LostSpan:
 
     def to_json(self) -> dict[str, Any]:
         """Return this part as a JSON object (docs/json.md)."""
-        return {
-            "kind": self.kind,
-            "file": self.file,
-            "offset": self.offset,
-            "length": self.length,
-            "reason": self.reason,
-            "messages": [
-                {
-                    "topic": topic,
-                    "queue_id": queue_id,
-                    "queue_offset": start,
-                    "count": stop - start,
-                }
-                for (topic, queue_id), ranges in sorted(self.messages.items())
-                for start, stop in ranges
-            ],
-        }
+        found = document(self, ("kind", "file", "offset", "length", "reason"))
+        return found | {"messages": ranges_json(self.messages)}
+
+
+def ranges_json(found: Mapping[QueueKey, Sequence[Range]]) -> list[dict[str, Any]]:
+    """Return one JSON object for each range of queue offsets (docs/json.md)."""
+    return [
+        {"topic": topic, "queue_id": queue_id, "queue_offset": start, "count": stop - start}
+        for (topic, queue_id), ranges in sorted(found.items())
+        for start, stop in ranges
+    ]
 
 
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """Return the damaged parts of the log. If ``known_end`` is after the log's end, the part
-    between the two is one of them.
-    """
+    """Return the damaged parts of the log, and the part from its end to ``known_end``."""
     found: list[LostSpan] = []
     for span in damage:
         path = layout.log_file(span.offset)
@@ -299,9 +292,7 @@ def lost_spans(
 def fill_messages(
     layout: StoreLayout, spans: Sequence[LostSpan], framed: Mapping[QueueKey, Pairs]
 ) -> None:
-    """Set ``messages`` of the lost parts, from queue entries and from frames whose body
-    is damaged.
-    """
+    """Set ``messages`` of the lost parts, from queue entries and from frames with a bad body."""
     if not spans:
         return
     known: dict[QueueKey, list[tuple[Int64, Int64]]] = {
@@ -328,9 +319,7 @@ def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
 def _entries_to(
     layout: StoreLayout, is_wanted: Callable[[Int64], Bools]
 ) -> Iterator[tuple[QueueKey, Int64, Int64]]:
-    """Yield the queue entries that point to wanted messages: the queue, the physical offsets of the
-    messages, and their queue offsets. ``is_wanted`` returns a mask of the wanted physical offsets.
-    """
+    """Yield queue, physical offsets and queue offsets of the entries to wanted messages."""
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
             places = units["physical_offset"].astype(np.int64)
@@ -416,9 +405,7 @@ def misnamed_messages(
 def lost_by_queue(
     spans: Iterable[LostSpan], gaps: Mapping[QueueKey, Sequence[Range]]
 ) -> LostOffsets:
-    """Return the queue offsets of all known lost messages: those in ``spans``, and those in
-    ``gaps``, which lie between saved messages.
-    """
+    """Return the queue offsets of all known lost messages: in ``spans`` and in ``gaps``."""
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
     for span in spans:
         for key, ranges in span.messages.items():
@@ -492,8 +479,6 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Return the store times, raised so that none is earlier than the time before it. The time
-    before the first is ``last``.
-    """
+    """Raise each time that is before the previous one; ``last`` is the time before the first."""
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

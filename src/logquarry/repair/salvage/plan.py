@@ -6,7 +6,6 @@ frames of the same file get new places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -36,14 +35,10 @@ from logquarry.repair.salvage import losses
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
-Pause = Callable[[], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive frames between two physical offsets of the old log. ``to`` is their physical
-    offset in the new log.
-    """
+    """Frames between two physical offsets of the old log; ``to`` is their new physical offset."""
 
     start: int
     stop: int
@@ -70,9 +65,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """For one topic: the number of saved messages, their bytes, and the number of lost messages of
-    which a trace is known.
-    """
+    """One topic's saved messages, their bytes, and its known lost messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -160,23 +153,19 @@ def plan_salvage(
     *,
     include_stale: bool = False,
     progress: Progress | None = None,
-    pause: Pause = lambda: None,
 ) -> SalvagePlan:
     """Return the plan of a salvage. Nothing is changed.
 
     Raises:
         CorruptStore: if queue offsets are invalid and cannot be corrected.
     """
-    return _Planner(layout, include_stale, progress, pause).plan()
+    return _Planner(layout, include_stale, progress).plan()
 
 
 class _Planner:
-    def __init__(
-        self, layout: StoreLayout, include_stale: bool, progress: Progress | None, pause: Pause
-    ) -> None:
+    def __init__(self, layout: StoreLayout, include_stale: bool, progress: Progress | None) -> None:
         self._layout = layout
         self._progress = progress
-        self._pause = pause
         self._config = settings_for(layout, layout.config)
         size = self._config.mapped_file_size_commit_log
         assert size is not None
@@ -248,7 +237,6 @@ class _Planner:
             self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
-        self._pause()
         if self._progress is not None:
             self._progress(position - self._log.start, self._log.end - self._log.start)
 
@@ -335,7 +323,6 @@ class _Planner:
     def _stale(self, end: int) -> None:
         stale = self._plan.stale
         for event in LogReader(self._layout).events(end, resync=True):
-            self._pause()
             if not isinstance(event, Run) or event.start < end:
                 continue
             stale.messages += len(event.rows)

@@ -25,7 +25,7 @@ from logquarry.repair.salvage.target import SalvageTarget
 from logquarry.repair.verification import verify_store
 from tests.helpers.damage import damaged
 from tests.helpers.files import bytes_of, flip, overwrite
-from tests.helpers.small_store import config, facts, opened
+from tests.helpers.small_store import at_each_step, config, facts, opened
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 COMMIT, ROLLBACK, PREPARED = 8, 12, 4
@@ -392,7 +392,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
 
     before = facts(made.root)
     with pytest.raises(KeyboardInterrupt), patch.object(SalvageTarget, "discard"):
-        salvage_store(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
+        salvage_store(StoreLayout.open(made.root), tmp_path / "new", bars=at_each_step(pause))
     assert facts(made.root) == before
     with pytest.raises(StoreNotFound, match="an unfinished salvage is here"):
         StoreLayout.open(tmp_path / "new")

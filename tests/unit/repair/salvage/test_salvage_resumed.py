@@ -14,10 +14,9 @@ from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.salvage import salvage_store
-from logquarry.repair.salvage.target import SalvageTarget
-from logquarry.repair.salvage.unfinished import settle
+from logquarry.repair.salvage.target import SalvageTarget, settle
 from logquarry.repair.verification import verify_store
-from tests.helpers.small_store import facts
+from tests.helpers.small_store import at_each_step, facts
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -162,7 +161,7 @@ def test_an_interrupted_salvage_keeps_what_others_made(store: Path, tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        salvage_store(StoreLayout.open(store), into, pause=pause)
+        salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     assert (into / "commitlog/00000000000000000000").read_bytes() == b"of the broker"
 
 
@@ -196,7 +195,7 @@ def test_a_store_that_a_broker_begins_meanwhile(store: Path, tmp_path: Path) -> 
         (into / "commitlog").mkdir(parents=True, exist_ok=True)
 
     with pytest.raises(UsageError, match="holds commitlog"):
-        salvage_store(StoreLayout.open(store), into, pause=pause)
+        salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     assert [path.name for path in into.iterdir()] == ["commitlog"]
 
 
@@ -219,6 +218,6 @@ def test_one_that_is_at_work(store: Path, tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable, match="at work"):
                 settle(str(store), into)
 
-    salvage_store(StoreLayout.open(store), into, pause=pause)
+    salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     told = json.loads((into / ".logquarry/salvage.json").read_text())
     assert told["messages"] == 30
