@@ -23,13 +23,7 @@ from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
-from logquarry.repair.queue_diff import (
-    Common,
-    LogBounds,
-    QueueDiff,
-    StoreQueues,
-    compare_queues,
-)
+from logquarry.repair.queue_diff import Common, LogBounds, QueueDiff, StoreQueues, compare_queues
 from logquarry.text import document, json_value
 from logquarry.units import Progress
 

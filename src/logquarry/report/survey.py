@@ -63,18 +63,16 @@ class FileUse:
 
 @dataclass(slots=True)
 class Survey:
-    """The counts of :func:`survey`.
+    """The counts of :func:`survey`. Times are in milliseconds since 1970.
 
     Attributes:
-        bin_ms: width of a time bin, in milliseconds.
-        first_bin: start of the first time bin, in milliseconds since 1970.
+        bin_ms: width of a time bin; ``first_bin`` is the start of the first.
         bytes: bytes of the frames of each topic.
         over_time: number of messages of each topic in each time bin.
         body_sizes: bit length of a body's size in bytes -> number of messages with such a body.
         tags: tag -> number of messages. The key None is for messages without a tag.
         tags_cut: whether the log has more different tags than the survey counts.
-        ahead: number of messages whose born time is after their store time, because the producer's
-            clock was ahead of the broker's.
+        ahead: number of messages whose born time is after their store time.
         first_time: lowest store time of a message; None if there are no messages.
     """
 

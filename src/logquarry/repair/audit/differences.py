@@ -112,13 +112,11 @@ class AuditedQueue:
 
     Attributes:
         had_until: queue offset at which the queue ends on the disk.
-        ends_empty: whether the queue has several files, and the last file has no entry.
+        ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: a recovery keeps the entries before this queue offset, and cuts off the later
-            ones. The message of a kept entry is in the log, was lost by damage, or was deleted by
-            retention. Valid only if ``difference`` is None.
-        moved: the right queue offset of each message whose frame has a harmed queue offset. The
-            keys are the physical offsets of these messages.
+        kept_until: a recovery cuts off the entries from this queue offset on: their messages are
+            neither in the log, nor lost by damage, nor expired. Only valid without ``difference``.
+        moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number -> bytes of each entry that must take the place of an unwritten entry. Only
             for a batch queue of which the log has no message.
     """
@@ -196,10 +194,8 @@ class FileDifference:
 def file_differences(
     files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
 ) -> Iterator[FileDifference]:
-    """Yield the files that have a wrong size or place.
-
-    If ``lacks_first``, the log's first files are lost, and the first item of ``files`` stands in
-    their place, with size 0 (``StoreLayout.lost_head``).
+    """Yield the files that have a wrong size or place. If ``lacks_first``, the first item of
+    ``files`` stands for lost files, with size 0 (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -264,8 +260,7 @@ class TagsRule:
         """Return the rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
-        Queue -1 has the messages that a broker stored before it loaded its delay levels, so their
-        delivery times follow no delay level.
+        Queue -1 has messages that a broker stored before it loaded its delay levels.
         """
         topic, queue_id = key
         if topic != SCHEDULE_TOPIC:
@@ -291,9 +286,7 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     """Return, for each physical offset, the index in ``spans`` of the span (part of the log) that
-    contains it; -1 if none does.
-
-    The spans must be in ascending order, and must not overlap.
+    contains it, or -1. The spans must be in ascending order, and must not overlap.
     """
     if not spans:
         return np.full(len(places), -1, np.int64)
@@ -318,10 +311,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether an entry without a message in the log may stay in a queue.
-
-    It may stay if it is a filler, or if its message was lost. Such an entry is not removed, because
-    the later entries would then move to other queue offsets.
+    """Whether an entry without a message may stay in a queue: a filler, or one of a lost message.
+    Without it, the later entries would move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

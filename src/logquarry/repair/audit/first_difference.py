@@ -145,10 +145,8 @@ class QueueAudit(RightOffsets):
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """Return the queue offset of the first entry between ``start`` and ``stop`` that a recovery
-        must remove; ``stop`` if all of these entries may stay.
-
-        Entries that point before ``log_start`` may stay, because retention deleted their messages.
+        """Return the queue offset of the first entry in a range that a recovery must remove, else
+        ``stop``. The messages of entries that point before ``log_start`` have expired.
         """
         if self._disk is None:
             return stop
@@ -295,11 +293,8 @@ class BatchQueueAudit:
         )
 
     def _first_position(self, place: int) -> int:
-        """Return the number of the first entry that was never written, or that points to ``place``
-        or a later offset.
-
-        ``place`` is the physical offset of the queue's first message in the log. Retention must
-        have deleted the messages of earlier entries.
+        """Return the number of the first entry that retention has not emptied: it is unwritten, or
+        points to ``place``, the queue's first message in the log, or further.
         """
         at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
         at //= ENTRY_SIZE

@@ -95,10 +95,8 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has one entry for each key in the log, in the same order, and no other
-        entries.
-
-        If False, read the log again, and call :meth:`count` for each run.
+        """Whether the index has one entry for each key in the log, in the same order, and no
+        others. If not, read the log again, and call :meth:`count` for each run.
         """
         if not self._has_keys:
             return True
@@ -298,11 +296,8 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """The wrong entries and wrong slots of one index file: how many there are, and the first of
-    each.
-
-    ``first`` is the position of the first wrong entry. It should lead to the entry with number
-    ``expected``.
+    """How many wrong entries and slots an index file has, and the first of each; the entry at
+    position ``first`` should lead to the entry with number ``expected``.
     """
 
     wrong: int
@@ -331,10 +326,8 @@ _NOT_COUNTED: Final = "counts no entries, but some follow"
 
 
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """Return the first wrong header of an index as text, or None.
-
-    Of each file, this reads only the header, the first and the last entry, and the two messages to
-    which these entries point.
+    """Return the first wrong header of an index as text, or None. Of each file, this reads only the
+    header, the first and the last entry, and their two messages.
     """
     log = CommitLog(layout)
     last: IndexHeader | None = None

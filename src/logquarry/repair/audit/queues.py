@@ -60,7 +60,6 @@ class SeenMessages:
     """The messages of one queue that were read so far, since its topic was last created again.
 
     Attributes:
-        next_offset: queue offset after the last message.
         epoch_start: physical offset of the first message of a recreated topic; else None.
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of that message, in milliseconds.
@@ -164,16 +163,14 @@ class QueuesAudit:
     def _own_messages(
         self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
     ) -> dict[str, Any]:
-        """Leave out the frames that belong to another queue, because damage changed their topic or
-        queue id. No CRC covers these fields.
+        """Leave out the frames that belong to another queue: damage has changed their topic or
+        queue id.
 
         A frame is left out if the messages before and after it have consecutive queue offsets, this
         queue does not have its entry, and another queue has it. If no message follows, the frame's
         own queue offset must also not continue the previous one. If this queue has no entry for the
-        last message, the method holds the message back until the next call.
-
-        Args:
-            is_end: whether the log has no further message of the queue.
+        last message, the method holds the message back until the next call. ``is_end`` is whether
+        the log has no further message of the queue.
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -414,9 +411,8 @@ class QueuesAudit:
         """Whether an administrator deleted a topic; ``stored`` is the store time of one of its
         messages.
 
-        A broker adds a topic to ``config/topics.json`` before the topic's first message, removes a
-        deleted topic, and writes the time of each change (``DataVersion``). So a topic was deleted
-        if the file was changed after the message was stored, and does not list the topic.
+        A broker adds a topic to ``config/topics.json`` before its first message, and writes the
+        time of each change (``DataVersion``). So a topic is deleted if a later change left it out.
         """
         topics, changed = self._topics
         return changed > stored and topic not in topics and is_listed(topic)

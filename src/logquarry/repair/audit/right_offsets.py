@@ -116,10 +116,8 @@ class RightOffsets(ABC):
             self._take_run(offset, entries)
 
     def settle(self, following: int | None = None) -> None:
-        """If the last message's queue offset is in doubt, decide it with the offset of the next
-        message.
-
-        ``following`` is the queue offset of the next message, None at the log's end.
+        """If the last message's queue offset is in doubt, decide it. ``following`` is the queue
+        offset of the next message, None at the log's end.
         """
         odd, self._odd = self._odd, None
         if odd is None:

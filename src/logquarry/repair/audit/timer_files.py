@@ -183,10 +183,8 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer files of a store have faults, replace them with new files. Return whether it
-    did.
-
-    The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
+    """Replace the timer files of a store if they have faults; return whether they had. The queue of
+    ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """
     if all(fault.is_explained for fault in timer_faults(layout)):
         return False

@@ -48,8 +48,7 @@ class BuiltBatchQueue:
     Attributes:
         written: number of bytes of the entries that are written to the files.
         restarts: number of times that the topic was deleted and created again.
-        fillers: number of queue offsets of messages that the log has lost in the middle of the
-            queue.
+        fillers: number of lost messages in the middle of the queue.
         harmed: physical offsets of the frames with a harmed queue offset; set when the build ends.
     """
 
@@ -153,12 +152,9 @@ _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 
 class RocksFiles(QueueFiles):
-    """Builds the queues of one store in RocksDB. The records are those that a broker would write.
-
-    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`.
-
-    Raises:
-        UsageError: if the package ``rocksdict`` is not installed.
+    """Builds the queues of one store in RocksDB, with the records that a broker would write.
+    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`. Raises UsageError if the
+    package ``rocksdict`` is missing.
     """
 
     def __init__(
@@ -185,10 +181,8 @@ class RocksFiles(QueueFiles):
     def add_run(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Add the entries of the next frames, in the log's order.
 
-        Raises:
-            UnsupportedStore: if a queue has lost messages in the middle. If a consumer asks for a
-                lost message, a broker would send it to offset 0
-                (``RocksDBConsumeQueue.rollNextFile``).
+        Raises UnsupportedStore if a queue has lost messages in the middle: a broker would send a
+        consumer that asks for one to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():

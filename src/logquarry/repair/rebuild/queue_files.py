@@ -118,10 +118,8 @@ class EntryFiles:
 
 
 class _Placing(RightOffsets):
-    """Places the messages of one queue, in the log's order.
-
-    The neighbouring messages in the log show the right queue offset of a harmed frame. ``old`` is
-    the queue that is rebuilt, so it only decides for a message whose neighbours do not.
+    """Places the messages of one queue, in the log's order. ``old``, the queue that is rebuilt,
+    decides only if the neighbouring messages do not show the right queue offset.
     """
 
     def __init__(self, files: QueueFiles, key: QueueKey, old: Queue | None) -> None:
@@ -349,8 +347,7 @@ _MOST_WAITING: Final = 8
 
 
 class KeyThread:
-    """Adds keys to an index in a second thread. Each key changes a random place of the index file,
-    and the caller need not wait for this.
+    """Adds keys to an index in a second thread: each key changes a random place of the index file.
 
     Only one thread may call the methods. :meth:`put` waits while ``most`` earlier calls are
     unfinished.

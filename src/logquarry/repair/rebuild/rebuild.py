@@ -215,8 +215,6 @@ def _report(
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    """Return the sizes of all files below a folder. Raises StoreNotFound if a file or
-    a folder cannot be read."""
     if folder.is_file():
         # A file in the folder's place moves to quarantine too.
         return [folder.stat().st_size]
@@ -287,11 +285,8 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """If RocketMQ has shut down the store cleanly and its log has damage, record damage and end
-        of the log.
-
-        Without this record, readers treat damage in the last file as the log's end, as RocketMQ
-        does.
+        """If RocketMQ has shut down the store cleanly and its log has damage, record both.
+        Otherwise readers treat damage in the last file as the log's end, as RocketMQ does.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -398,10 +393,8 @@ class _Rebuild:
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy each old queue of which the log has no message any more.
-
-        Without the copy, the queue offsets of new messages would begin at 0. Consumers, whose
-        offsets are higher, would skip these messages.
+        """Copy each old queue of which the log has no message any more. Otherwise new messages
+        would begin at queue offset 0, and consumers, whose offsets are higher, would skip them.
         """
         taken = []
         if isinstance(queues, RocksFiles):

@@ -79,13 +79,12 @@ it would take too long to write terabytes again.
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. The caller must have held the store's lock since before the plan was made. The
-    caller removes ``abort`` afterwards.
+    """Apply a plan. The caller must have held the store's lock since before the plan was made, and
+    removes ``abort`` afterwards. If an error is raised, the store can be recovered again.
 
     Raises:
-        StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if bytes can no longer be read that could be read for the plan; the store
-            can be recovered again.
+        StoreUnavailable: if the disk fails.
+        UnreadableFile: if bytes can no longer be read that could be read for the plan.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -233,10 +232,8 @@ class _Work:
             self._disk.allocate(descriptor, size)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a copy of the right size.
-
-        The copy is renamed over the file, so the file exists at every moment. If it were missing
-        after a crash, the log would end before it.
+        """Replace a file that is too long by a copy. The copy is renamed over the file: if the file
+        were missing after a crash, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -417,13 +414,8 @@ def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan]
 
 
 def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
-    """Carry out the RENAME steps of a plan, and sync the folders.
-
-    If two files swap names, one of them first gets a temporary name, which contains its new name.
-
-    Raises:
-        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
-            names.
+    """Carry out RENAME steps. If two files swap names, one first gets a temporary name, which
+    contains its new name. Raises StoreUnavailable if a file that is not renamed has a new name.
     """
     left: dict[Path, Path] = {}
     for step in steps:

@@ -88,15 +88,16 @@ def check_message(
 ) -> JavaVerdict:
     """Return what Java finds at one position of its read buffer.
 
-    Raises JavaMemoryError if Java would try to make an array that is too large.
-
     Args:
-        levels_ms: delay of each delay level in milliseconds. Pass an empty tuple during a recovery
-            by 4.9, because Java reads the levels after that.
-        read_body: whether Java reads the body. A recovery does. The later dispatch skips the body,
-            and so accepts a BODYLEN that is larger than the frame.
+        levels_ms: delay of each delay level in milliseconds. Empty during a recovery by 4.9, which
+            does not know the levels yet.
+        read_body: whether Java reads the body, as in a recovery. The later dispatch accepts a
+            BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later, which accept V2 frames, and reject a frame
             or a blank that ends after the end of the buffer.
+
+    Raises:
+        JavaMemoryError: if Java would try to make an array that is too large.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)
@@ -192,17 +193,13 @@ class JavaRules:
 
     Attributes:
         is_5: whether RocketMQ reads V2 frames, knows the delay levels during the recovery, and
-            starts the later dispatch at the log's end. RocketMQ 4.9 starts it at the end of the
-            queues.
-        most_files: maximum number of files at the log's end that the recovery reads; None for no
-            limit.
-        starts_by_frame: whether the file at which the recovery begins must start with a valid
-            frame. To choose this file, a recovery after a clean shutdown compares the frame's
-            PHYSICALOFFSET with the end of the queues. RocketMQ 5.3 compares the file's name, and
-            4.9 begins at the third-last file.
-        starts_by_offset: whether a recovery after a crash begins at the file that contains the
-            checkpoint's physical offset of the queues. If the checkpoint has no such offset, or for
-            other versions, store times decide.
+            starts the later dispatch at the log's end. 4.9 starts it at the end of the queues.
+        most_files: maximum number of files at the log's end that the recovery reads, or None.
+        starts_by_frame: whether the recovery begins at a file whose first frame is valid. After a
+            clean shutdown, that frame's PHYSICALOFFSET is compared with the end of the queues; 5.3
+            compares the file's name, and 4.9 begins at the third-last file.
+        starts_by_offset: whether a recovery after a crash begins at the file with the checkpoint's
+            physical offset of the queues, if it has one. Otherwise store times decide.
     """
 
     name: str

@@ -65,10 +65,9 @@ class Loss:
     """The messages that a recovery would lose.
 
     Attributes:
-        messages: number of lost messages in the queues. Copies by multi-dispatch count once, unless
+        messages: number of lost messages in the queues. Multi-dispatch copies count once, unless
             more than 20 million messages are lost.
-        bytes: size of the lost messages. If missing files, or lost bytes before the durable offset,
-            are larger, it is their size.
+        bytes: their size, or that of missing files or bytes before the durable offset, if larger.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
     """
 
@@ -129,16 +128,12 @@ def find_loss(
     """Return the messages that the store had and that the recovered log will lack; None if there
     are none.
 
-    The search reads each queue backwards until it finds an entry whose message is not lost. It also
-    reads the frames to which the entries point that the recovery will drop.
-
     Args:
         layout: the store's files before the recovery. Log files with a wrong name must be left out.
         end: physical offset at which the log will end.
         last_timestamp: store time of the last message before ``end``, None if unknown.
         dropped: for each queue that differs from the log, the queue offset of the first entry that
-            the recovery will drop. If it is None, the search checks a few entries of each queue to
-            find the queues that differ.
+            the recovery will drop. If it is None, a few entries of each queue are probed.
     """
     return _Search(layout, end, damage, last_timestamp, dropped).loss()
 
@@ -152,10 +147,7 @@ def vouched_end(
 
 def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
     """Return the lost frames of log files that were replaced, for example by files of another
-    store.
-
-    Usually, the search checks only a few entries of each queue. Log files with a wrong name must be
-    left out of ``layout``.
+    store. Log files with a wrong name must be left out of ``layout``.
     """
     return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
 

@@ -78,13 +78,10 @@ class StoreFound:
 
     Attributes:
         config: settings with all sizes.
-        log_end: physical offset of the log's end.
-        pieces: the parts of the log that are not dispatched yet, without damage, as physical
-            offsets (start, end).
+        pieces: the undamaged parts of the log that are not dispatched yet, as (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
         recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
-        transactions: the state table and the redo log, which only a store in the format of RocketMQ
-            3.1 has.
+        transactions: state table and redo log of a store in the format of RocketMQ 3.1.
     """
 
     config: StoreConfig
@@ -128,13 +125,10 @@ class NeedsRecovery(StoreUnavailable):
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
     """Check a store before it is opened for writing. The caller must hold the store's lock.
 
-    Args:
-        is_recovered: whether the store was just recovered. It then may still have an ``abort``
-            file.
+    ``is_recovered`` is whether the store was just recovered; ``abort`` may then still exist.
 
     Raises:
-        NeedsRecovery: if the store was not shut down cleanly, or log, queues and index do not
-            agree.
+        NeedsRecovery: if the store was not shut down cleanly, or its files do not agree.
         CorruptFile: if the files have other sizes than the settings.
     """
     if not _is_store(root):
@@ -203,10 +197,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """Return the parts of the log without damage, and whether any message has multi-dispatch
-    copies.
-
-    Raises NeedsRecovery for damage that no earlier recovery has recorded.
+    """Return the undamaged parts of the log, and whether any message has multi-dispatch copies.
+    Raises NeedsRecovery for damage that is not recorded.
     """
     if start >= end:
         return (), False
@@ -316,12 +308,8 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise an error for a missing file, or a wrong size, which RocketMQ's ``load()`` refuses too.
-    An empty last file is accepted.
-
-    Raises:
-        NeedsRecovery: if a file is missing or has a wrong size.
-        WrongEntry: if a pipe or a broken link is in a queue's place.
+    """Check for missing files and wrong sizes, as RocketMQ's ``load()``; an empty last file is
+    accepted. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
@@ -382,11 +370,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Raise NeedsRecovery if other bytes than zeros follow the log's end: a reader could take them
-    for later frames.
-
-    Bytes of earlier messages, which a broker with ``writeWithoutMmap`` leaves there, are no reason
-    for a recovery. The writer zeroes them when it opens the store.
+    """Raise NeedsRecovery if bytes after the log's end could be taken for later frames. Bytes that
+    a broker with ``writeWithoutMmap`` leaves there cannot; the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

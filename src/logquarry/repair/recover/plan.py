@@ -70,9 +70,9 @@ class StepKind(Enum):
 class Step:
     """One step of a plan.
 
-    ``file`` is the path of a file, of a queue's folder or of the index folder, below the store's
-    folder. ``offset`` is a physical offset for the log, and a byte position for any other file. It
-    is None if the step applies to the whole file. ``length`` is in bytes, None if unknown.
+    ``file`` is the path of a file or folder below the store's folder. ``offset`` is a physical
+    offset for the log, a byte position for any other file, and None for a whole file. ``length`` is
+    in bytes, None if unknown.
     """
 
     kind: StepKind
@@ -111,19 +111,15 @@ class Steps(list[Step]):
 class RecoveryPlan:
     """The plan of a recovery. Making the plan does not change the store.
 
-    A plan can be applied a second time, also after an interruption. The result is the same as after
-    one time.
+    If a plan is applied a second time, also after an interruption, the result is the same.
 
     Attributes:
         looked_at: the facts in the store on which the plan is based, as text.
-        log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
-        dispatch_from: physical offset of the first message that the recovery dispatches to queues
-            and index.
-        damage: damaged parts before the log's end. The recovery does not remove them.
+        dispatch_from: physical offset of the first message that the recovery dispatches.
+        damage: damaged parts before the log's end, which stay.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
-        applied: whether the steps were carried out.
     """
 
     root: str
@@ -204,14 +200,9 @@ class QueuePlan:
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.
-        had_until: the queue's end before the recovery.
-        end: the queue's end after the recovery.
-        resume_at: physical offset of the first message for which an entry must be appended, None if
-            there is none.
-        moved: the right queue offset of each message whose frame has a harmed queue offset (changed
-            by damage). The keys are the physical offsets of these messages.
-        bridges: number -> bytes of each entry that takes the place of an unwritten entry. Only for
-            a batch queue of which the log has no message.
+        had_until: the queue's end before the recovery; ``end`` is its end after the recovery.
+        resume_at: physical offset of the first message that needs a new entry, or None.
+        moved: see :class:`AuditedQueue`, like ``bridges``.
     """
 
     key: QueueKey
@@ -308,14 +299,12 @@ def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The plan for the index. ``set_aside`` has the (name, reason) of each file to move to
-    quarantine.
+    """The plan for the index. ``set_aside`` has (name, reason) of each file to move to quarantine.
 
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys of the message at ``built_from`` that the index already has.
-        kept_timestamp: store time of the last message whose keys stay, 0 if none stay. In
-            milliseconds.
+        keys_there: number of keys of this message that the index already has.
+        kept_timestamp: store time of the last message whose keys stay, in milliseconds; or 0.
     """
 
     set_aside: tuple[tuple[str, str], ...]
@@ -335,9 +324,9 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only the index files that are full, and whose last message is not
-    newer than the checkpoint. RocketMQ, too, removes files that are newer than the checkpoint, but
-    adds only some of their messages to the index again (RocketMQ issue #8007).
+    After a crash, the plan keeps only full index files whose last message is not newer than the
+    checkpoint. RocketMQ, too, removes newer files, but adds only some of their messages to the
+    index again (RocketMQ issue #8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

@@ -19,14 +19,7 @@ from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    DAMAGE,
-    DURABLE,
-    SETTINGS,
-    quarantine,
-)
+from logquarry.log.store_files import ABORT, CHECKPOINT, DAMAGE, DURABLE, SETTINGS, quarantine
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes

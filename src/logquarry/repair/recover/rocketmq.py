@@ -58,8 +58,7 @@ class RocketmqPlan(RecoveryPlan):
     """The plan of a recovery by RocketMQ's rules.
 
     Attributes:
-        queue_ends: for each queue, one past the last queue offset. As in Java, this is the position
-            of the queue's end, divided by the size of an entry.
+        queue_ends: for each queue, the position of its end divided by the size of an entry.
         checkpoint: the checkpoint that RocketMQ would write at its shutdown.
         has_log: whether the log still has a file.
     """
@@ -94,15 +93,10 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan and sync all changes. The caller must hold the lock, and ``abort`` must exist.
+    """Apply a plan and sync all changes; return the plan that was carried out.
 
-    Args:
-        is_clean: whether the store was shut down cleanly. With None, it was if ``abort`` is
-            missing.
-
-    Returns:
-        The plan that was carried out. It equals ``plan`` if the store has not changed since that
-        plan.
+    The caller must hold the lock, and ``abort`` must exist. ``is_clean`` is whether the store was
+    shut down cleanly; None if ``abort`` shows it.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.

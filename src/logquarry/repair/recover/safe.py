@@ -77,9 +77,9 @@ class SafePlan(RecoveryPlan):
         transactions: the plans for state table and redo log of a store of 3.x.
         last_timestamp: store time of the last message in milliseconds.
         message_count: number of messages in the log after the recovery.
-        pieces: the parts of the log without damage, as physical offsets (start, end).
+        pieces: the undamaged parts of the log, as physical offsets (start, end).
         misnamed: paths of the files in the log's folder that do not belong to the log.
-        rocksdb: folder of the queues in RocksDB, if a recovery builds these queues again.
+        rocksdb: folder of the queues in RocksDB, if they must be built again.
     """
 
     config: StoreConfig
@@ -108,9 +108,8 @@ def plan_safe(
 
     Args:
         config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        mends: whether to correct harmed queue offsets (changed by damage). False for a log that
-            salvage has written: salvage has already corrected them, and in its log, the place of a
-            message does not show how many messages were lost before it.
+        mends: whether to correct harmed queue offsets. False for a log that salvage has written:
+            they are right, but places do not show how many messages were lost in between.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -422,12 +421,10 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the message that is incomplete because its log file is too
-    short.
+    """Return the physical offset of the last message of a log file that is too short, or None.
 
-    A recovery appends zeros to the file. Return None unless the message would then seem valid. This
-    can happen because no CRC covers the properties. Readers would then return the message with
-    incomplete properties.
+    The recovery appends zeros to the file. Return the offset only if the message would then seem
+    valid, because no CRC covers its properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]

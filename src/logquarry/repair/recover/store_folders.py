@@ -28,10 +28,7 @@ from logquarry.log.codec import Window
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP
 from logquarry.log.readable import BLOCK
-from logquarry.log.store_files import (
-    FileSequence,
-    StoreFile,
-)
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.store_sizes import require_stated_size
 from logquarry.systems import folders_below
 
@@ -96,10 +93,9 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
     """Give the files of log and index back the names that they lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
-    synced, has a second name (a hard link), from which a deleted file can be restored. After a
-    crash, a file may have only the second name. A recovery restores the first name before it plans,
-    because otherwise the file's messages would count as lost. It also removes the second name.
-    Otherwise a file that the recovery moves to quarantine would be restored from this name.
+    synced, has a second name (a hard link). After a crash, a file may have only that name, and its
+    messages would count as lost. The second names are removed, so that no file in quarantine is
+    restored from them.
     """
     root = Path(layout.root)
     NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
@@ -114,11 +110,8 @@ def check_places(root: Path) -> None:
 
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
-    """Check the paths of the log's folders and files, and of the quarantine folder. Raise
-    WrongEntry if one of them has something else.
-
-    Returns:
-        (device number, inode number) -> path, for each file of the log.
+    """Check the paths of the log's folders and files, and of the quarantine folder, as
+    :func:`check_places`. Return (device, inode) -> path for each file of the log.
     """
     places: dict[tuple[int, int], Path] = {}
     _check(store_files.quarantine(root), is_folder=True)
@@ -153,11 +146,8 @@ def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """Return the status of an existing path.
-
-    Raises:
-        WrongEntry: if the path is a broken link.
-        StoreUnavailable: if the path cannot be read.
+    """Return the status of an existing path. Raises WrongEntry for a broken link, and
+    StoreUnavailable if the path cannot be read.
     """
     try:
         return _found(path) or path.stat()
@@ -242,11 +232,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """Return the files in the log's folder that do not belong to the log, each with the reason as
-    text.
-
-    ``layout`` must come from :meth:`StoreLayout.by_content`, which takes each file's offset from
-    its frames.
+    """Return the files in the log's folder that do not belong to the log, each with the reason.
+    ``layout`` must come from :meth:`StoreLayout.by_content`.
 
     Raises:
         StoreUnavailable: if a file belongs to a log with another file size, or if its place in the
@@ -288,9 +275,8 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if the size in the settings is too small, because a file has a message
-            after it; or too large, because a file would then overlap the next file, which starts
-            with a message.
+        StoreUnavailable: if a file has a message after this size, or would overlap the next file,
+            which starts with a message.
         UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)

@@ -59,12 +59,10 @@ class QueueStory:
     """The queue offsets of the messages of one queue in a log.
 
     Attributes:
-        first: queue offset of the queue's first message. If the topic was deleted and created
-            again, only messages after that count.
+        first: queue offset of the first message since the topic was last created.
         next: one past the last queue offset.
         gaps: ranges of queue offsets between ``first`` and ``next`` that no message has.
-        mended: physical offset -> corrected queue offset, for each message whose queue offset was
-            harmed.
+        mended: physical offset -> corrected queue offset, for each harmed queue offset.
     """
 
     first: int
@@ -113,9 +111,9 @@ class QueueNotes:
         counts: Int64 | None = None,
         copies: Bools | None = None,
     ) -> None:
-        """Add frames. ``counts`` has the number of messages in each frame; if it is None, each has
-        one. ``copies`` is a mask of the multi-dispatch copies; None if there are none. The queue
-        offset in the frame of a copy belongs to another queue.
+        """Add frames. ``counts`` has the number of messages in each frame (default: one).
+        ``copies`` is a mask of the multi-dispatch copies: their frames have the queue offset of
+        another queue.
         """
         own = np.ones(len(places), np.bool_) if copies is None else ~copies
         counts = np.ones(len(places), np.int64) if counts is None else counts
@@ -142,11 +140,8 @@ class QueueNotes:
 
     def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
         """Return the queue offsets of all added frames; harmed ones are corrected. Raises
-        ValueError if a gap is larger than MOST_GAP.
-
-        Args:
-            is_queued: ``is_queued(place, offset)`` returns whether the old queue has an entry for
-                the message at physical offset ``place`` at queue offset ``offset``.
+        ValueError if a gap is larger than MOST_GAP. ``is_queued(place, offset)`` is whether the old
+        queue has an entry for the message at physical offset ``place`` at this queue offset.
         """
         mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
@@ -203,9 +198,8 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    A higher offset than expected is harmed if the gap is too large. For a lower offset, the old
-    queue decides. If the old queue has the message at neither offset, a lower offset is harmed
-    unless it is 0: a topic that was deleted and created again begins at 0.
+    For a lower offset, the old queue decides. If it has the message at neither offset, a lower
+    offset is harmed unless it is 0: a topic that was created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -215,11 +209,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset is harmed: it does not fit between the queue offsets of the previous
-    message and of the next message, ``behind``.
-
-    A lower offset is right if the old queue has the message at this offset: the topic was created
-    again.
+    """Whether a queue offset does not fit between the previous and the next message's, ``behind``.
+    A lower offset is right if the old queue has the message there: the topic was created again.
     """
     if not here.before + here.count < behind or here.before < here.offset <= behind:
         return False
@@ -446,8 +437,7 @@ class StoreTimes:
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
-        raised: number of messages that get a later store time, because they were earlier than the
-            previous message.
+        raised: number of messages that get the later time of the previous message.
     """
 
     def __init__(self) -> None:

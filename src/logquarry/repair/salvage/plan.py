@@ -51,9 +51,7 @@ class StaleFrames:
 
     Attributes:
         spans: physical offsets (start, end) of each part that has only such frames.
-        included: whether the salvage copies these frames.
-        moved: number of these frames that get a new queue offset, because another message has their
-            old one.
+        moved: number of these frames that get a new queue offset: another message has the old one.
     """
 
     messages: int = 0
@@ -77,26 +75,19 @@ class SalvagePlan:
     """The plan of a salvage.
 
     Attributes:
-        store: path or URL of the store.
         config: settings of the new store, with all sizes.
         looked_at: the facts that show the log's end, as text.
         start: physical offset of the new log's first byte.
         lost_messages: number of lost messages to which entries of queues or index point.
         queues: queue -> the queue offsets of its saved messages.
-        queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
-            changes.
-        rotten_offsets: number of messages whose queue offset was changed by damage, and is
-            corrected.
-        raised_times: number of messages that get a later store time, because they were earlier than
-            the previous message.
-        lowered_times: old physical offset -> new store time, for each message that gets an earlier
-            store time.
+        queue_offsets: old physical offset -> new queue offset, for each frame that gets another.
+        rotten_offsets: number of messages whose harmed queue offset is corrected.
+        raised_times: number of messages that get the later store time of the previous message.
+        lowered_times: old physical offset -> new store time, for each that gets an earlier one.
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
-        has_heads: whether the old log is a DLedger log, in which each message has a head before its
-            frame.
-        unproved_start: why messages before the log's start may be lost too, as text. None if none
-            are.
+        has_heads: whether the old log is a DLedger log, with a head before each frame.
+        unproved_start: why messages before the log's start may be lost too, as text, or None.
     """
 
     store: str
@@ -154,10 +145,8 @@ def plan_salvage(
     include_stale: bool = False,
     progress: Progress | None = None,
 ) -> SalvagePlan:
-    """Return the plan of a salvage. Nothing is changed.
-
-    Raises:
-        CorruptStore: if queue offsets are invalid and cannot be corrected.
+    """Return the plan of a salvage. Raises CorruptStore if queue offsets are invalid and cannot be
+    corrected.
     """
     return _Planner(layout, include_stale, progress).plan()
 

@@ -44,12 +44,7 @@ from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_
 from logquarry.repair.recover.store_folders import check_file_size
 from logquarry.repair.salvage.losses import ranges_json
 from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
-from logquarry.repair.salvage.target import (
-    LogWriter,
-    SalvageTarget,
-    carry,
-    check_target,
-)
+from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target
 from logquarry.text import document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
