@@ -75,7 +75,10 @@ class QueueAudit(RightOffsets):
         if expected is None:
             self._first, self._first_at = offset, first_at
         elif offset < expected:
-            self._begin_again(offset)
+            assert self._first is not None
+            self._first = min(self._first, offset)
+            if self._found is not None and self._found.offset >= offset:
+                self._found = None
         elif offset > expected:
             self._largest_gap = max(self._largest_gap, offset - expected)
             if self._found is None:
@@ -85,12 +88,6 @@ class QueueAudit(RightOffsets):
 
     def _drop(self, offset: int, entries: Units) -> None:
         """Ignore these messages: a queue writer makes no entries for them either."""
-
-    def _begin_again(self, offset: int) -> None:
-        assert self._first is not None
-        self._first = min(self._first, offset)
-        if self._found is not None and self._found.offset >= offset:
-            self._found = None
 
     def _has(self, offset: int, entries: Units) -> bool:
         return self._found is None and super()._has(offset, entries)

@@ -137,7 +137,8 @@ class IndexAudit:
         size = 0 if view is None else view.size
         count = header.entry_count - 1
         shape = file.shape
-        if count and shape is None and self._may_fit(header, size):
+        may_fit = count * ENTRY.size + HEADER.size <= size
+        if count and shape is None and may_fit and header.begin_offset <= header.end_offset:
             reason = "slots and entries are unknown: set maxHashSlotNum and maxIndexNum in a config"
             yield Difference("index_shape", file.path, 0, reason)
             return
@@ -147,7 +148,11 @@ class IndexAudit:
         if fault is not None or not count:
             return
         assert shape is not None
-        yield from self._wrong_ends(file, shape, header)
+        fault = None if view is None else ends_fault(view, shape, header)
+        fault = fault or times_fault(self._log, header)
+        # A running broker writes the fields of a header one after the other.
+        if fault is not None and header == file.header:
+            yield Difference("index_header", file.path, 0, fault, HEADER.size)
         self.entries += count
         is_compared = self._has_keys and self.is_exact
         if is_compared and file.path in self._known_chains:
@@ -157,16 +162,6 @@ class IndexAudit:
             yield from self._chain_differences(file, shape, entries)
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
-
-    def _wrong_ends(
-        self, file: IndexFile, shape: IndexShape, header: IndexHeader
-    ) -> Iterator[Difference]:
-        view = self._files.view(file.path)
-        fault = None if view is None else ends_fault(view, shape, header)
-        fault = fault or times_fault(self._log, header)
-        # A running broker writes the fields of a header one after the other.
-        if fault is not None and header == file.header:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
 
     def _gap_differences(self) -> Iterator[Difference]:
         for (begin, end), keys in zip(
@@ -179,12 +174,6 @@ class IndexAudit:
                     "file is missing, or the broker ran without an index"
                 )
                 yield Difference("index_gap", INDEX, 0, reason)
-
-    @staticmethod
-    def _may_fit(header: IndexHeader, size: int) -> bool:
-        count = header.entry_count - 1
-        fits = count * ENTRY.size + HEADER.size <= size
-        return fits and header.begin_offset <= header.end_offset
 
     def _header_fault(self, file: IndexFile, header: IndexHeader, size: int) -> str | None:
         count = header.entry_count - 1
@@ -204,14 +193,13 @@ class IndexAudit:
     def has_right_chains(self, path: str) -> bool:
         """Whether a file has all entries that its header counts, in the right chains."""
         file = next((file for file in self._index.files if file.path == path), None)
-        if file is None or file.header.entry_count <= 1 or file.shape is None:
+        count = 0 if file is None else file.header.entry_count - 1
+        if file is None or file.shape is None or count <= 0:
             return False
-        count = file.header.entry_count - 1
         entries = self._entries(file, file.shape, count)
         if len(entries) < count:
             return False
-        found, _, _ = self._find_chains(file, file.shape, entries)
-        return not found.wrong and not found.wrong_slots
+        return not any(self._chain_differences(file, file.shape, entries))
 
     def _entries(self, file: IndexFile, shape: IndexShape, count: int) -> Entries:
         data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
@@ -224,9 +212,9 @@ class IndexAudit:
                 return True
         return False
 
-    def _find_chains(
+    def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> tuple[_Chains, Slots, Slots]:
+    ) -> Iterator[Difference]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, _SLOT)["newest"]
         kernels = codec.kernels()
@@ -236,12 +224,6 @@ class IndexAudit:
             newest = np.zeros(len(slots), np.int32)
             places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
             found = _Chains(*kernels.check_chains(*places, newest))
-        return found, slots, newest
-
-    def _chain_differences(
-        self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> Iterator[Difference]:
-        found, slots, newest = self._find_chains(file, shape, entries)
         if found.wrong:
             number = found.first + 1
             yield Difference(

@@ -163,7 +163,7 @@ class EntryFacts:
 # ---------------------------------------------------------------- sound parts, found by Spark tasks
 # A Spark task compares a part of the log with queues and index, and reports only runs without any
 # difference. Verify reads all other parts, so its findings do not depend on the number of tasks.
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SoundRun:
     """A run whose frames all have the right entries in queues and index.
 
@@ -183,6 +183,24 @@ class SoundRun:
     entries: tuple[Place, Place]
     last_keyed: int | None
     latest_time: int
+
+    def join(self, after: SoundRun) -> bool:
+        """Add the next run, and return True; False if there is a gap between runs or entries."""
+        joined = dict(self.queues)
+        for key, (start, stop) in after.queues.items():
+            first, end = joined.get(key, (start, start))
+            if end != start:
+                return False
+            joined[key] = first, stop
+        if self.end != after.start or self.entries[1] != after.entries[0]:
+            return False
+        for kind, found in after.faults.items():
+            self.faults[kind] = self.faults[kind] + found
+        self.end, self.count = after.end, self.count + after.count
+        self.queues, self.entries = joined, (self.entries[0], after.entries[1])
+        self.last_keyed = self.last_keyed if after.last_keyed is None else after.last_keyed
+        self.latest_time = max(self.latest_time, after.latest_time)
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,12 +230,8 @@ class SoundReader:
         make = partial(FrameFacts, self.layout.config)
         for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
             sound = self._sound(stretch, facts)
-            if sound is not None:
-                joined = _joined(found[-1], sound) if found else None
-                if joined is None:
-                    found.append(sound)
-                else:
-                    found[-1] = joined
+            if sound is not None and not (found and found[-1].join(sound)):
+                found.append(sound)
         return found
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
@@ -231,10 +245,10 @@ class SoundReader:
                 if queue is None or not has_entries(queue, part):
                     return None
                 start, stop = int(part.offsets[0]), int(part.offsets[-1]) + 1
-                known = queues.get(key)
-                if known is not None and known[1] != start:
+                start_before, end = queues.get(key, (start, start))
+                if end != start:
                     return None
-                queues[key] = start if known is None else known[0], stop
+                queues[key] = start_before, stop
             if len(followed.key_hashes):
                 stream = stream or EntryStream(self._entries, first)
                 places = followed.requests.physical_offset[followed.key_numbers]
@@ -258,25 +272,3 @@ class SoundReader:
             queue = ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
             self._queues[key] = queue
         return queue
-
-
-def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Join two runs; None if there is a gap between the runs or their entries."""
-    if before.end != after.start or before.entries[1] != after.entries[0]:
-        return None
-    queues = dict(before.queues)
-    for key, (start, stop) in after.queues.items():
-        known = queues.get(key)
-        if known is not None and known[1] != start:
-            return None
-        queues[key] = start if known is None else known[0], stop
-    return replace(
-        before,
-        end=after.end,
-        count=before.count + after.count,
-        faults={kind: found + after.faults[kind] for kind, found in before.faults.items()},
-        queues=queues,
-        entries=(before.entries[0], after.entries[1]),
-        last_keyed=before.last_keyed if after.last_keyed is None else after.last_keyed,
-        latest_time=max(before.latest_time, after.latest_time),
-    )

@@ -304,6 +304,11 @@ class _Rebuild:
         config = with_sizes(self.config, layout)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
+        batch = None
+        if BATCH_QUEUE in self.names:
+            assert config.batch_queue_file_size is not None
+            folder = self._build / BATCH_QUEUE
+            batch = BatchFiles(self.disk, folder, config.batch_queue_file_size)
         log, likely_end, old = self._audit(layout, queue_size, is_live=report.is_live)
         job = BuildJob(
             layout=layout,
@@ -316,7 +321,7 @@ class _Rebuild:
             likely_end=likely_end,
             is_live=report.is_live,
             old=old,
-            batch=self._batch_files(config),
+            batch=batch,
             rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
         built = self.builder(job, progress)
@@ -354,13 +359,6 @@ class _Rebuild:
         return dataclasses.replace(
             report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )
-
-    def _batch_files(self, config: StoreConfig) -> BatchFiles | None:
-        if BATCH_QUEUE not in self.names:
-            return None
-        assert config.batch_queue_file_size is not None
-        folder = self._build / BATCH_QUEUE
-        return BatchFiles(self.disk, folder, config.batch_queue_file_size)
 
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool

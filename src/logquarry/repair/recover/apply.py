@@ -50,7 +50,6 @@ from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.recover.plan import (
-    IndexPlan,
     QueueAction,
     Step,
     StepKind,
@@ -62,7 +61,7 @@ from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher
-from logquarry.write.index_writer import IndexKeeper, IndexWriter
+from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
 
@@ -206,7 +205,8 @@ class _Work:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
-                self._extend(path, size)
+                with self._disk.writing(path) as descriptor:
+                    self._disk.allocate(descriptor, size)
         log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
@@ -226,10 +226,6 @@ class _Work:
             for done in range(0, length, _COPY_BYTES):
                 zeros = bytes(min(_COPY_BYTES, length - done))
                 self._disk.write_all(descriptor, zeros, position + done)
-
-    def _extend(self, path: Path, size: int) -> None:
-        with self._disk.writing(path) as descriptor:
-            self._disk.allocate(descriptor, size)
 
     def _shorten(self, path: Path, size: int, excess: int) -> None:
         """Replace a file that is too long by a copy. The copy is renamed over the file: if the file
@@ -368,9 +364,16 @@ class _Work:
     ) -> None:
         plan = self._plan
         queues_from = min((found.resume_at for found in self._mendings.values()), default=None)
-        index_from, rest = None, None
-        if index is not None and plan.index is not None:
-            index_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+        rest = None if index is None else KeyThread(index.writer)
+        index_from = None if plan.index is None or index is None else plan.index.built_from
+        there = 0 if plan.index is None else plan.index.keys_there
+
+        def put_keys(offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+            assert rest is not None
+            if there and len(numbers) and offsets[numbers[0]] == index_from:
+                # The index has some keys of its last message already.
+                hashes, numbers = hashes[there:], numbers[there:]
+            rest.put(offsets, times, hashes, numbers)
 
         def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
             return queues.writers.get(key) if key in self._mendings else None
@@ -378,9 +381,8 @@ class _Work:
         try:
             for start, stop in plan.pieces:
                 for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                    put_keys = rest.put if with_index and rest is not None else None
                     dispatcher = Dispatcher(
-                        *(log, writer_of, put_keys, self._config),
+                        *(log, writer_of, put_keys if with_index else None, self._config),
                         start=begin,
                         arrived=self._dispatched,
                     )
@@ -433,21 +435,6 @@ def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         made = free_path(target.with_name(f"{target.name}{RENAMING}"))
         disk.move(path, made)
         left[made] = left.pop(path)
-
-
-class _IndexRest(KeyThread):
-    """Adds the missing keys to the index in a second thread."""
-
-    def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
-        super().__init__(writer)
-        self._plan = plan
-
-    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Add keys. If the index has some keys of the first message already, leave these out."""
-        there = self._plan.keys_there
-        if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
-            hashes, numbers = hashes[there:], numbers[there:]
-        super().put(offsets, times, hashes, numbers)
 
 
 def _ranges(
