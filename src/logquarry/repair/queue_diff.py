@@ -8,7 +8,7 @@ both forms have. If both queues have the same form, all stored fields are compar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -34,8 +34,6 @@ _MORE_FIELDS: Final = {
 }
 _ORDER: Final = ("equal", "behind", "differs")
 
-Forms = Mapping[type[Queue], Queue]
-"""One queue of a store, in each form in which the store has it (files, RocksDB)."""
 _Run = tuple[int, Records]
 
 
@@ -82,10 +80,8 @@ class QueueDiff:
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The part of the log that both stores have, between two physical offsets.
-
-    If ``is_live``, a writer has a store open. Its queues may then still lack the newest messages of
-    its log.
+    """The part of the log that both stores have, between two physical offsets. If ``is_live``, a
+    writer has a store open, and its queues may lack the newest messages.
     """
 
     start: int
@@ -103,78 +99,60 @@ class Common:
         return found
 
 
-@dataclass(slots=True)
 class StoreQueues:
-    """The queues of one store, as :meth:`of` has found them.
+    """The queues of one store.
 
     Attributes:
+        forms: queue -> the queue in each form that the store has (files, RocksDB).
         unread: folder of a RocksDB that could not be read -> the reason.
-        folder: (full path, path below the store's folder) of the folder of RocksDB; None if the
-            store has no RocksDB.
-        dispatched_end: after a crash, the physical offset up to which RocksDB has the entries of
-            all messages. None after a clean shutdown, or if the store has no RocksDB.
     """
 
-    forms: dict[QueueKey, dict[type[Queue], Queue]] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    folder: tuple[str, str] | None = None
-    dispatched_end: int | None = None
-    _database: QueueDb | None = None
-    _log_start: int = 0
-
-    @classmethod
-    def of(cls, layout: StoreLayout, files: OpenFiles) -> StoreQueues:
-        """List the queues of a store."""
-        found = cls()
-        found._add(*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files))
+    def __init__(self, layout: StoreLayout, files: OpenFiles) -> None:
+        self.unread: dict[str, str] = {}
+        self.forms: dict[QueueKey, dict[type[Queue], Queue]] = {}
+        self._layout = layout
+        self._has_abort = layout.has_abort
+        queues: list[Queue] = [*ConsumeQueue.all_of(layout, files)]
+        queues += BatchQueue.all_of(layout, files)
         databases = []
         for folder in rocksdb_folders(layout):
             if not is_installed():
-                found.unread[folder] = "install it with: pip install 'logquarry[rocksdb]'"
+                self.unread[folder] = "install it with: pip install 'logquarry[rocksdb]'"
                 continue
             try:
                 databases.append(QueueDb(layout, folder))
             except CorruptFile as error:
-                found.unread[folder] = error.reason
-        if databases:
-            # Compare the RocksDB from which readers of the store read.
-            newest = max(databases, key=lambda one: one.dispatched_end)
-            start = layout.commit_log.start
-            found._add(*(RocksQueue(newest, key, start, None) for key in newest.bounds))
-            found._database, found._log_start = newest, start
-            found.folder = layout.filesystem.full_path(newest.folder), newest.folder
-            if layout.has_abort:
-                found.dispatched_end = newest.dispatched_end
-        return found
-
-    def _add(self, *queues: Queue) -> None:
+                self.unread[folder] = error.reason
+        # Compare the RocksDB from which readers of the store read.
+        self._db = db = max(databases, key=lambda one: one.dispatched_end, default=None)
+        if db is not None:
+            queues += (RocksQueue(db, key, layout.commit_log.start, None) for key in db.bounds)
         for queue in queues:
             self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
         """If the damaged RocksDB is that of this store, record the damage. Return whether it is."""
-        if self.folder is None or self.folder[0] != error.path:
+        db = self._db
+        if db is None or self._layout.filesystem.full_path(db.folder) != error.path:
             return False
-        self.unread[self.folder[1]] = error.reason
+        self.unread[db.folder] = error.reason
         return True
 
     def wrong_end(self, key: QueueKey) -> str | None:
         """Return why the end of a queue in RocksDB is wrong, or None."""
-        if self._database is None:
-            return None
-        return wrong_end(self._database, key, self._log_start)
+        return None if self._db is None else wrong_end(self._db, key, self._layout.commit_log.start)
 
     def lags_at(self, queue: Queue | None, place: int) -> bool:
         """Whether a crash explains that a queue lacks the entry of a message at ``place``."""
         is_in_files = queue is not None and not isinstance(queue, RocksQueue)
-        return self.dispatched_end is not None and not is_in_files and place >= self.dispatched_end
+        if self._db is None or is_in_files:
+            return False
+        return self._has_abort and place >= self._db.dispatched_end
 
 
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
-    """Compare all queues of two stores, by name.
-
-    Queues that cannot be read are left out. If one store has unreadable queues, its list of queues
-    may be incomplete. So queues that only the other store seems to have are left out too.
+    """Compare all queues of two stores, by name. Queues that cannot be read are left out, and so
+    are those that only one store has, if the other store has unreadable queues.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})
@@ -194,7 +172,7 @@ def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[Q
             yield max(found, key=lambda one: _ORDER.index(one.state))
 
 
-def _any(forms: Forms) -> Queue | None:
+def _any(forms: Mapping[type[Queue], Queue]) -> Queue | None:
     return next(iter(forms.values()), None)
 
 

@@ -72,9 +72,7 @@ class LogPart:
 
     Attributes:
         offset: physical offset of the first byte.
-        length: number of bytes of this part.
-        different_bytes: number of bytes that differ. Different padding of blanks counts only after
-            the divergence.
+        different_bytes: number of bytes that differ. Padding counts only after the divergence.
         first_difference: physical offset of the first difference, None if there is none.
         missing_in: the store that lacks the file, None if both stores have the file.
     """
@@ -93,9 +91,7 @@ class StoreDiff:
 
     Attributes:
         start: physical offset of the common part's start.
-        end: physical offset of the common part's end. If the logs have no common part, it is not
-            greater than ``start``.
-        divergence: the first difference of the logs, None if there is none.
+        end: physical offset of its end, not after ``start`` if there is no common part.
         config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
             Consumers change these files, so they do not affect the verdict.
         notes: further facts about the comparison that are no divergence, as text.
@@ -126,10 +122,8 @@ class StoreDiff:
 
     @property
     def verdict(self) -> str:
-        """One of ``equal``, ``prefix`` (the logs begin or end at different offsets, and their
-        common part is equal), ``diverged``, ``disjoint`` (no common part) and ``incomplete``.
-
-        ``incomplete``: no difference was found, but not all queues were compared.
+        """One of ``equal``, ``prefix`` (one log begins later or ends earlier), ``diverged``,
+        ``disjoint`` (no common part) and ``incomplete`` (equal, but not all queues were compared).
         """
         if self.divergence is not None or any(q.state == "differs" for q in self.queues):
             return "diverged"
@@ -160,12 +154,8 @@ class StoreDiff:
 
 
 class LogDiff:
-    """Compares two logs between two physical offsets.
-
-    Attributes:
-        divergence: the first difference that a reader of the logs could notice, None if there is
-            none.
-        notes: differences in the padding of blanks, as text. They are no divergence.
+    """Compares two logs between two physical offsets. ``divergence`` is the first difference that a
+    reader could notice, or None. ``notes`` are differences in padding, as text.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -226,8 +216,7 @@ class LogDiff:
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End each chunk at a multiple of _STEP. Then the words of 8 bytes that are compared are
-            # aligned if both files start at the same offset.
+            # If both files start at the same offset, the words that are compared are aligned.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -315,21 +304,18 @@ class _Store:
         self.layout = layout
         self.is_live = layout.is_live()
         files = OpenFiles(layout)
-        self.queues = StoreQueues.of(layout, files)
+        self.queues = StoreQueues(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # While a writer has the store open, queues may already point to a log file that is newer
-        # than the list of files. So only a closed store can show that its last files are missing.
+        # A writer may have added log files since the listing, to which queues point. So only a
+        # closed store can show that files are missing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset after the last frame, including frames after the log's end.
-        The comparison ends there.
-
-        Frames after the log's end are left by an earlier truncation, or follow damage in the last
-        file.
+        """Return the physical offset after the last frame. Frames after the log's end are from an
+        earlier truncation, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -391,13 +377,11 @@ def compare_stores(
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # Compare the queues only up to the logs' first difference: after it, the queues must differ
-    # too.
+    # After the logs' first difference, the queues must differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # Since the log was listed, retention may have deleted log files and the queue files with
-        # their entries: do not compare these entries.
+        # Retention may have deleted files of log and queues since the listing.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

@@ -67,14 +67,10 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Kinds of findings that are only notes while a writer has the store open. The writer appends to
-the log first, and writes the queues later, so the queues can be incomplete for a moment.
-"""
+"""Only notes while a writer has the store open, which writes queues after the log."""
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Kinds of findings that are only notes after a recovery by RocketMQ. RocketMQ cuts off such
-entries of queues and index only in memory, so the files still contain them.
-"""
+"""Only notes after a recovery by RocketMQ, which cuts queues and index only in memory."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
 """Kinds of findings that show messages in queues or index which the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
@@ -278,8 +274,7 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            # An earlier recovery may have cut off the log, and left the entries of the removed
-            # messages in queues and index.
+            # An earlier recovery may have cut the log, but not queues and index.
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
@@ -332,8 +327,7 @@ class _Verification:
             for followed, parts in facts.parts:
                 self.queues.add(followed, parts)
                 if not self.live:
-                    # While a broker runs, retention can delete index files during the check. The
-                    # keys in these files would seem to be missing.
+                    # Retention of a running broker can delete index files during the check.
                     self.index.add(followed)
         if facts.last_keyed is not None:
             self.last_keyed = facts.last_keyed

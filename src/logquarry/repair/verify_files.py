@@ -87,8 +87,7 @@ def check_checkpoint(
     elif max(found) > last_time:
         lost = None if is_live else lost_tail(layout, last_time)
         reason = f"its time is {max(found)}, but the last message was stored at {last_time}"
-        # Messages can be dispatched before they are synced. If a power cut then loses them, the
-        # checkpoint is later than the log.
+        # A power cut can lose messages that were dispatched, but not synced.
         is_crash = layout.has_abort and found.physic_timestamp <= last_time
         if lost is not None or messages:
             is_explained = lost is None or is_crash
@@ -101,8 +100,7 @@ def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
         for path, is_dir, wrong in below(layout.filesystem, folder):
-            # Skip hidden names: editors leave hidden links and pipes behind, and the store does not
-            # use them.
+            # Skip hidden names: editors leave links and pipes, which the store does not use.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
                 report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
             if is_dir or wrong is not None:
@@ -255,8 +253,7 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
         if entry.is_filler:
             continue
         found = log.outcome_at(entry.physical_offset, check_crc=False)
-        # The fields of such a frame do not show the queue of a multi-dispatch copy, so skip the
-        # entry.
+        # The fields do not show the queue of a multi-dispatch copy: skip it.
         if not isinstance(found, Frame) or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position

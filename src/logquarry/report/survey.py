@@ -165,8 +165,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide each time before the subtraction: the difference of two damaged times can overflow 64
-    # bits.
+    # Divide before the subtraction: the difference of damaged times can overflow.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]

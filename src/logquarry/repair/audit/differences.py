@@ -23,26 +23,17 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
-"""Parts of the log in which no message can be read: damaged bytes, and files that retention
-deleted.
-"""
+"""Parts of the log without readable messages: damaged bytes, and expired files."""
 
-# Two further limits, MOST_GAP and MOST_OFFSET, also limit the writer, and so are in
-# logquarry.write.queue_writer.
+# The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Number of queue offsets by which a gap may exceed the messages that fit into the
-damaged bytes.
-"""
+"""A gap may exceed the messages that fit into the lost bytes by this number of queue offsets."""
 SMALL_GAP: Final = 1 << 12
-"""Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
-earlier salvage can leave such gaps.
-"""
+"""Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of ranges of misplaced entries that verify reports for one queue. The entries of a
-range follow each other, and are misplaced in the same way.
-"""
+"""Maximum number of ranges of equally misplaced entries that verify reports for one queue."""
 _CLOCK_MS: Final = 1_000
 
 
@@ -55,7 +46,7 @@ class Difference:
         file: path below the store's folder.
         offset: physical offset in the log; position in any other file.
         length: number of affected bytes, 0 if unknown.
-        is_explained: whether a crash explains the difference, so that it is not damage.
+        is_explained: whether a crash explains the difference, so that it is no damage.
     """
 
     kind: str
@@ -68,10 +59,8 @@ class Difference:
 
 @dataclass(slots=True)
 class EntryGroup:
-    """Entries of a queue or of an index file that differ from the log in the same way.
-
-    ``number`` and ``reason`` are those of the first entry, ``count`` is the number of entries. In a
-    queue, ``number`` is the first entry's queue offset.
+    """Entries of a queue or an index file that differ from the log in the same way. ``number`` (in
+    a queue, the queue offset) and ``reason`` are those of the first.
     """
 
     kind: str
@@ -94,9 +83,8 @@ def and_more(count: int) -> str:
 class FirstDifference:
     """The first place where a queue differs from the log.
 
-    ``offset`` is the queue offset of the first wrong entry; in a batch queue, the number of this
-    entry. ``resume_at`` is the physical offset of the message with this queue offset. If the log
-    has no such message, it is the physical offset of the queue's next message.
+    ``offset`` is the queue offset of the first wrong entry; in a batch queue, its number.
+    ``resume_at`` is the physical offset of the message there, or else of the queue's next message.
     """
 
     offset: int
@@ -139,9 +127,7 @@ class FileFault(Enum):
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file has 0 bytes: the writer created the file, and crashed before it set
-    the size.
-    """
+    """The last file has 0 bytes: the writer crashed before it set the size."""
     PLACE = "place"
     """The offset in the file's name is no multiple of the file size."""
     GAP = "gap"
@@ -150,10 +136,8 @@ class FileFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file whose name or size does not fit the files around it.
-
-    ``before`` is the previous file, None for the first. ``size`` is the right size of each file in
-    bytes.
+    """A file whose name or size does not fit the files around it. ``before`` is the previous file,
+    ``size`` the right size of each file in bytes.
     """
 
     fault: FileFault
@@ -178,13 +162,10 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """Return the difference that verify reports for a wrong size.
-
-        ``offset`` is the physical offset at which the file's fault begins; 0 if it is no file of
-        the log.
+        """Return what verify reports for a wrong size. ``offset`` is the physical offset at which
+        the fault begins; 0 if the file is not of the log.
         """
-        # QUIRK: RocketMQ refuses to start if the last file has 0 bytes, although no message is
-        # lost.
+        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -236,15 +217,13 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """The tags codes that an entry may have besides the tags code of its message.
-
-    A tags code below ``INT_MIN`` is an address in ConsumeQueueExt. It is always accepted.
+    """The tags codes that an entry may have besides the tags code of its message. One below
+    ``INT_MIN`` is an address in ConsumeQueueExt, and always accepted.
 
     Attributes:
-        any_time: whether to accept every positive number. An entry of the schedule topic has the
-            delivery time as its tags code. This time cannot be checked without the delay levels.
-        slack_ms: maximum difference in milliseconds between an accepted delivery time and the
-            expected one.
+        any_time: whether to accept every positive number, as the delivery time of an entry of the
+            schedule topic, which cannot be checked without the delay levels.
+        slack_ms: maximum distance of a delivery time from the expected one.
     """
 
     any_time: bool = False

@@ -46,10 +46,8 @@ BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp"
 
 
 class QueueAudit(RightOffsets):
-    """Compares one queue with the log; if ``mends``, also finds the right value of harmed offsets.
-
-    ``disk`` is the queue on the disk, None if its files are missing or unusable. Memory does not
-    grow with the log.
+    """Compares one queue with the log. ``disk`` is the queue on the disk, None if its files are
+    unusable. Memory does not grow with the log.
     """
 
     def __init__(
@@ -233,8 +231,7 @@ class BatchQueueAudit:
         cuts = falls(starts, stops, expected)
         for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
             if at in cuts:
-                # The topic was deleted and created again: the queue has only the messages since
-                # then.
+                # The topic was created again: the queue has only the messages since then.
                 self._at, self._found = None, None
             if at < stop:
                 self._take_run(entries[at:stop])
@@ -309,8 +306,7 @@ class BatchQueueAudit:
         while self._at < self._had:
             entry = self._read(self._at, self._at + 1)[0]
             is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
-            # If a frame has several entries, all but the last have no message: they only bridge a
-            # gap in the queue offsets that is too large for one entry.
+            # If a frame has several entries, all but the last only bridge a gap in the offsets.
             if not is_lost and not 0 < entry["reserved"] == entry["count"]:
                 return
             self._at += 1
@@ -363,10 +359,9 @@ class BatchQueueAudit:
 def bridges(queue: BatchQueue) -> dict[int, bytes]:
     """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
 
-    A bridge has no message. It only covers queue offsets between its neighbours, like the entries
-    with which :func:`logquarry.write.queue_writer.without_gaps` fills a gap. Without a bridge, a
-    broker would end the queue at the unwritten entry, and give later messages queue offsets that
-    consumers have passed.
+    A bridge has no message. It only covers queue offsets between its neighbours, as in
+    :func:`logquarry.write.queue_writer.without_gaps`. Without it, a broker would end the queue
+    there, and give later messages queue offsets that consumers have passed.
     """
     numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
     for file, found in queue.batches():
@@ -406,10 +401,8 @@ def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
 
 # -------------------------------------------------------------------------------------- all queues
 class QueueAudits:
-    """Compares all queues of a store with its log.
-
-    In ``queues``, a queue with unusable files has the value None. ``damage`` has the damaged bytes
-    of the part of the log that was read so far.
+    """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
+    None. ``damage`` has the damaged bytes of the log so far.
     """
 
     def __init__(

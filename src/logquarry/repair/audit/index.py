@@ -45,10 +45,8 @@ Slots = Int32
 
 
 class IndexAudit:
-    """Compares the index of a store with its log.
-
-    ``known_chains`` has the paths of the files in which a Spark task found all chains right. This
-    audit does not check these chains again.
+    """Compares the index of a store with its log. ``known_chains`` has the paths of the files whose
+    chains a Spark task has found right.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -57,8 +55,7 @@ class IndexAudit:
         self._files = OpenFiles(layout)
         self._log = CommitLog(layout, files=self._files)
         self._index = Index(layout, files=self._files)
-        # Read the headers before the log, because a running writer appends to both. The log then
-        # has the message of each entry that the headers count.
+        # Read the headers before the log: a running writer appends to the log first.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}

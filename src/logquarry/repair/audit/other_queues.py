@@ -113,8 +113,7 @@ class StoreQueuesAudit:
 
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
-        # Each audit (of files, and of each RocksDB) finds the same differences in the log: report
-        # each once.
+        # Each audit finds the same differences in the log: report each once.
         in_log: set[Difference] = set()
         for found in self._differences(log_end, lost):
             if found.kind in ("new_epoch", "harmed_queue_offset"):
@@ -186,8 +185,7 @@ class RocksQueuesAudit(QueuesAudit):
     def finish(self, log_end: int, lost: LostSpans) -> Iterator[Difference]:
         """Yield all differences, queue by queue; call this after the whole log is read."""
         dispatched, crashed = self._db.dispatched_end, self.layout.has_abort
-        # The newest entries of a broker are only in memory. So a crash loses them, and after its
-        # next start the broker makes them again from the log.
+        # A broker has its newest entries only in memory, and makes them again after a crash.
         is_explained = crashed and self._is_dispatched(dispatched, -1)
         if dispatched > log_end:
             reason = f"it has the messages up to {dispatched}, but the log ends at {log_end}"
@@ -259,8 +257,7 @@ class BatchQueuesAudit(QueuesAudit):
             return
         stops = starts + entries["count"]
         seen = self._of(key, int(starts[0]))
-        # If a queue offset does not increase, the topic was deleted and created again at this
-        # message.
+        # If a queue offset does not increase, the topic was created again here.
         cuts = [0, *falls(starts, stops, seen.next_offset), len(starts)]
         for number, (at, stop) in enumerate(pairwise(cuts)):
             if number:

@@ -94,8 +94,7 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The joined gap also covers right entries, which are checked again. This does no
-                # harm.
+                # The joined gap also covers right entries: they are checked again.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
@@ -117,10 +116,7 @@ class SeenMessages:
 
 
 class QueuesAudit:
-    """Compares all queues of a store with its log.
-
-    Call :meth:`add` for each run of the log, in order, then :meth:`differences`.
-    """
+    """Compares all queues of a store with its log: :meth:`add` takes each run, in order."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -128,8 +124,7 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        # The last message of a queue is here if the queue has no entry for it. The queue's next
-        # message then shows whether the frame belongs to the queue.
+        # A queue's last message without an entry; the next one shows whether it belongs there.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
 
@@ -312,10 +307,8 @@ class QueuesAudit:
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        """Yield all differences, queue by queue, after the whole log is read.
-
-        ``is_explained``: whether a crash explains that newest entries are missing
-        (:meth:`is_crash`).
+        """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
+        the result of :meth:`is_crash`.
         """
         for key, values in list(self._held.items()):
             none = {name: column[:0] for name, column in values.items()}
@@ -333,12 +326,9 @@ class QueuesAudit:
     def is_crash(self, log_end: int) -> bool:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
-        Two conditions must hold:
-
-        - Every queue has all messages before the physical offset that the dispatcher had reached.
-          (RocketMQ dispatches single messages. logquarry dispatches part after part of the log, and
-          within a part, queue after queue.)
-        - No missing message is older than the checkpoint, because older messages were dispatched.
+        Every queue must have all messages before the physical offset that the dispatcher had
+        reached. (RocketMQ dispatches single messages; logquarry part after part of the log, and
+        within it queue after queue.) No missing message may be older than the checkpoint.
         """
         if not self.layout.has_abort:
             return False

@@ -52,17 +52,13 @@ from logquarry.repair.audit.differences import (
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 _MOST_SEARCHES: Final = 64
-"""Maximum number of messages that are searched in a whole queue. A message is searched only until
-the first one has a place, so only a hostile log needs more.
-"""
+"""Maximum number of searches in a whole queue. Only a hostile log needs more."""
 
 
 class RightOffsets(ABC):
-    """Takes the messages of one queue in the order of the log, and passes them on to :meth:`_put`,
-    with the right queue offsets.
-
-    ``disk`` is the queue on the disk, None if its files are missing or unusable. If ``mends`` is
-    false, neighbouring messages are not compared.
+    """Takes the messages of one queue in the log's order, and passes them to :meth:`_put` with the
+    right queue offsets. ``disk`` is the queue on the disk or None. Without ``mends``, neighbouring
+    messages are not compared.
     """
 
     def __init__(
@@ -78,8 +74,7 @@ class RightOffsets(ABC):
         self._next: int | None = None
         # Queue offset after the last message whose frame has the right queue offset.
         self._sure: int | None = None
-        # The last message, if its queue offset does not continue the previous one; else None. The
-        # next message shows whether this queue offset is harmed.
+        # The last message if its queue offset is in doubt; the next message decides.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._searches = 0
@@ -104,8 +99,7 @@ class RightOffsets(ABC):
     def _take_part(self, offset: int, entries: Units) -> None:
         odd = self._odd
         if odd is not None and 0 <= odd[0] == offset - 1:
-            # The two messages continue each other. Decide them together, as if one call had taken
-            # both, so that the result does not depend on the size of the pieces.
+            # The two continue each other: decide them as if one call had taken both.
             self._odd = None
             self._take_run(odd[0], joined_records(odd[1], entries))
             return
@@ -137,8 +131,7 @@ class RightOffsets(ABC):
         if 0 <= offset < expected and self._is_queued(offset, entries):
             # The queue had another message at this offset before. So the topic was created again.
             return False
-        # If the next message has the expected offset, this frame belongs to another queue: damage
-        # changed its topic or queue id.
+        # Damage changed the topic or queue id of this frame of another queue.
         if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):
@@ -149,9 +142,8 @@ class RightOffsets(ABC):
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
             return True
-        # A topic that was deleted and created again begins at offset 0, or later if its first
-        # messages are lost. So the offset 0 can be right, and so can a lower offset if the next
-        # message's offset is higher.
+        # A topic that was created again begins at 0, or later if its first messages are lost. So 0
+        # can be right, or a lower offset if the next one is higher.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
@@ -199,8 +191,7 @@ class RightOffsets(ABC):
         own, expected = offset, self._next
         if expected is not None and offset != expected:
             if self._has(expected, entries):
-                # The queue has these entries at the expected offsets. So the offsets in all these
-                # frames are harmed.
+                # So the queue offsets in all these frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                     self._correct(place, offset + at, expected + at)
                 offset = expected
@@ -254,23 +245,18 @@ class RightOffsets(ABC):
 
 
 # ----------------------------------------------------------------------------------- batch queues
-# Only the neighbouring frames in the log decide. The entry of a frame has the queue offset of the
-# frame's first message (the base), and the number of the frame's messages.
+# Only the neighbouring frames decide. An entry has the queue offset of its first message (base).
 NO_PLACE: Final = -1
 
 
 class RightBases:
     """Takes the entries of one batch queue in the order of the log, and returns them with the right
-    bases.
-
-    A base that does not continue the previous one can be harmed. So this class holds back the last
-    entry if its base is in doubt, until the next entry or the log's end decides it.
+    bases. It holds back an entry in doubt until the next entry or the log's end decides it.
 
     Attributes:
         following: queue offset after the last returned entry; None before the first.
-        moved: physical offset of each frame with a harmed base -> the right base;
-            :data:`NO_PLACE` if the frames around it leave no place for it. Such an entry is not
-            returned.
+        moved: physical offset of each frame with a harmed base -> the right base. If the frames
+            around it leave no place for it, :data:`NO_PLACE`: such an entry is not returned.
     """
 
     def __init__(self) -> None:

@@ -92,9 +92,7 @@ class FrameFacts:
     should have.
 
     Attributes:
-        faults: kind of finding -> (physical offset, size) of each frame with this fault. The faults
-            are a size above maxMessageSize, invalid text in topic or properties, and a wrong
-            property CRC.
+        faults: kind of finding -> (physical offset, size) of each frame with this fault.
         last_keyed: physical offset of the last frame with keys, None if there is none.
         latest_time: latest store time in milliseconds.
     """
@@ -161,17 +159,15 @@ class EntryFacts:
 
 
 # ---------------------------------------------------------------- sound parts, found by Spark tasks
-# A Spark task compares a part of the log with queues and index, and reports only runs without any
-# difference. Verify reads all other parts, so its findings do not depend on the number of tasks.
+# Spark tasks report only runs without any difference. Verify reads all other parts, so its findings
+# do not depend on the number of tasks.
 @dataclass(slots=True)
 class SoundRun:
     """A run whose frames all have the right entries in queues and index.
 
     Attributes:
-        queues: queue -> (first queue offset in the run, one past the last). The run has a message
-            for each offset between them.
-        entries: place of the first index entry that belongs to the run, and the place after its
-            last entry.
+        queues: queue -> (first queue offset in the run, one past the last), without a gap.
+        entries: places of the run's first index entry, and after its last one.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """
 

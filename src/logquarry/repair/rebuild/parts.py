@@ -33,9 +33,7 @@ T = TypeVar("T")
 Segments = list[tuple[int, int]]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Maximum number of segments (ranges of queue offsets) that a task reports for one queue in one
-run. If a queue has more, the driver writes it.
-"""
+"""Maximum number of segments that a task reports for a queue; the driver writes larger ones."""
 
 
 @dataclass(slots=True)
@@ -164,12 +162,8 @@ def read_entries(
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Some keys for the index.
-
-    The keys are those of the run (``start``, ``end``), or if ``keys`` is given, those in it:
-    (physical offsets, store times, hashes).
-
-    Of these keys, ``skip`` are left out at the start, and the next ``take`` are used.
+    """Some keys for the index: those of a run, or those in ``keys`` (physical offsets, store times,
+    hashes). The first ``skip`` of these are left out, and the next ``take`` are used.
     """
 
     start: int
@@ -188,10 +182,8 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write and sync one index file.
-
-    For every file but the first, ``sources`` must begin with the last key of the previous file:
-    this key is not written, but the header of the new file starts with its message.
+    """Write and sync one index file. Except for the first file, ``sources`` begin with the last key
+    of the previous file: it is not written, but its message is the first in the header.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -269,8 +261,7 @@ class KeyCount:
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # If the last file is full and more messages follow, RocketMQ creates another file, even if
-        # these messages have no keys.
+        # If messages without keys follow a full file, RocketMQ still creates another file.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [
@@ -291,9 +282,8 @@ def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
     """Return the queues that only the driver can write: their queue offsets decrease, are invalid,
-    have a gap of more than ``most_gap`` or a gap before a single message, or were not reported.
-
-    The queue offset of a single message after a gap can be harmed.
+    were not reported, or have a gap before a single message (which can be harmed) or of more than
+    ``most_gap``.
     """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()

@@ -60,10 +60,10 @@ class BuiltQueue:
     Attributes:
         written: one past the last entry that is written to the files; :meth:`begin` if none is.
         restarts: number of times that the topic was deleted and created again.
-        gaps: ranges (start, stop) without a message in the log. Fillers are written for them.
+        gaps: ranges (start, stop) without a message in the log, which get fillers.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
-        harmed: the messages whose frame has a harmed queue offset, as (right queue offset, queue
-            offset in the frame, physical offset).
+        harmed: the frames with a harmed queue offset, as (right queue offset, queue offset in the
+            frame, physical offset).
     """
 
     first: int

@@ -157,8 +157,7 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None:
-        # Check only the log's folder. Files that do not belong in the folders of queues and index
-        # do no harm, because the rebuild moves these folders away.
+        # Check only the log: foreign files in queues and index move away with their folders.
         check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         # Check for missing log files before the log is read, which can take hours.
@@ -181,8 +180,7 @@ def rebuild(
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
-                # Check again: before this process had the lock, another process may have used the
-                # folder.
+                # Check again: another process may have used the folder before the lock.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -327,8 +325,7 @@ class _Rebuild:
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # Only the old queues show which messages the log has lost, so check them before they
-            # are replaced.
+            # Only the old queues show which messages are lost: check before they go.
             lost = find_loss(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
@@ -382,8 +379,7 @@ class _Rebuild:
         ]
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # If no queue has an entry, the queues do not show where the log ends. So a message
-            # without an entry can still belong to the log.
+            # Without entries, the queues show no end of the log: the last messages may have none.
             bounds = dataclasses.replace(bounds, is_closed=False)
         old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old

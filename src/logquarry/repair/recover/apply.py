@@ -67,11 +67,8 @@ from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""If the durable offset is unknown, the recovery writes this number of bytes at the log's end
-again.
-
-Another program may have written these bytes, and its sync may have failed. The limit exists because
-it would take too long to write terabytes again.
+"""Without a durable offset, this number of bytes at the log's end is written again, because the
+sync of another program may have failed. To write terabytes again would take too long.
 """
 
 
@@ -163,16 +160,13 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # For an empty log, write 0 as the times. Other times would mean that the log had
-                # messages, and readers would report missing files.
+                # Another time would mean that messages, and so log files, are missing.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # After a crash, a broker of 5.5 starts to dispatch at this offset, so it must be in the
-            # log.
+            # A broker of 5.5 starts to dispatch here after a crash, so it must be in the log.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # The old timer wheel can have an entry of a lost message. A broker would then deliver a
-            # new message that was written to the same physical offset.
+            # The old wheel could make a broker deliver a new message at the offset of a lost one.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -246,8 +240,7 @@ class _Work:
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
-        # An interrupted recovery may have already cut the queues, and saved these entries in a
-        # file.
+        # An interrupted recovery may have cut the queues already, and saved these entries.
         noted = load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
@@ -287,8 +280,7 @@ class _Work:
                 # An earlier step has moved the misnamed file. Another file may have its name now.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the whole folder, and not only its files: a broker does not start if the
-                # folder is empty.
+                # Move the folder too: a broker does not start if it is empty.
                 if path.is_dir():
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
@@ -307,8 +299,7 @@ class _Work:
                 self._save_entries(queue.key, queue.keep_until)
             for number, entry in queue.bridges.items():
                 self._write_entry(queue.key, number, entry)
-        # Make no index folder for a store without an index: the folder would mean that it has an
-        # index.
+        # An index folder would mean that the store has an index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)

@@ -64,11 +64,9 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """What Java finds at a position of its read buffer.
-
-    ``size`` is the size of the message in bytes, 0 for a blank, and -1 for other bytes. If
-    ``is_success``, a recovery continues after these bytes. ``end`` is the position to which Java's
-    buffer has moved.
+    """What Java finds at a position of its read buffer. ``size`` is that of the message, 0 for a
+    blank, and -1 for other bytes. If ``is_success``, a recovery continues after these bytes.
+    ``end`` is the position to which Java's buffer has moved.
     """
 
     size: int
@@ -232,11 +230,9 @@ _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 
 
 class JavaDispatch:
-    """Dispatches messages in the order of the log.
-
-    ``open_index`` is called before the first message is dispatched. ``messages`` and ``keys`` count
-    the dispatched messages and keys. ``store_timestamp`` and ``physical_offset`` are those of the
-    last dispatched message that has a queue entry.
+    """Dispatches messages in the order of the log. ``open_index`` is called before the first.
+    ``messages`` and ``keys`` are counts. ``store_timestamp`` and ``physical_offset`` are those of
+    the last dispatched message with a queue entry.
     """
 
     def __init__(
@@ -265,8 +261,7 @@ class JavaDispatch:
         """Dispatch the messages of a run (valid frames without a gap)."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # A queue can get its own messages and multi-dispatch copies of others. Its entries must
-            # be in the order of the log.
+            # The entries of own messages and of copies must be in the order of the log.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(
@@ -347,7 +342,7 @@ class JavaDispatch:
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
-            # QUIRK: RocketMQ ends with a NullPointerException if a message has no properties
+            # QUIRK: RocketMQ throws NullPointerException without properties
             # (checkMultiDispatchQueue).
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, and RocketMQ's "

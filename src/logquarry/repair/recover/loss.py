@@ -49,15 +49,11 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""If more entries than this are lost, they are not compared with each other, so a message with
-several entries counts several times.
-"""
+"""If more entries are lost, a message with several entries counts several times."""
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""Minimum number of entries that must point far after the log's end to prove a loss. A single one
-may be a damaged entry.
-"""
+"""So many entries far after the log's end prove a loss. A single one may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,8 +244,7 @@ class _Search:
         found = [replaced]
         for queue in queues:
             found += self._lost_of(queue, lowest)
-        # Put the frames of the index last. Of frames with the same offset, the first is kept, and
-        # only queue entries have the size of the message.
+        # Put the index last: the first of equal offsets is kept, and only queues have sizes.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -282,8 +277,7 @@ class _Search:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index when it deletes the whole log. So if the log is empty, the index
-        # proves no loss.
+        # RocketMQ keeps the index of a deleted log, so it proves no loss for an empty one.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)
@@ -296,8 +290,7 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery has cut the log at the durable offset. Entries of later messages
-            # are left from before, and show no loss.
+            # An earlier recovery cut the log there; entries of later messages show no loss.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -310,8 +303,7 @@ class _Search:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        # Valid frames after the new end of the log show that the messages before them were on the
-        # disk too.
+        # Valid frames after the new end show that earlier messages were on the disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         vouched = starts < self._end
@@ -363,8 +355,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If RocketMQ's retention deletes files and no put follows, the store does not
-                    # show the deletion.
+                    # A store does not show RocketMQ's retention if no put follows it.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )

@@ -185,8 +185,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # The settings leave it open whether to make multi-dispatch copies: make them only if
-        # messages in the log have some.
+        # If the settings leave it open, make multi-dispatch copies only if the log has some.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -245,9 +244,8 @@ def recovered_store(
     abort: AbortFile,
     accept_loss: int | None,
 ) -> StoreFound:
-    """Recover a store as RocketMQ does, and open the store.
-
-    If RocketMQ would not start on a store that was shut down cleanly, ``abort`` is removed again.
+    """Recover a store as RocketMQ does, and open the store. ``abort`` is removed again if RocketMQ
+    would not start on a store that was shut down cleanly.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -272,8 +270,7 @@ def recovered_store(
     disk.remove(root / store_files.DAMAGE)
     plan = result.plan
     if not is_clean:
-        # The next durable offset will cover the whole log, but the crashed writer may not have
-        # synced it.
+        # The next durable offset covers the whole log, which may not be synced.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
@@ -336,12 +333,11 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """Check that a part of the log has no damage, and that the queues have entries for its
-    messages.
+    """Check that a part of the log has no damage, and that the queues have its messages.
 
-    After a clean shutdown, Java dispatches only messages after the last message to which any queue
-    points. So if a queue lacks an entry of an earlier message, Java never adds it (test stores
-    `noabort-cq-behind`, `noabort-one-topic-gone`).
+    After a clean shutdown, Java dispatches only messages after the last one in any queue. So it
+    never adds an entry of an earlier message (test stores `noabort-cq-behind`,
+    `noabort-one-topic-gone`).
     """
     if start >= stop:
         return

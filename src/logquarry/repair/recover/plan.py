@@ -41,17 +41,13 @@ class StepKind(Enum):
     CUT = "cut"
     """Cut off the end of the log or of a queue."""
     ZERO = "zero"
-    """Overwrite the bytes after the end of the log or of a queue with zeros. They are copied to
-    quarantine first.
-    """
+    """Overwrite bytes after an end with zeros, after a copy to quarantine."""
     SET_ASIDE = "set_aside"
     """Move a file to quarantine."""
     EXTEND = "extend"
     """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Create a file in place of a lost log file. It consists of one blank, so that readers can skip
-    it.
-    """
+    """Create a file of one blank, which readers skip, in place of a lost log file."""
     BUILD_QUEUE = "build_queue"
     """Write the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
@@ -186,9 +182,7 @@ class QueueAction(Enum):
 
     KEEP = "keep"
     CUT = "cut"
-    """Cut off the entries at ``keep_until`` and after it, then append the entries of the log's
-    messages.
-    """
+    """Cut off the entries from ``keep_until`` on, then append those of the log's messages."""
     REBUILD = "rebuild"
     """Move all files of the queue to quarantine, and build the queue from the log."""
 
@@ -231,8 +225,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # The last file has no entry. But RocketMQ would treat the zeros at its start as an
-                # entry.
+                # RocketMQ would treat the zeros at its start as an entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
@@ -260,9 +253,8 @@ def kept_entries(
             yield offset, queue_entry.encode(entry)
 
 
-# The entry of a lost message exists only in its queue. So a recovery saves such entries in a file
-# before it cuts the queue. Without this file, if the recovery were interrupted after the cut, the
-# next recovery would have to write fillers in place of the entries.
+# The entry of a lost message exists only in its queue. So a recovery saves such entries before it
+# cuts the queue: if it is interrupted, the next recovery needs no fillers for them.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
     """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}

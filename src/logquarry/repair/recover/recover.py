@@ -106,8 +106,7 @@ def recover(
         raise unsupported
     disk = disk or Disk()
     if not is_lockable(root):
-        # StoreLock would create the missing lock file. A refused recovery must change nothing, so
-        # check first.
+        # A refused recovery must not create the lock file: check first.
         check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
@@ -144,14 +143,12 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # An earlier recovery has recorded the same end of the log. RocketMQ cuts only in
-            # memory, so the plan has the same steps again, although nothing is left to do.
+            # RocketMQ cuts only in memory, so the plan repeats steps that are done.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The store needs no recovery: a broker overwrites the bytes of earlier messages after
-            # the log's end, and logquarry's writer zeroes them.
+            # Brokers overwrite such bytes, and logquarry's writer zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = Steps(plan.steps)
     try:

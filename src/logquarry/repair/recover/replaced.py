@@ -67,8 +67,7 @@ class ReplacedFiles:
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A file was replaced. This is rare, so now check all entries, to count all its lost
-        # messages.
+        # Now check all entries, which is rarely necessary, to count all lost messages.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
@@ -177,11 +176,8 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames whose queue entries are damaged.
-
-    In a queue, the physical offsets of the entries ascend. So if an entry has a higher physical
-    offset than a later entry, it is damaged. ``after`` is the offset of the next entry after these,
-    None if there is none.
+    """Remove the frames of damaged entries: their physical offset is higher than that of a later
+    entry. ``after`` is the offset of the next entry after these, or None.
     """
     if not len(frames):
         return frames

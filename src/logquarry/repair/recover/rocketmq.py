@@ -85,8 +85,7 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """Return the plan for a store. The plan keeps all new queue entries in memory (20 bytes each).
 
     Raises:
-        StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
-            the path of a file.
+        StoreUnavailable: if a log file has a wrong name, or is a folder or a broken link.
         UsageError: if the sizes of the index files are not given, and cannot be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
@@ -104,8 +103,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # DURABLE and DAMAGE describe the log before the recovery. If the checkpoint stays the same,
-    # readers would still use them.
+    # These files describe the log before the recovery; readers would still use them.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -116,8 +114,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # For an empty log, write 0 as the times. Other times would mean that the log had
-            # messages, and readers would report missing files.
+            # Another time would mean that messages, and so log files, are missing.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -137,12 +134,11 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does. Reads the log once. The caller must hold the lock.
+    """Recover a store as RocketMQ does. The caller must hold the lock.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Queues and index may then be changed; the log is
-            unchanged.
+        StoreUnavailable: if the disk fails. Queues and index may then be changed, but not the log.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -179,8 +175,7 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 does not distinguish a store of 3.x from one of 4.x, so neither does this
-        # recovery.
+        # RocketMQ 4.9 treats a store of 3.x as one of 4.x, and so does this recovery.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
@@ -274,8 +269,7 @@ class _Recovery:
                 queue.destroy()
         start = max([0, log.min_offset, self._known])
         if self._rules.is_5:
-            # QUIRK: RocketMQ 5 dispatches nothing after its recovery, even if the queues lack
-            # messages.
+            # QUIRK: RocketMQ 5 then dispatches nothing, even if the queues lack messages.
             start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)

@@ -149,8 +149,7 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # If an earlier recovery recorded the log's end, and no writer has changed the store since,
-        # the audit must stop there.
+        # Stop at the end that an earlier recovery recorded, if the store has not changed since.
         ends = (layout.cut_end if torn is None else torn, self._end)
         stop = min((end for end in ends if end is not None), default=None)
         log = LogAudit(layout, bounds, stop=stop)
@@ -284,8 +283,7 @@ class _Planner:
                 self._steps.add(StepKind.SET_ASIDE, self._layout.right_path(file), reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        # A recovery copies the bytes to quarantine before it zeroes them. It cannot copy unreadable
-        # bytes.
+        # A recovery first copies the bytes to quarantine, so it must be able to read them.
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
@@ -301,8 +299,7 @@ class _Planner:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # For a batch queue, ``first`` is the number of an entry, and not a queue offset:
-                # use 0.
+                # ``first`` of a batch queue is the number of an entry: use 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
@@ -321,8 +318,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # Take the files from the layout: a Queue leaves out a file whose name is no multiple of
-            # the entry size, but such a file must be found here.
+            # A Queue leaves out files with impossible names; the layout has them.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
@@ -408,8 +404,8 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
-        # Move the last file first, and the file with the fault last. After an interruption, the
-        # fault is then still there. Otherwise, the next recovery would accept the files after it.
+        # Move the file with the fault last: after an interruption, the next recovery must still
+        # find the fault.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)

@@ -226,9 +226,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------------- wrong names of log files
-# The PHYSICALOFFSET fields in a log file show its right name, which a recovery gives it
-# (:mod:`logquarry.log.log_names`). If a file has a wrong name and no such frames, it is moved to
-# quarantine.
+# A recovery renames a log file to the name that its PHYSICALOFFSET fields show
+# (:mod:`logquarry.log.log_names`). A misnamed file without such frames moves to quarantine.
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
@@ -253,8 +252,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # RocketMQ's names of log files are multiples of the file size. If names have other remainders,
-    # the most frequent remainder is taken as right.
+    # Names are multiples of the file size, or have the most frequent remainder.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -357,9 +355,8 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
 
 
 # ------------------------------------------------------------------------------------------- syncs
-# The last writer may have ended without a successful sync. If its sync failed, the operating system
-# marks the pages as written, and another sync would not write them. So the recovery writes the
-# bytes at the log's end again (``rewrite``).
+# If the last sync of a writer failed, the system marks the pages as written, and another sync would
+# not write them. So the recovery writes the bytes at the log's end again (``rewrite``).
 _PARTS: Final = (
     store_files.CONSUME_QUEUE,
     store_files.BATCH_QUEUE,
@@ -393,8 +390,7 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # A user who may recover the store may list its folders. So a folder that this user may not list
-    # is not a folder of the store, for example lost+found of the file system.
+    # This user may list the store's folders, so this is none of them (for example lost+found).
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

@@ -164,8 +164,7 @@ class QueueNotes:
         breaks = self._breaks
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
-            # The first offset is harmed. If the topic had been created again, the second offset
-            # would be 0.
+            # The first offset is harmed: the second of a recreated topic would be 0.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -228,8 +227,7 @@ class LostSpan:
         kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
         offset: physical offset of the first byte.
-        messages: queue -> ranges of queue offsets, for the messages in this part that are known
-            from entries or frames.
+        messages: queue -> ranges of queue offsets of its messages, as far as known.
     """
 
     kind: str
@@ -328,21 +326,15 @@ def misnamed_messages(
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
     """Find messages that are missing in their queue, because damage has changed topic or queue id
-    in their frame to another queue.
+    in their frame to another queue. Salvage saves such a message in the wrong queue.
 
-    Salvage saves such a message in the wrong queue, which the frame names. The frame counts as
-    damaged if all of this is true:
+    The frame counts as damaged if all of this is true. So neither swapped queue files nor entries
+    of truncated messages are reported:
 
     - A queue that the frame does not name has an entry that points to the frame, with the frame's
       size and queue offset.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no entry for the message.
-
-    With these conditions, neither swapped queue files nor entries of truncated messages are
-    reported.
-
-    Args:
-        is_saved: takes physical offsets of frames, and returns a mask: whether each frame is saved.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -424,9 +416,8 @@ def ranges_of(offsets: Int64) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------- store times
-# When RocketMQ searches a queue by time, it assumes that store times never decrease. This can be
-# wrong: no CRC covers STORETIMESTAMP, so damage can change it, and a broker's clock can be set
-# back.
+# RocketMQ searches a queue by time as if store times never decreased. But no CRC covers them, and a
+# clock can be set back.
 class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.

@@ -165,8 +165,7 @@ class _Planner:
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # _at is the physical offset of the next frame in the new log. _base is that of the old log
-        # file that is being read.
+        # Next physical offset in the new log, and start of the old log file that is read.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
@@ -201,8 +200,7 @@ class _Planner:
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # Only the checkpoint shows a loss. It has no physical offset, so the size of the loss
-            # is unknown.
+            # Only the checkpoint shows the loss, so its size is unknown.
             plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
@@ -239,8 +237,7 @@ class _Planner:
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues and durable offset, nothing shows the log's end, even after a clean
-        # shutdown.
+        # Without queues and durable offset, even a clean shutdown shows no log's end.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 
@@ -291,8 +288,7 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # The head of each DLedger entry is left out, so each frame moves further than the one
-            # before.
+            # Without the heads, each frame moves further than the one before.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -335,8 +331,7 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message may have this queue offset: use the first free one at the
-                        # queue's end.
+                        # This offset may be in use: take the first free one.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -386,9 +381,9 @@ class _Planner:
     def _shift(self) -> int:
         """Return the number of bytes by which all physical offsets of the new log are raised.
 
-        QUIRK: a filler has physical offset 0. If the log's first file begins at 0, RocketMQ's
-        getMessage treats that file as deleted, and skips the entries of the file's messages. So if
-        a consume queue has fillers, and the log begins at 0, the new log begins one file later.
+        QUIRK: a filler has physical offset 0. If the log begins at 0, RocketMQ's getMessage treats
+        the log's first file as deleted, and skips its messages. So with fillers, the log begins one
+        file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

@@ -50,9 +50,7 @@ from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
-"""Folder below ``.logquarry/`` of the new store, with the unchanged originals of the files that
-salvage has changed.
-"""
+"""Folder below ``.logquarry/`` with the unchanged originals of changed files."""
 
 _LOST: Final = {
     names.ROCKSDB_QUEUES: "the queues become files of {} bytes, which each broker accepts only if "
@@ -122,8 +120,7 @@ class Salvaged:
     def to_json(self) -> dict[str, Any]:
         """Return the document of ``salvage --json`` or ``convert --json`` (docs/json.md)."""
         plan, stale = self.plan, self.plan.stale
-        # In a DLedger log, each message moves by another distance, so the list would have an item
-        # for each message: leave it out.
+        # In a DLedger log, each message moves by another distance: omit the list.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -287,8 +284,7 @@ def _other_files(
         carried.append(KV_STORE)
     if found.get(names.COMPACTION) is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # Do not copy the RocksDB with tables that salvage writes as JSON files: a broker would read its
-    # tables instead of these files.
+    # A broker would read a RocksDB rather than the JSON files that salvage writes.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -389,10 +385,8 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Return the consumer offsets that are after the end of their queue in the new store.
-
-    If an offset stayed after the end, a broker would deliver all messages of the queue again, or
-    skip new messages.
+    """Return the consumer offsets after the end of their queue in the new store. A broker would
+    deliver all messages of such a queue again, or skip new messages.
     """
     had = {queue.key: queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -410,7 +404,6 @@ def convert(
     layout: StoreLayout,
     into: Path | None = None,
     *,
-    disk: Disk | None = None,
     bars: Bars | None = None,
 ) -> Salvaged:
     """Make a store with its log in ``commitlog/`` from one with a DLedger log, or with a log in
@@ -433,7 +426,7 @@ def convert(
         )
     require_log(layout)
     uncommitted = _uncommitted(layout)
-    found = salvage_store(layout, into, disk=disk, bars=bars)
+    found = salvage_store(layout, into, bars=bars)
     found.uncommitted = uncommitted
     return found
 

@@ -88,8 +88,7 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program has put the file there since the check, while the salvage read the old
-            # store.
+            # Another program has put it there since the check.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -126,14 +125,13 @@ class SalvageTarget:
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
-        """Change the fillers at the ends of queue files, so that RocketMQ's clean-up does not
-        delete these files.
+        """Change the fillers at the ends of queue files, so that RocketMQ's clean-up keeps the
+        files.
 
-        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start,
-        and a filler has physical offset 0. So a filler at a file's end gets a physical offset in
-        the log: the start of the log file that has the queue's next message. A reader that jumps
-        from such a filler to the next file misses no message, because no entry follows the filler
-        in its file.
+        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start, as
+        the 0 of a filler does. So such a filler gets the start of the log file that has the queue's
+        next message. A reader that jumps to the next file misses nothing: no entry follows the
+        filler.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -172,8 +170,7 @@ class SalvageTarget:
 
 
 # -------------------------------------------------------------------------- interrupted salvages
-# When the store is complete, the salvage moves the files out of the folder ``.salvage``: first the
-# folder with the report, last the log.
+# A salvage moves the files out of ``.salvage``: first the report's folder, last the log.
 def why_not_empty(into: Path) -> str | None:
     """Explain why a folder cannot take a new store, and what to do; None if it is empty or missing.
 
@@ -264,8 +261,7 @@ def undo_or_finish(into: Path) -> bool:
         if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
             _remove_unfinished(into)
             return False
-        # The log is moved last. So the new store is complete, and a broker may already use it: keep
-        # it.
+        # The log came last: the store is complete, and a broker may use it.
         work.rmdir()
     return True
 
@@ -392,8 +388,7 @@ class LogWriter:
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
-        # In a frame, the hosts are followed by RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN
-        # and the body.
+        # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
@@ -448,10 +443,8 @@ def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
-    """Compute the property CRC of each changed frame again, and write it into the frame.
-
-    A CRC that was wrong before stays wrong. A right CRC would hide the damage from verify and
-    brokers.
+    """Write the new property CRC of each changed frame. A CRC that was wrong before stays wrong: a
+    right one would hide the damage from verify and brokers.
     """
     carriers = property_crc.carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
