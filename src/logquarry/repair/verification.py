@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
+from functools import partial
 from typing import Any, Final
 
 from logquarry import arguments
@@ -147,6 +148,7 @@ class _Verification:
         self.damage: list[DamagedSpan] = []
         self.expired: list[ExpiredSpan] = []
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
+        self.facts = partial(FrameFacts, layout.config)
         self.last_keyed: int | None = None
         self.last_time = 0
         self.last_sound = 0
@@ -284,10 +286,7 @@ class _Verification:
         if self.sound is not None:
             yield from self.sound.runs
         else:
-            yield from runs_ahead(self.layout, self.stretch_bytes, self._facts)
-
-    def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config)
+            yield from runs_ahead(self.layout, self.stretch_bytes, self.facts)
 
     def _accept(self, run: _Facts | SoundRun) -> bool:
         if isinstance(run, AuditedRun):
@@ -314,7 +313,7 @@ class _Verification:
 
     def _run(self, run: Run | _Facts | SoundRun) -> None:
         if isinstance(run, Run):
-            run = audited(self.follower, run, self._facts())
+            run = audited(self.follower, run, self.facts())
         self.messages += run.count
         self.bytes += run.end - run.start
         facts: SoundRun | FrameFacts

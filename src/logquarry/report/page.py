@@ -161,10 +161,11 @@ def _table(table: Table) -> Iterable[str]:
 
 
 def _cell_kind(table: Table, column: int, cell: str) -> str:
-    kind = "number" if column in table.numbers else "word" if column in table.words else ""
-    return (
-        f' class="{kind}{" damage" if kind == "word" and cell == "damage" else ""}"' if kind else ""
-    )
+    if column in table.numbers:
+        return ' class="number"'
+    if column in table.words:
+        return f' class="word{" damage" if cell == "damage" else ""}"'
+    return ""
 
 
 def _scripts(figures: Sequence[Figure]) -> Iterable[str]:

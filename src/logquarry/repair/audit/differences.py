@@ -290,8 +290,8 @@ def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
 
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether an entry without a message may stay in a queue: a filler, or one of a lost message.
-    Without it, the later entries would move to other queue offsets.
+    """Whether an entry without a message may stay in a queue: a filler, or that of a lost message.
+    Without such an entry, the later entries would move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 

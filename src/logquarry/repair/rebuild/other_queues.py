@@ -157,13 +157,7 @@ class RocksFiles(QueueFiles):
     package ``rocksdict`` is missing.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: Path,
-        file_size: int,
-        old: OldQueues | None = None,
-    ) -> None:
+    def __init__(self, disk: Disk, folder: Path, file_size: int, old: OldQueues) -> None:
         super().__init__(disk, folder, file_size, old)
         try:
             import rocksdict

@@ -197,8 +197,7 @@ def write_index_file(
                 writer = IndexFileWriter(file, shape, before, counts_keys=is_3_1)
                 at = 1
             writer.put(hashes[at:], offsets[at:], times[at:])
-        if writer is None:
-            raise RuntimeError(f"{path}: no file of the index comes before it")
+        assert writer is not None
         writer.flush()
     finally:
         file.close()
