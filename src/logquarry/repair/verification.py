@@ -49,7 +49,7 @@ from logquarry.repair.audit.runs import (
 )
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.findings import VerifyReport
-from logquarry.repair.recover.loss import replaced_files, replaced_frames
+from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -225,7 +225,7 @@ class _Verification:
         """Report log files that have other messages than the queues point to."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
-        frames = replaced_frames(self.layout, end=end, damage=self.damage)
+        frames = LossSearch(self.layout, end=end, damage=self.damage).replaced_frames()
         self.replaced = LostMessages(int(frames[:, 2].sum()), int(frames[:, 1].sum()))
         for path, places, reason in replaced_files(self.layout, frames):
             self.report.add(MISSING_FILE, path, int(places[0]), reason)

@@ -180,7 +180,7 @@ def _body_sizes(found: Survey) -> Figure:
     import altair as alt
 
     used = found.body_sizes.nonzero()[0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     # Add an empty bin at each end. Without it, a single bar would be as wide as the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
@@ -192,7 +192,7 @@ def _body_sizes(found: Survey) -> Figure:
                 "text": share(count / found.total) if count else "",
             }
         )
-    common = max(rows, key=lambda row: int(str(row["messages"])))
+    common = max(rows, key=lambda row: row["messages"])
     base = chart_of(rows).encode(
         x=alt.X(
             "size:N",
@@ -207,7 +207,7 @@ def _body_sizes(found: Survey) -> Figure:
     labels = base.mark_text(dy=-6, color="#333").encode(text="text:N")
     what = "are empty" if common["size"] == "empty" else f"have {common['size']} bytes"
     return Figure(
-        f"{share(int(str(common['messages'])) / found.total)} of bodies {what}",
+        f"{share(common['messages'] / found.total)} of bodies {what}",
         "Sizes of bodies as stored. A compressed body counts with its compressed size.",
         finished((drawn + labels).properties(height=220)),
     )

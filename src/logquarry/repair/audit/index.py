@@ -266,7 +266,7 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """Return the parts of the log before index files; none if a header is invalid."""
+    """Return the parts of the log before and between index files; none if a header is invalid."""
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]

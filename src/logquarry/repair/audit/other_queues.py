@@ -104,7 +104,7 @@ class StoreQueuesAudit:
                 self._drop(audit, error)
 
     def is_next(self, queues: Mapping[QueueKey, tuple[int, int]]) -> bool:
-        """Whether a Spark task has compared these queues; tasks read no RocksDB."""
+        """Whether a Spark task's result suffices for these queues; tasks read no RocksDB."""
         return not self._databases and self._files.is_next(queues)
 
     def add_sound(self, queues: Mapping[QueueKey, tuple[int, int]]) -> None:

@@ -75,7 +75,7 @@ from logquarry.repair.rebuild.other_queues import (
 )
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
+from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.store_folders import (
     check_file_size,
     check_log,
@@ -162,8 +162,8 @@ def rebuild(
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         # Check for missing log files before the log is read, which can take hours.
         end = layout.commit_log.end
-        lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
-        require_consent(layout.root, lost, None)
+        search = LossSearch(layout, end=end, damage=tuple(missing_files(layout, end)))
+        require_consent(layout.root, search.loss(), None)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(
@@ -326,10 +326,10 @@ class _Rebuild:
         queues = built.queues
         if self.target == self.root and queues is not None:
             # Only the old queues show which messages are lost: check before they go.
-            lost = find_loss(
+            search = LossSearch(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
-            require_consent(layout.root, lost, None)
+            require_consent(layout.root, search.loss(), None)
             require_dispatched(layout, log.end)
         made: list[QueueReport] | None = None
         left_out: list[LeftOut] = []

@@ -113,41 +113,6 @@ def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> No
         raise LossRefused(f"{root}: {reason}", loss=loss)
 
 
-def find_loss(
-    layout: StoreLayout,
-    *,
-    end: int,
-    damage: Sequence[DamagedSpan] = (),
-    last_timestamp: int | None = None,
-    dropped: Mapping[QueueKey, int] | None = None,
-) -> Loss | None:
-    """Return the messages that the store had and that the recovered log will lack; None if there
-    are none.
-
-    Args:
-        layout: the store's files before the recovery. Log files with a wrong name must be left out.
-        end: physical offset at which the log will end.
-        last_timestamp: store time of the last message before ``end``, None if unknown.
-        dropped: for each queue that differs from the log, the queue offset of the first entry that
-            the recovery will drop. If it is None, a few entries of each queue are probed.
-    """
-    return _Search(layout, end, damage, last_timestamp, dropped).loss()
-
-
-def vouched_end(
-    layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
-) -> int:
-    """Return the physical offset up to which the store certainly had messages."""
-    return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
-
-
-def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
-    """Return the lost frames of log files that were replaced, for example by files of another
-    store. Log files with a wrong name must be left out of ``layout``.
-    """
-    return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
-
-
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
     """For each replaced log file, yield its path, the lost frames' offsets, and the reason."""
     bases = frames[:, 0] // layout.commit_log.file_size
@@ -159,14 +124,25 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, F
         yield layout.log_file(int(places[0])), places, f"{words}: put the right file back"
 
 
-class _Search:
+class LossSearch:
+    """Finds the messages that the store had and that the recovered log will lack.
+
+    Args:
+        layout: the store's files before the recovery. Log files with a wrong name must be left out.
+        end: physical offset at which the log will end.
+        last_timestamp: store time of the last message before ``end``, None if unknown.
+        dropped: for each queue that differs from the log, the queue offset of the first entry that
+            the recovery will drop. If it is None, a few entries of each queue are probed.
+    """
+
     def __init__(
         self,
         layout: StoreLayout,
+        *,
         end: int,
-        damage: Sequence[DamagedSpan],
-        last_timestamp: int | None,
-        dropped: Mapping[QueueKey, int] | None,
+        damage: Sequence[DamagedSpan] = (),
+        last_timestamp: int | None = None,
+        dropped: Mapping[QueueKey, int] | None = None,
     ) -> None:
         self._layout = layout
         self._dropped = dropped
@@ -189,6 +165,7 @@ class _Search:
         self._flushed = checkpoint_times(layout).physic_timestamp
 
     def loss(self) -> Loss | None:
+        """Return the lost messages, None if there are none."""
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
         durable = self._durable or 0
@@ -215,14 +192,16 @@ class _Search:
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
-    def replaced(self, queues: Sequence[Queue]) -> Frames:
+    def replaced_frames(self, queues: Sequence[Queue] | None = None) -> Frames:
         """Return the lost frames of replaced log files, in the order of the log."""
+        queues = all_queues(self._layout) if queues is None else queues
         files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
         return frames[first]
 
     def vouched_end(self) -> int:
+        """Return the physical offset up to which the store certainly had messages."""
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
         known = vouched[self._is_missing(vouched) | (vouched[:, 0] < self._log.end)]
@@ -239,7 +218,7 @@ class _Search:
     def _lost(self) -> Frames:
         lowest = min([self._end, *(span.offset for span in self._damage)])
         queues = all_queues(self._layout)
-        replaced = self.replaced(queues)
+        replaced = self.replaced_frames(queues)
         self._replaced_places = replaced[:, 0]
         found = [replaced]
         for queue in queues:

@@ -94,7 +94,7 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether the writer leaves bytes after the ends, as RocketMQ does, or zeroes them."""
+        """Whether the writer leaves the bytes after the ends as they are, as RocketMQ does."""
         return self.recovered is not None
 
 

@@ -41,7 +41,7 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
     refuse_unreadable,
 )
-from logquarry.repair.recover.loss import find_loss, missing_files
+from logquarry.repair.recover.loss import LossSearch, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.store_folders import (
     check_entries,
@@ -202,6 +202,9 @@ class _Recovery:
         queues = self._dispatch.queues
         end = self._log.max_offset
         gaps = tuple(missing_files(self._layout, end))
+        # If the steps were carried out, the queues have changed and no longer show a loss.
+        shows_loss = refused is None and self._disk is None
+        search = LossSearch(self._layout, end=end, damage=gaps) if shows_loss else None
         return RocketmqPlan(
             root=str(self.root),
             mode="rocketmq",
@@ -212,8 +215,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # If the steps were carried out, the queues have changed and no longer show a loss.
-            loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
+            loss=None if search is None else search.loss(),
             config=self.config,
             rules=self._rules,
             queue_ends={

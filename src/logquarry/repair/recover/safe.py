@@ -48,7 +48,7 @@ from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
 from logquarry.repair.rebuild.other_queues import why_not_built
-from logquarry.repair.recover.loss import find_loss
+from logquarry.repair.recover.loss import LossSearch
 from logquarry.repair.recover.plan import (
     IndexPlan,
     QueueAction,
@@ -196,13 +196,13 @@ class _Planner:
             dispatch_from=min(starts, default=log.end),
             damage=tuple(log.damage),
             steps=tuple(self._steps),
-            loss=find_loss(
+            loss=LossSearch(
                 layout,
                 end=log.end,
                 damage=log.damage,
                 last_timestamp=log.last_timestamp,
                 dropped=self._dropped(audited),
-            ),
+            ).loss(),
             config=config,
             queues=queues,
             index=index,

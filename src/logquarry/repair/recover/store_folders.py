@@ -162,15 +162,11 @@ def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
     found = _found(path)
-    if found is None:
-        return None
-    if is_folder:
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refused(path, "is not a folder")
-    elif not stat.S_ISREG(found.st_mode):
-        raise _refused(
-            path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
-        )
+    is_right = stat.S_ISDIR if is_folder else stat.S_ISREG
+    if found is not None and not is_right(found.st_mode):
+        is_one = "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
+        what = "is not a folder" if is_folder else is_one
+        raise WrongEntry(path, f"it {what}: move it out of the store")
     return found
 
 
@@ -185,10 +181,6 @@ def _found(path: Path) -> os.stat_result | None:
             f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
         )
         raise WrongEntry(path, reason) from error
-
-
-def _refused(path: Path, what: str) -> WrongEntry:
-    return WrongEntry(path, f"it {what}: move it out of the store")
 
 
 def _check_once(

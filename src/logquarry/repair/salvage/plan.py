@@ -30,7 +30,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
-from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
+from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
@@ -190,13 +190,14 @@ class _Planner:
         plan.looked_at += log.words
         if self._log.files:
             self._stale(log.end)
-            vouched = vouched_end(
+            search = LossSearch(
                 self._layout,
                 end=log.end,
                 damage=log.damage,
                 last_timestamp=log.last_timestamp or None,
+                dropped={},
             )
-            self._known_end = max(self._known_end, vouched)
+            self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
@@ -216,7 +217,7 @@ class _Planner:
         return plan
 
     def _replaced(self, log: LogAudit) -> None:
-        frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
+        frames = LossSearch(self._layout, end=log.end, damage=log.damage).replaced_frames()
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
             messages = losses.queued_at(self._layout, places)

@@ -179,6 +179,6 @@ def test_lagging_queues_and_a_torn_tail_lose_nothing_within_the_log(
 
 def test_a_sound_store_has_no_message_without_a_frame(store: Path) -> None:
     layout = StoreLayout.open(store)
-    from logquarry.repair.recover.loss import find_loss
+    from logquarry.repair.recover.loss import LossSearch
 
-    assert find_loss(layout, end=layout.commit_log.end) is None
+    assert LossSearch(layout, end=layout.commit_log.end).loss() is None
