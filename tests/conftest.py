@@ -106,7 +106,7 @@ IN_MEMORY = (
     "tests/unit/log/test_log_names.py",
     "tests/unit/read",
     "tests/unit/repair/audit",
-    "tests/unit/repair/diff",
+    "tests/unit/repair/test_store_diff.py",
     "tests/unit/repair/rebuild/test_harmed_offsets.py",
     "tests/unit/repair/rebuild/test_rebuild.py",
     "tests/unit/repair/recover/test_damage.py",

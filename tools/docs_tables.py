@@ -20,7 +20,7 @@ from logquarry.format import (
 from logquarry.format.fields import Layout
 from logquarry.log import schema
 from logquarry.protocol import remoting_codes
-from logquarry.repair.verify import findings
+from logquarry.repair import findings
 from tools import compatibility
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 
 SOURCE = Path(lq.__file__).resolve().parent
 _CONFIG = lq.StoreConfig(

@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from logquarry.message import Message
     from logquarry.read.features import StoreFeatures
     from logquarry.read.get_message import GetMessageStatus, GetResult
-    from logquarry.repair.calls import diff, salvage, verify
-    from logquarry.repair.diff.store_diff import StoreDiff
+    from logquarry.repair.findings import Finding, VerifyReport
     from logquarry.repair.rebuild.build import RebuildReport
     from logquarry.repair.rebuild.rebuild import rebuild
     from logquarry.repair.recover.plan import RecoveryPlan
     from logquarry.repair.recover.recover import recover
-    from logquarry.repair.salvage.salvage import Salvaged
-    from logquarry.repair.verify.findings import Finding, VerifyReport
+    from logquarry.repair.salvage.salvage import Salvaged, salvage
+    from logquarry.repair.store_diff import StoreDiff, diff
+    from logquarry.repair.verification import verify
     from logquarry.store.consumer.consumer import Consumer
     from logquarry.store.consumer.offsets import OffsetEstimate
     from logquarry.store.message_store import MessageStore, StoreReader, StoreWriter
@@ -125,7 +125,7 @@ _HOMES = {
     "CheckReport": "logquarry.store.transaction.checks",
     "Consumer": "logquarry.store.consumer.consumer",
     "DamageLog": "logquarry.log.batches",
-    "Finding": "logquarry.repair.verify.findings",
+    "Finding": "logquarry.repair.findings",
     "GetMessageStatus": "logquarry.read.get_message",
     "GetResult": "logquarry.read.get_message",
     "Message": "logquarry.message",
@@ -145,7 +145,7 @@ _HOMES = {
     "RetentionRules": "logquarry.store.retention.rules",
     "Salvaged": "logquarry.repair.salvage.salvage",
     "StoreConfig": "logquarry.config",
-    "StoreDiff": "logquarry.repair.diff.store_diff",
+    "StoreDiff": "logquarry.repair.store_diff",
     "StoreFeatures": "logquarry.read.features",
     "StoreReader": "logquarry.store.message_store",
     "StoreState": "logquarry.store.state",
@@ -155,13 +155,13 @@ _HOMES = {
     "Transaction": "logquarry.store.transaction.transaction",
     "TransactionEnd": "logquarry.dialect31.prepared",
     "TransactionState": "logquarry.store.transaction.transaction",
-    "VerifyReport": "logquarry.repair.verify.findings",
-    "diff": "logquarry.repair.calls",
+    "VerifyReport": "logquarry.repair.findings",
+    "diff": "logquarry.repair.store_diff",
     "rebuild": "logquarry.repair.rebuild.rebuild",
     "recover": "logquarry.repair.recover.recover",
     "retain": "logquarry.store.retention.retain",
-    "salvage": "logquarry.repair.calls",
-    "verify": "logquarry.repair.calls",
+    "salvage": "logquarry.repair.salvage.salvage",
+    "verify": "logquarry.repair.verification",
 }
 
 

@@ -19,8 +19,8 @@ from logquarry.repair.rebuild.build import BuildJob, Built
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import StepKind
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import (
     BATCH_STORES,
     BATCH_TOPIC,
@@ -232,7 +232,7 @@ def test_a_harmed_queue_offset_of_a_batch_costs_no_message(
     found = lq.verify(root).findings
     assert [(one.kind, one.offset) for one in found] == [("harmed_queue_offset", place)]
     assert not lq.recover(root).is_needed
-    salvage(StoreLayout.open(root), tmp_path / "salvaged")
+    salvage_store(StoreLayout.open(root), tmp_path / "salvaged")
     assert not lq.verify(tmp_path / "salvaged").findings
     with lq.MessageStore.open(tmp_path / "salvaged") as store:
         bounds = store.queue_offsets(BATCH_TOPIC, 0)
@@ -271,7 +271,7 @@ def test_simple_queues_of_a_batch_topic_are_moved_away(copied: Copied) -> None:
 def test_salvage_makes_batch_queues(damaged: tuple[Path, Row], tmp_path: Path) -> None:
     root, lost = damaged
     (root / "config" / "topics.json").unlink()
-    salvage(StoreLayout.open(root), tmp_path / "new")
+    salvage_store(StoreLayout.open(root), tmp_path / "new")
     _check_gap(tmp_path / "new", lost)
     topics = broker_json.decode((tmp_path / "new" / "config" / "topics.json").read_bytes())
     assert topics["topicConfigTable"][BATCH_TOPIC]["attributes"] == {"queue.type": "BatchCQ"}

@@ -12,7 +12,7 @@ import logquarry as lq
 from logquarry.log.batches import MessageFilter
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.spark.options import ReadOptions
 from logquarry.spark.tasks import plan_tasks, read_batches
 from logquarry.store.retention.rules import RetentionRules

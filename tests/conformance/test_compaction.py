@@ -12,8 +12,8 @@ import pytest
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import COMPACTED_LOG
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import broker_queues
 from tests.helpers.command import run
 from tests.helpers.golden_data import copy_store
@@ -106,7 +106,7 @@ def test_verify_reads_the_compacted_log(root: Path) -> None:
 
 
 def test_salvage_keeps_the_compacted_log(root: Path, tmp_path: Path) -> None:
-    salvage(StoreLayout.open(root), tmp_path / "new")
+    salvage_store(StoreLayout.open(root), tmp_path / "new")
     with lq.MessageStore.open(root) as old, lq.MessageStore.open(tmp_path / "new") as new:
         assert got(new) == got(old)
 

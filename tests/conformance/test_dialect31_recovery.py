@@ -16,7 +16,7 @@ from logquarry.format import state_table
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.test_dialect31 import dialect31

@@ -10,8 +10,8 @@ import pytest
 
 from logquarry.format.batch import ENTRY, ENTRY_SIZE
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.diff.diff import compare_stores
-from logquarry.repair.diff.store_diff import QueueDiff, StoreDiff
+from logquarry.repair.queue_diff import QueueDiff
+from logquarry.repair.store_diff import StoreDiff, compare_stores
 from tests.conformance.rocketmq5 import Copied, state_of
 from tests.conformance.rocksdb import change
 from tests.helpers.command import run

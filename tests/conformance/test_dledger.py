@@ -16,8 +16,8 @@ from logquarry.format.arrays import POSITION
 from logquarry.format.frame import Frame
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import LogReader, Run
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
 from tests.helpers.command import run
 from tests.helpers.files import flip, overwrite
@@ -67,7 +67,7 @@ def test_damage_in_a_dledger_log(copied: Copied, rocketmq5: Path) -> None:
     report = verify_store(StoreLayout.open(root))
     assert {finding.offset for finding in report.findings} >= {harmed[0] - 48}
     new = root.parent / "new"
-    salvaged = salvage(StoreLayout.open(root), new)
+    salvaged = salvage_store(StoreLayout.open(root), new)
     assert salvaged.plan.messages == len(expected) - 1
 
 

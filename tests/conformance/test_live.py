@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.oracle import Master, free_port, master, require_oracle
 
 MESSAGES = 400

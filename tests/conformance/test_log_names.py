@@ -9,8 +9,8 @@ import pytest
 import logquarry as lq
 from logquarry.errors import MisnamedFile
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_store_java import dumped
@@ -57,7 +57,7 @@ def check(original: Path, root: Path, config: lq.StoreConfig | None, way: str) -
     assert report.counts["messages"] == sound.counts["messages"]
     with pytest.raises(MisnamedFile), lq.MessageStore.open(root, config=config) as store:
         list(store.scan(on_damage="skip"))
-    assert salvage(StoreLayout.open(root, config)).plan.messages == sound.counts["messages"]
+    assert salvage_store(StoreLayout.open(root, config)).plan.messages == sound.counts["messages"]
     plan = lq.recover(root, config=config, apply=True)
     assert [step.kind.value for step in plan.steps].count("rename") == count
     kept = {name: data for name, data in log_of(original).items() if any(data)}

@@ -17,8 +17,8 @@ from logquarry.log.store_files import CONSUME_QUEUE
 from logquarry.read.queue import ConsumeQueue
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.golden_facts import SOUND, Scenario
 from tests.conformance.rocketmq5 import QUEUES, RECOVER, REFUSED, WRITE
 from tests.helpers.command import run
@@ -153,7 +153,7 @@ def test_lost_queues_of_multi_dispatch_are_made_again(root: Path, way: str, part
         rebuild(root, apply=True)
     else:
         at = root.parent / "saved"
-        salvage(StoreLayout.open(root), at)
+        salvage_store(StoreLayout.open(root), at)
     assert queues(at) == before
     assert damage(at) == []
 

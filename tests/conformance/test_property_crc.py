@@ -16,8 +16,8 @@ from logquarry.format import property_crc
 from logquarry.ingest.load import plan_load
 from logquarry.ingest.staging import LoadPlan
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import Copied
 from tests.helpers.files import flip, zero
 from tests.helpers.golden_data import copy_store
@@ -129,7 +129,7 @@ def test_property_crcs_of_frames_that_moved_are_renewed(copied: Copied, tmp_path
     with lq.MessageStore.open(root) as store:
         second = list(store.scan())[1].physical_offset
     zero(root / "commitlog" / ("0" * 20), 0, second)
-    salvage(StoreLayout.open(root), into)
+    salvage_store(StoreLayout.open(root), into)
     assert set(are_sound(into)) == {True}
 
 
@@ -146,7 +146,7 @@ def test_a_rotten_property_crc_is_found_and_stays_visible(copied: Copied, tmp_pa
     assert found == {rotten.physical_offset: "damage"}
     # All frames move. The new store's verify still finds the frame.
     zero(log, 0, first.physical_offset + first.size)
-    plan = salvage(StoreLayout.open(root), into).plan
+    plan = salvage_store(StoreLayout.open(root), into).plan
     assert plan.wrong_crcs == [rotten.physical_offset]
     assert are_sound(into).count(False) == 1
     assert verify_store(StoreLayout.open(into)).by_kind["bad_property_crc"] == 1

@@ -14,7 +14,7 @@ from logquarry.errors import StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.open_check import find_store
 from logquarry.repair.recover.plan import RecoveryMode
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.overview import overview
 from tests.conformance.golden_facts import (
     ANY_LOSS,

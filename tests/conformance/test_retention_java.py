@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario

@@ -17,7 +17,7 @@ from logquarry.read.features import find_features
 from logquarry.read.timers import timers_of
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import (
     FEATURES,
     REFUSED,

@@ -17,7 +17,7 @@ from logquarry.read.batch_queue import unreadable_queues
 from logquarry.read.log_queues import LogQueue
 from logquarry.read.rocksdb_queue import RocksQueue, open_queues
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.retention.rules import RetentionRules
 from tests.conformance.rocketmq5 import Copied, broker_entries, broker_queues, state_of
 from tests.conformance.rocksdb import CONFIGS, NEEDS_EXTRA, QUEUES, entries_in, entries_of

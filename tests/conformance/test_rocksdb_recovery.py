@@ -17,7 +17,7 @@ from logquarry.read.rocksdb_queue import open_queues, rocksdb_folders
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import LOCK, Copied, broker_entries, broker_queues, state_of
 from tests.conformance.rocksdb import (
     NEEDS_EXTRA,

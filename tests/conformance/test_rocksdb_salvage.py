@@ -14,7 +14,7 @@ from logquarry.format import queue_entry
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from tests.conformance.rocketmq5 import Copied, state_of
 from tests.conformance.rocksdb import CONFIGS, entries_of
 from tests.helpers.command import run
@@ -26,7 +26,7 @@ def test_salvage_keeps_topics_and_offsets(
 ) -> None:
     source, root = rocksdb[name] / "store", tmp_path / "new"
     before = state_of(source)
-    left = {one.feature for one in salvage(StoreLayout.open(source), root).left_behind}
+    left = {one.feature for one in salvage_store(StoreLayout.open(source), root).left_behind}
     assert left <= {"rocksdb_queues", "timers"}
     assert state_of(source) == before
     with lq.MessageStore.open(source) as old, lq.MessageStore.open(root) as new:
@@ -45,7 +45,7 @@ def test_salvage_keeps_topics_and_offsets(
 
 @pytest.mark.usefixtures("no_package")
 def test_salvage_without_the_package(rocksdb: dict[str, Path], tmp_path: Path) -> None:
-    found = salvage(StoreLayout.open(rocksdb["5.4.0-rocksdb"] / "store"), tmp_path / "new")
+    found = salvage_store(StoreLayout.open(rocksdb["5.4.0-rocksdb"] / "store"), tmp_path / "new")
     reasons = {one.feature: one.reason for one in found.left_behind}
     assert "install logquarry[rocksdb]" in reasons["rocksdb_config"]
     assert (tmp_path / "new" / "config" / "topics" / "CURRENT").exists()
@@ -75,7 +75,7 @@ def test_lost_last_files_of_the_log_are_named(
     shutil.rmtree(root / "config" / "consumerOffsets")
     offsets = {"offsetTable": {"Orders@late": {"0": ends["Orders", 0]}}}
     (root / "config" / "consumerOffset.json").write_text(json.dumps(offsets))
-    found = salvage(StoreLayout.open(root), tmp_path / "new")
+    found = salvage_store(StoreLayout.open(root), tmp_path / "new")
     lost = sum(
         stop - start for s in found.plan.lost for a in s.messages.values() for start, stop in a
     )

@@ -10,8 +10,8 @@ import logquarry as lq
 from logquarry.format import queue_entry as table
 from logquarry.log.layout import StoreLayout
 from logquarry.read.rocksdb_queue import QueueDb
-from logquarry.repair.audit.rocksdb_queues import wrong_end
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.audit.other_queues import wrong_end
+from logquarry.repair.verification import verify_store
 from tests.conformance.rocketmq5 import Copied, broker_entries, broker_queues, state_of
 from tests.conformance.rocksdb import QUEUES, change, changed, entries_in
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.golden_facts import ANY_LOSS, WITH_LOG, Scenario
 from tests.helpers.files import bytes_of
 

@@ -8,7 +8,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from tests.conformance.golden_facts import Scenario
 from tests.conformance.oracle import require_oracle
 from tests.conformance.test_import_java import SAME
@@ -29,7 +29,7 @@ def test_the_real_store_reads_what_was_salvaged(
 ) -> None:
     require_oracle()
     before = Scenario(golden / scenario)
-    found = salvage(StoreLayout.open(before.store, before.config), tmp_path / "store")
+    found = salvage_store(StoreLayout.open(before.store, before.config), tmp_path / "store")
     assert found.plan.is_whole
     after = dumped(tmp_path, before.params)
     assert [{name: m[name] for name in SAME} for m in after.expected] == [
@@ -47,7 +47,7 @@ def test_a_consumer_gets_all_that_is_left_of_a_queue(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[put[3].physical_offset + 88] ^= 1
     path.write_bytes(data)
-    salvage(StoreLayout.open(source, CONFIG), tmp_path / "store")
+    salvage_store(StoreLayout.open(source, CONFIG), tmp_path / "store")
     after = dumped(tmp_path, PARAMS)
     assert [m["queueOffset"] for m in after.expected] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     (asked,) = (one for one in after.facts["getMessage"] if one["topic"] == "t")

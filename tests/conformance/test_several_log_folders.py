@@ -14,8 +14,8 @@ from logquarry.config import StoreConfig
 from logquarry.errors import StoreUnavailable, UnsupportedStore
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.retention.rules import RetentionRules
 from tests.conformance.rocketmq5 import Copied, expected_offsets, state_of
 from tests.helpers.command import run
@@ -243,7 +243,7 @@ def test_several_log_folders_are_one_log(copied: Copied, rocketmq5: Path) -> Non
         assert not verify_store(StoreLayout.open(root, config)).findings
     # The new store has one folder for its log, whatever the configuration of the old one says.
     with_timers = list((root / "consumequeue").glob("rmq_sys_wheel_timer"))
-    done = salvage(StoreLayout.open(root, stated), root.parent / "new")
+    done = salvage_store(StoreLayout.open(root, stated), root.parent / "new")
     assert with_timers and done.is_whole
     assert not verify_store(StoreLayout.open(root.parent / "new")).has_damage
     # The log is in commitlog/ and two other folders, as after a change of the setting.
@@ -283,11 +283,11 @@ def test_a_log_on_another_disk(copied: Copied, rocketmq5: Path, tmp_path: Path) 
     with pytest.raises(UnsupportedStore, match="is a disk not mounted"):
         lq.recover(root, apply=True)
     # Salvage says what is lost, and its exit code is not 0.
-    assert not salvage(StoreLayout.open(root)).plan.is_whole
+    assert not salvage_store(StoreLayout.open(root)).plan.is_whole
     # With the configuration the log is read and written there.
     expected = expected_offsets(rocketmq5 / "5.3.3-plain")
     assert _offsets(root, config) == expected
-    assert salvage(StoreLayout.open(root, config)).plan.is_whole
+    assert salvage_store(StoreLayout.open(root, config)).plan.is_whole
     assert state_of(root) == before
     with lq.MessageStore.open(root, mode="rw", config=config) as store:
         put = store.put(lq.Message("Orders", b"new"))

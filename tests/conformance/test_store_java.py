@@ -16,7 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import MessageRejected
 from logquarry.format import sys_flag
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.write.put_result import PutStatus
 from tests.conformance import test_store_facts as read_side
 from tests.conformance.golden_facts import Scenario

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import logquarry as lq
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.clock import FakeClock
 from tests.conformance.golden_facts import ANY_LOSS, CUT_FILES, LOG_GONE, Scenario
 from tests.conformance.replay import append_facts, message_of, wire_of

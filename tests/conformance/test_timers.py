@@ -25,8 +25,8 @@ from logquarry.read.timers import CHECK, pending, read_check, timers_of
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from logquarry.units import now_ms
 from tests.conformance.rocketmq5 import state_of
 from tests.helpers.command import run
@@ -93,7 +93,7 @@ def test_salvage_keeps_what_waits_though_frames_move(
     if lost_check:
         # Then the copies in the log show which messages were delivered.
         (root / CHECK).unlink()
-    found = salvage(StoreLayout.open(root), into)
+    found = salvage_store(StoreLayout.open(root), into)
     assert any(piece.to != piece.start for piece in found.plan.pieces)
     new = StoreLayout.open(into)
     expected = sorted(waiting_by_client(stores / name))
@@ -102,7 +102,7 @@ def test_salvage_keeps_what_waits_though_frames_move(
     assert not list(timer_faults(new)) and not verify_store(new).has_damage
     assert pending(new).in_wheel == len(expected)
     # A second salvage, before a broker starts, keeps them too.
-    assert salvage(new, tmp_path / "again").timers == len(expected)
+    assert salvage_store(new, tmp_path / "again").timers == len(expected)
 
 
 def test_messages_that_are_overdue_for_long_have_a_week_for_the_broker(
@@ -110,7 +110,7 @@ def test_messages_that_are_overdue_for_long_have_a_week_for_the_broker(
 ) -> None:
     source = StoreLayout.open(stores / "5.5.0-timer-snapshot" / "store")
     into = tmp_path / "new"
-    salvage(source, into)
+    salvage_store(source, into)
     check = read_check(StoreLayout.open(into))
     assert check.read_time <= min(one.slot_time for one in timers_of(source).due())
     assert (into / timer.WHEEL).stat().st_size == timer.WHEEL_SIZE
@@ -182,7 +182,7 @@ def test_unacknowledged_pops(stores: Path, tmp_path: Path) -> None:
         found = unacknowledged_pops(StoreLayout.open(root))
         assert sum(one.messages for one in found.queues) == count and found.hint is None
         into = tmp_path / name
-        salvage(StoreLayout.open(root), into)
+        salvage_store(StoreLayout.open(root), into)
         assert unacknowledged_pops(StoreLayout.open(into)) == found
         document = json.loads(run("stats", root, "--json").stdout)["unacknowledged_pops"]
         assert document == found.to_json()

@@ -15,7 +15,8 @@ import pytest
 
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import VerifyReport, verify_store
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.verification import verify_store
 from tests.conformance.golden_facts import SOUND, Scenario
 
 END, LAST, MIDDLE, OLD = 82756, 82623, 78237, 36796

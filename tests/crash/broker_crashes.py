@@ -19,7 +19,7 @@ from typing import Any, Final
 import logquarry as lq
 from logquarry.format import checkpoint
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance import broker_truth
 from tests.conformance.broker_truth import Truth
 from tests.conformance.rocketmq5 import expected_frames

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import logquarry as lq
 from logquarry.format import checkpoint, queue_entry
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.model_store import Mark, ModelStore, Put, Seen, Violation, Wrong, explain
 from tests.crash.workload import Workload

@@ -21,7 +21,7 @@ import pytest
 import logquarry as lq
 from logquarry.protocol.remoting import RemotingCommand
 from logquarry.protocol.remoting_codes import RequestCode
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.crash.ladder import IS_BY_HAND, SEED, count, told
 from tests.helpers.broker_client import (
     SMALL,

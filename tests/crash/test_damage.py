@@ -12,7 +12,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import LogquarryError, StoreError
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.model_store import ModelStore, Seen
 from tests.crash.ladder import IS_BY_HAND, SEED, count, seeds, told

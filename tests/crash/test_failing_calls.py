@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreError
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.clock import FakeClock
 from logquarry.testing.disk_state import HALVES, NEED_ROOM, SHORT, Fault
 from logquarry.testing.faulty_disk import FaultyDisk

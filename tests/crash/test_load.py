@@ -19,7 +19,7 @@ from logquarry.ingest.staging import LoadPlan, Staged, Stager
 from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.kept_settings import read_durable
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.load.ledger import LoadId
 from logquarry.store.load.loading import Loaded
 from logquarry.store.message_store import StoreWriter

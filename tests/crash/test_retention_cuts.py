@@ -12,7 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.disk.service import Health
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk

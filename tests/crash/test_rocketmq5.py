@@ -21,7 +21,7 @@ from logquarry.read.timers import timers_of
 from logquarry.repair.audit.timer_files import timer_faults
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.conformance import broker_truth
 from tests.conformance.rocketmq5 import rocketmq5_stores, state_of, stores5

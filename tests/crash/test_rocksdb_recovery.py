@@ -13,7 +13,7 @@ import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.log.rocksdb import RocksDb
 from logquarry.read.rocksdb_queue import rocksdb_folders
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder
 from tests.conformance.rocketmq5 import rocksdb_stores
 from tests.helpers.failing_disk import StoppedDisk

@@ -15,7 +15,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.format import broker_json
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.half_messages import transactions
 from logquarry.store.message_store import StoreWriter
 from tests.crash.ladder import IS_BY_HAND, count, seeds, told

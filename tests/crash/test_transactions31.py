@@ -14,7 +14,7 @@ from logquarry.config import StoreConfig
 from logquarry.dialect31.prepared import TransactionEnd
 from logquarry.log.layout import StoreLayout
 from logquarry.message import Message
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.disk_state import DiskState
 from logquarry.testing.faulty_disk import FaultyDisk

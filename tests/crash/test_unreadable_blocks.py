@@ -21,8 +21,8 @@ from logquarry.errors import CorruptStore
 from logquarry.log.layout import StoreLayout
 from logquarry.log.readable import BLOCK, UNREADABLE, probed_by
 from logquarry.log.walk import LogReader, Run
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.disk_state import BadBlocks
 
 FILE = 1 << 20
@@ -91,7 +91,7 @@ def test_salvage_saves_every_message_that_touches_no_unreadable_block(
     wanted = untouched(frames, blocks)
     assert len(frames) * 0.5 < len(wanted) < len(frames)
     with probed_by(BadBlocks(blocks, has_populate=has_populate)):
-        found = salvage(StoreLayout.open(root, CONFIG), tmp_path / "saved")
+        found = salvage_store(StoreLayout.open(root, CONFIG), tmp_path / "saved")
     assert found.plan.messages == len(wanted)
     assert {span.kind for span in found.plan.lost} == {UNREADABLE}
     lost = sum(
@@ -211,7 +211,7 @@ def test_unreadable_blocks_of_other_files_are_findings(
             if part.startswith("consumequeue"):
                 with pytest.raises(CorruptStore, match="errno 5"):
                     store.get("topic1", 0, 0)
-        saved = salvage(StoreLayout.open(copy, CONFIG), tmp_path / "saved")
+        saved = salvage_store(StoreLayout.open(copy, CONFIG), tmp_path / "saved")
         assert saved.plan.messages == len(frames)
         if part == "config":
             assert UNREADABLE in {one.feature for one in saved.left_behind}

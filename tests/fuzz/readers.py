@@ -21,7 +21,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read import selection
 from logquarry.read.log_end import log_bound
 from logquarry.read.selection import Selection
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import MessageStore
 
 DECODERS = {

@@ -8,7 +8,7 @@ from typing import Any
 import logquarry as lq
 from logquarry.disk.disk import Disk
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing.clock import FakeClock
 from tests.helpers.small_store import NOW, config
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import logquarry as lq
 from logquarry.format.checkpoint import MARK_SIZE
 from logquarry.store.message_store import StoreWriter
+from logquarry.units import Bars
 from tests.helpers.failing_disk import FaultyDisk
 
 NOW = 1_700_000_000_000
@@ -38,6 +39,11 @@ def facts(root: Path) -> dict[str, tuple[bytes, int]]:
         for path in root.rglob("*")
         if path.is_file()
     }
+
+
+def at_each_step(call: Callable[[], None]) -> Bars:
+    """Progress bars that call a function at each step."""
+    return lambda _: nullcontext(lambda *_: call())
 
 
 def forget_start(root: Path) -> None:

@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from logquarry.config import StoreConfig
 from logquarry.log.layout import StoreLayout
 from logquarry.log.splits import tiles
+from logquarry.repair import verification
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.index_entries import EntryStream
 from logquarry.repair.audit.queues import QueuesAudit
 from logquarry.repair.audit.runs import FrameFacts, SoundParts, SoundReader, runs_ahead
-from logquarry.repair.verify import verify, verify_store
-from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.verification import verify_store
 from tests.helpers.damage import damaged
 from tests.helpers.hypothesis_profiles import costly
 from tests.helpers.store_maker import StoreMaker
@@ -90,7 +91,7 @@ def test_of_a_sound_log_nothing_is_left_to_the_walk(tmp_path: Path) -> None:
     layout = written(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         walked: list[object] = []
-        patch.setattr(verify, "audited", lambda _, run, facts: walked.append(run))
+        patch.setattr(verification, "audited", lambda _, run, facts: walked.append(run))
         assert verify_store(layout, stretch_bytes=500).counts["messages"] == 40
         report = verify_store(layout, sound=sound_parts(layout, 900))
     assert (report.counts["messages"], report.counts["queue_entries"]) == (40, 40)

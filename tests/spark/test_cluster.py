@@ -12,7 +12,7 @@ import pytest
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.conformance.golden_facts import Scenario
 from tests.helpers.files import bytes_of
 from tests.spark.golden_rows import golden_messages, sound_stores

@@ -12,7 +12,7 @@ import pytest
 from pyarrow import fs as pafs
 
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.spark.export import export_parquet
 from logquarry.spark.repair import verify_stores
 from tests.helpers.s3_server import Options, put_stores, s3_server

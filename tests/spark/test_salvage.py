@@ -10,8 +10,8 @@ import pytest
 
 from logquarry.errors import UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from logquarry.spark.repair import salvage_stores
 from tests.helpers.command import run
 
@@ -27,7 +27,7 @@ def test_the_same_is_saved(spark: SparkSession, golden: Path, tmp_path: Path) ->
     words = ["--into", tmp_path / "new", "--spark-master", "local[2]", "--json"]
     told = json.loads(run("salvage", *stores, *words, code=1).stdout)["stores"]
     for name, store, document in zip(names, stores, told, strict=True):
-        alone = salvage(StoreLayout.open(store), tmp_path / "alone" / name).to_json()
+        alone = salvage_store(StoreLayout.open(store), tmp_path / "alone" / name).to_json()
         made = tmp_path / "new" / name
         assert document | {"into": "", "seconds": 0} == alone | {"into": "", "seconds": 0}
         assert not verify_store(StoreLayout.open(made)).has_damage
@@ -47,7 +47,7 @@ def test_what_was_cut_off_is_gone_on_with(
     (made / "commitlog").rename(made / ".salvage" / "commitlog")
     (made / "own").write_text("not ours")
     with pytest.raises(UsageError, match="was interrupted"):
-        salvage(StoreLayout.open(stores[1]), made)
+        salvage_store(StoreLayout.open(stores[1]), made)
     with pytest.raises(UsageError, match="it holds own"):
         salvage_stores(spark, stores, tmp_path, resume=True)
     (made / "own").unlink()

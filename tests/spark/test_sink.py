@@ -16,7 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import LogquarryError, StoreError, UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.spark import load
 from logquarry.spark.jobs import explain
 

@@ -19,7 +19,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.crash.ladder import SEED, count, told
 from tests.helpers.lake import Lake
 from tests.spark.killing import Killable

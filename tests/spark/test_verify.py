@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.spark.repair import verify_stores
 from tests.helpers.command import run
 from tests.spark.golden_rows import sound_stores

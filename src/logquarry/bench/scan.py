@@ -35,7 +35,7 @@ from logquarry.log.columns import Decoding
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import ABORT, CHECKPOINT, CONSUME_QUEUE, INDEX
 from logquarry.log.walk import LogEnd, LogReader, Run
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import MessageStore
 from logquarry.testing.builder import fill
 

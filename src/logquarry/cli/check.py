@@ -15,8 +15,8 @@ from logquarry.cli.output import MOST_LISTED, Output
 
 if TYPE_CHECKING:
     from logquarry.config import StoreConfig
-    from logquarry.repair.diff.store_diff import Place, StoreDiff
-    from logquarry.repair.verify import VerifyReport
+    from logquarry.repair.findings import VerifyReport
+    from logquarry.repair.store_diff import Place, StoreDiff
 
 
 @click.command()
@@ -71,12 +71,12 @@ def verify(
 
 def _alone(out: Output, stores: Sequence[str], settings: StoreConfig | None) -> list[VerifyReport]:
     from logquarry.log.store_names import find_stores
-    from logquarry.repair import calls
+    from logquarry.repair.verification import verify as verify_path
 
     reports = []
     for location in find_stores(stores):
         with out.progress("checking", in_bytes=True) as progress:
-            reports.append(calls.verify(location, config=settings, progress=progress))
+            reports.append(verify_path(location, config=settings, progress=progress))
     return reports
 
 
@@ -136,10 +136,10 @@ def diff(a: str, b: str, as_json: bool, config: str | None, out: Output) -> None
     Example: logquarry diff /data/master /data/slave
     """
     settings = options.store_config(config)
-    from logquarry.repair import calls
+    from logquarry.repair.store_diff import diff as diff_paths
 
     with out.progress("comparing", in_bytes=True) as progress:
-        found = calls.diff(a, b, config=settings, progress=progress)
+        found = diff_paths(a, b, config=settings, progress=progress)
     if as_json:
         out.json(found.to_json())
     else:

@@ -18,7 +18,7 @@ from logquarry.cli.output import Output
 from logquarry.errors import LogquarryError
 
 if TYPE_CHECKING:
-    from logquarry.repair.verify import VerifyReport
+    from logquarry.repair.findings import VerifyReport
     from logquarry.spark.summary import Summary
 
 _STORE = "real-broker"
@@ -78,7 +78,7 @@ def _unpack(folder: Path) -> Path:
 
 def _report(out: Output, store: Path, page: Path) -> VerifyReport:
     from logquarry.log.layout import StoreLayout
-    from logquarry.repair.verify import verify_store
+    from logquarry.repair.verification import verify_store
     from logquarry.report.page import store_report
     from logquarry.store.message_store import MessageStore
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from logquarry.config import StoreConfig
     from logquarry.format.checkpoint import Checkpoint
     from logquarry.log.layout import StoreLayout
-    from logquarry.repair.verify import VerifyReport
+    from logquarry.repair.findings import VerifyReport
     from logquarry.store.half_messages import Transactions
     from logquarry.store.message_store import MessageStore
     from logquarry.store.overview import Overview, TopicOverview

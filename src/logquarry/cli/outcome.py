@@ -24,8 +24,8 @@ from logquarry.errors import (
 )
 
 if TYPE_CHECKING:
+    from logquarry.repair.findings import VerifyReport
     from logquarry.repair.recover.plan import RecoveryMode
-    from logquarry.repair.verify import VerifyReport
 
 
 class ExitCode(IntEnum):
@@ -140,7 +140,7 @@ def line(*words: str, before: str = "", config: str | None = None) -> str:
 
 def after_verify(report: VerifyReport, store: str, config: str | None) -> str | None:
     """Return the next step after a verification; None if there is nothing to do."""
-    from logquarry.repair.verify.findings import next_step
+    from logquarry.repair.findings import next_step
 
     found = next_step(report)
     if found is None:

@@ -105,17 +105,17 @@ def salvage(
 def _salvage_one(
     out: Output, store: str, into: Path | None, settings: StoreConfig | None, *, include_stale: bool
 ) -> Salvaged:
-    from logquarry.repair import calls
+    from logquarry.repair.salvage.salvage import salvage as salvage_path
 
     bars = partial(out.progress, in_bytes=True)
     with _telling_what_is_left(into):
-        return calls.salvage(store, into, include_stale=include_stale, config=settings, bars=bars)
+        return salvage_path(store, into, include_stale=include_stale, config=settings, bars=bars)
 
 
 @contextmanager
 def _telling_what_is_left(into: Path | None) -> Iterator[None]:
     """If the command fails or is interrupted, print what it left in its target, and what to do."""
-    from logquarry.repair.salvage.unfinished import why_not_empty
+    from logquarry.repair.salvage.target import why_not_empty
 
     was_empty = into is not None and not (into.is_dir() and any(into.iterdir()))
     try:
@@ -276,10 +276,10 @@ def convert(store: str, into: Path | None, as_json: bool, config: str | None, ou
                 f"{text.plural(found.uncommitted, 'message')} after the last one that the DLedger "
                 "group had committed: included"
             )
-        _show_salvage(out, found.salvaged)
+        _show_salvage(out, found)
         if into is not None:
             out.line(outcome.line("verify", str(into)))
         else:
             out.line(outcome.line("convert", store, "--into", "DIR", config=config))
-    if not found.salvaged.is_whole:
+    if not found.is_whole:
         click.get_current_context().exit(ExitCode.FINDINGS)

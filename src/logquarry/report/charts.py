@@ -70,11 +70,9 @@ def figures(found: Survey, pending: Mapping[int, int] | None = None) -> list[Fig
 
 # ------------------------------------------------------------------------------------ per topic
 def _bytes_per_topic(found: Survey) -> Figure:
-    rows = largest(found.bytes, "topics")
     total = sum(found.bytes.values())
     name, most = found.bytes.most_common(1)[0]
-    for row in rows:
-        row["text"] = f"{size_text(row['value'])} ({share(row['value'] / total)})"
+    rows = largest(found.bytes, "topics", lambda n: f"{size_text(n)} ({share(n / total)})")
     title = f"{shown(name)} takes {most / total:.0%} of {size_text(total)}"
     if len(found.bytes) == 1:
         title = f"One topic takes all {size_text(total)}"
@@ -84,9 +82,7 @@ def _bytes_per_topic(found: Survey) -> Figure:
 
 
 def _messages_per_topic(found: Survey) -> Figure:
-    rows = largest(found.messages, "topics")
-    for row in rows:
-        row["text"] = count_text(row["value"])
+    rows = largest(found.messages, "topics", count_text)
     name, most = found.messages.most_common(1)[0]
     title = f"{shown(name)} has {most / found.total:.0%} of {plural(found.total, 'message')}"
     if len(found.messages) == 1:
@@ -184,7 +180,7 @@ def _body_sizes(found: Survey) -> Figure:
     import altair as alt
 
     used = found.body_sizes.nonzero()[0]
-    rows = []
+    rows: list[dict[str, Any]] = []
     # Add an empty bin at each end. Without it, a single bar would be as wide as the whole chart.
     for bits in range(max(0, int(used[0]) - 1), min(len(found.body_sizes), int(used[-1]) + 2)):
         count = int(found.body_sizes[bits])
@@ -196,7 +192,7 @@ def _body_sizes(found: Survey) -> Figure:
                 "text": share(count / found.total) if count else "",
             }
         )
-    common = max(rows, key=lambda row: int(str(row["messages"])))
+    common = max(rows, key=lambda row: row["messages"])
     base = chart_of(rows).encode(
         x=alt.X(
             "size:N",
@@ -211,7 +207,7 @@ def _body_sizes(found: Survey) -> Figure:
     labels = base.mark_text(dy=-6, color="#333").encode(text="text:N")
     what = "are empty" if common["size"] == "empty" else f"have {common['size']} bytes"
     return Figure(
-        f"{share(int(str(common['messages'])) / found.total)} of bodies {what}",
+        f"{share(common['messages'] / found.total)} of bodies {what}",
         "Sizes of bodies as stored. A compressed body counts with its compressed size.",
         finished((drawn + labels).properties(height=220)),
     )
@@ -275,9 +271,7 @@ def _tags(found: Survey) -> Figure | None:
     if not named:
         return None
     counted = Counter({tag or _NO_TAG: count for tag, count in found.tags.items()})
-    rows = largest(counted, "tags")
-    for row in rows:
-        row["text"] = f"{count_text(row['value'])} ({share(row['value'] / found.total)})"
+    rows = largest(counted, "tags", lambda n: f"{count_text(n)} ({share(n / found.total)})")
     name, most = named.most_common(1)[0]
     cut = " Only the first 10,000 tags in the log are counted." if found.tags_cut else ""
     title = f"{shown(name)} is the most frequent of {plural(len(named), 'tag')}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,16 +39,14 @@ class Figure:
     wide: bool = False
 
 
-def largest(counted: Counter[Any], what: str) -> list[dict[str, Any]]:
+def largest(counted: Counter[Any], what: str, text: Callable[[int], str]) -> list[dict[str, Any]]:
     """Return one row for each of the largest counts, and one row for the sum of all others."""
     top = counted.most_common(MOST_BARS if len(counted) > MOST_BARS + 1 else MOST_BARS + 1)
     rows: list[dict[str, Any]] = [{"name": printable(name), "value": value} for name, value in top]
     others = sum(counted.values()) - sum(value for _, value in top)
     if others:
         rows.append({"name": f"({len(counted) - len(top)} other {what})", "value": others})
-    for order, row in enumerate(rows):
-        row["order"] = order
-    return rows
+    return [{**row, "order": order, "text": text(row["value"])} for order, row in enumerate(rows)]
 
 
 def share(part: float) -> str:
@@ -57,9 +55,7 @@ def share(part: float) -> str:
 
 
 def bars(rows: Sequence[Mapping[str, Any]], what: str) -> Mapping[str, Any]:
-    """Return a chart with one horizontal bar for each row, in the order of the rows. A number
-    stands after each bar.
-    """
+    """Return a chart with a horizontal bar and a number for each row."""
     import altair as alt
 
     most = max((row["value"] for row in rows), default=1)
@@ -156,8 +152,7 @@ def file_map(found: Survey) -> Figure | None:
     ]
     if harm:
         places = chart_of(harm).encode(y=y, x="from:Q", tooltip=tips)
-        # Draw damage at least 2 pixels wide, with a triangle: 100 bytes of 1 GiB are less than a
-        # pixel.
+        # Draw damage 2 pixels wide, with a triangle: it can be far less than a pixel.
         layers += [
             places.mark_bar(height={"band": 0.72}, color=RED, stroke=RED, strokeWidth=2).encode(
                 x2="to:Q"

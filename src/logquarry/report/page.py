@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -19,7 +19,8 @@ from typing import Any, Final
 from logquarry.disk.config_file import delay_offsets
 from logquarry.errors import LogquarryError
 from logquarry.format import properties as props
-from logquarry.repair.verify import VerifyReport, verify_store
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.verification import verify_store
 from logquarry.report.drawing import Figure
 from logquarry.report.survey import Survey, survey
 from logquarry.store.message_store import MessageStore
@@ -29,8 +30,7 @@ from logquarry.units import Bars
 
 MOST_ROWS: Final = 500
 
-# Vega compiles expressions to functions, for which the policy must allow unsafe-eval. Vega also
-# adds styles to the page.
+# Vega compiles expressions, which needs unsafe-eval, and adds styles to the page.
 _POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; "
     "img-src data:; base-uri 'none'; form-action 'none'"
@@ -64,12 +64,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the page.
-
-    Attributes:
-        rows: for each row, its cells as text that is not escaped. :func:`render` escapes them.
-        numbers: indexes of the columns that contain numbers.
-        words: indexes of the columns whose text is always kept on one line.
+    """A table of the page. ``rows`` has cells as text, which :func:`render` escapes. ``numbers``
+    and ``words`` are the columns that contain numbers, or text that stays on one line.
     """
 
     title: str
@@ -103,7 +99,7 @@ def render(page: Page) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         '<meta name="referrer" content="no-referrer">',
         f"<title>{_text(page.title)}</title>",
-        f"<style>{_style()}</style>",
+        f"<style>{files('logquarry.report').joinpath('page.css').read_text('utf-8')}</style>",
         "</head>",
         "<body>",
         f"<header><h1>{_text(page.title)}</h1>",
@@ -182,9 +178,7 @@ def _scripts(figures: Sequence[Figure]) -> Iterable[str]:
 
 
 def script_json(value: Any) -> str:
-    """Return a value as JSON for a script element. It is escaped so that no text in it can end the
-    element.
-    """
+    """Return a value as JSON that cannot end the script element around it."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -197,10 +191,6 @@ def _library() -> str:
     script: str = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # the stub is wrong
     # Text in the script must not end the script element.
     return script.replace("</script", "<\\/script").replace("<!--", "\\x3c!--")
-
-
-def _style() -> str:
-    return files("logquarry.report").joinpath("page.css").read_text("utf-8")
 
 
 def _text(text: str) -> str:
@@ -256,13 +246,16 @@ def store_report(
     with step("checking") as progress:
         report = verify_store(store.layout, progress=progress)
     checked(report)
+    if glance.hint is not None:
+        reason = printable(glance.hint.partition(";")[0])
+        notes = [*notes, f"Messages and bytes by queue are unknown: {reason}."]
     page = Page(
         title=f"Store {printable(store.root)}" if title is None else title,
         subtitle=_subtitle(store, glance),
         tiles=_tiles(found, glance, report),
         figures=figures(found, _pending(store)),
         tables=[_queue_table(glance), _finding_table(report)],
-        notes=[*notes, *([] if glance.hint is None else [_hint(glance)])],
+        notes=notes,
     )
     return render(page)
 
@@ -282,6 +275,7 @@ def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
     notes = len(report.findings) - damage
     queues = sum(len(topic.queues) for topic in glance.topics)
     files = found.files
+    first_time = time_text(found.first_time).replace("T", " ").partition(".")[0]
     return [
         Tile(
             "Messages",
@@ -296,7 +290,7 @@ def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
         Tile(
             "Time span",
             duration_text(span) if found.total else "-",
-            f"from {_when(found.first_time)} UTC" if found.total else "",
+            f"from {first_time} UTC" if found.total else "",
         ),
         Tile(
             "Born to stored",
@@ -310,15 +304,6 @@ def _tiles(found: Survey, glance: Overview, report: VerifyReport) -> list[Tile]:
             bad=damage > 0,
         ),
     ]
-
-
-def _when(ms: int | None) -> str:
-    return time_text(ms).replace("T", " ").partition(".")[0]
-
-
-def _hint(glance: Overview) -> str:
-    reason = (glance.hint or "").partition(";")[0]
-    return f"Messages and bytes by queue are unknown: {printable(reason)}."
 
 
 def _queue_table(glance: Overview) -> Table:
@@ -351,11 +336,11 @@ def _finding_table(report: VerifyReport) -> Table:
         ]
         for finding in ranked
     ]
-    counts: Mapping[str, int] = report.counts
+    counts = report.counts
     looked = (
-        f"No findings: {plural(counts.get('messages', 0), 'message')}, "
-        f"{plural(counts.get('queue_entries', 0), 'queue entry', 'queue entries')} and "
-        f"{plural(counts.get('index_entries', 0), 'index entry', 'index entries')} are sound."
+        f"No findings: {plural(counts['messages'], 'message')}, "
+        f"{plural(counts['queue_entries'], 'queue entry', 'queue entries')} and "
+        f"{plural(counts['index_entries'], 'index entry', 'index entries')} are sound."
     )
     header = ["Severity", "Kind", "File", "Offset", "Bytes", "What is wrong"]
     return Table("Findings", header, rows, frozenset({3, 4}), frozenset({0, 1}), empty=looked)

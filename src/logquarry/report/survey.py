@@ -63,18 +63,16 @@ class FileUse:
 
 @dataclass(slots=True)
 class Survey:
-    """The counts of :func:`survey`.
+    """The counts of :func:`survey`. Times are in milliseconds since 1970.
 
     Attributes:
-        bin_ms: width of a time bin, in milliseconds.
-        first_bin: start of the first time bin, in milliseconds since 1970.
+        bin_ms: width of a time bin; ``first_bin`` is the start of the first.
         bytes: bytes of the frames of each topic.
         over_time: number of messages of each topic in each time bin.
         body_sizes: bit length of a body's size in bytes -> number of messages with such a body.
         tags: tag -> number of messages. The key None is for messages without a tag.
         tags_cut: whether the log has more different tags than the survey counts.
-        ahead: number of messages whose born time is after their store time, because the producer's
-            clock was ahead of the broker's.
+        ahead: number of messages whose born time is after their store time.
         first_time: lowest store time of a message; None if there are no messages.
     """
 
@@ -111,9 +109,7 @@ class Survey:
 
     @property
     def has_latencies(self) -> bool:
-        """Whether there are latencies: at least one message has a store time at or after its born
-        time.
-        """
+        """Whether a message has a store time at or after its born time."""
         return bool(self._latencies.any())
 
 
@@ -148,9 +144,7 @@ def survey(
 
 
 def bin_size(span_ms: int) -> int:
-    """Return the width of a time bin in milliseconds: the smallest usual width with which at most
-    MOST_BINS bins cover the span.
-    """
+    """Return the smallest usual bin width in milliseconds that needs at most MOST_BINS bins."""
     # With a damaged or forged store time, the span can be too long for the usual widths.
     least = -(-span_ms // MOST_BINS)
     return next((size for size in _BIN_SIZES_MS if size >= least), least)
@@ -171,8 +165,7 @@ def _add_run(found: Survey, run: Run, bins: int) -> None:
     )
     stored, born = values["store_timestamp"], values["born_timestamp"]
     counts = np.bincount(ids, minlength=len(names)).tolist()
-    # Divide each time before the subtraction: the difference of two damaged times can overflow 64
-    # bits.
+    # Divide before the subtraction: the difference of damaged times can overflow.
     slots = np.clip(stored // found.bin_ms - found.first_bin // found.bin_ms, 0, bins - 1)
     for number, name in enumerate(names):
         found.messages[name] += counts[number]

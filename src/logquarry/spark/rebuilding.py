@@ -26,7 +26,7 @@ from logquarry.errors import UsageError
 from logquarry.log.follow import Follower, follow_run
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_folder, local_store
-from logquarry.log.splits import Stretch, tiles
+from logquarry.log.splits import tiles
 from logquarry.log.store_files import CONSUME_QUEUE, INDEX, SIDECAR
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.log.walk import Run
@@ -40,7 +40,7 @@ from logquarry.repair.rebuild.build import (
     check_into,
     finish_into,
 )
-from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource, RunSummary
+from logquarry.repair.rebuild.parts import FoundRun, KeyCount, KeySource
 from logquarry.repair.rebuild.queue_files import QueueFiles, topic_fault
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.spark.jobs import run_tasks
@@ -267,10 +267,10 @@ class _SparkBuild:
     def _piece(self, run: Run | FoundRun) -> _Piece:
         if isinstance(run, FoundRun):
             return run
-        summary = RunSummary(self.job.config)
+        summary = FoundRun(self.job.config, run.start, run.end)
         for window, followed in follow_run(self._follower, run):
             summary(window, followed)
-        return _Local(run, summary.run(Stretch(run.start, run.end, len(run.rows))))
+        return _Local(run, summary)
 
     # ---------------------------------------------------------------------------------- queues
     def _build_queues(self, queues: QueueFiles, pieces: list[_Piece]) -> None:

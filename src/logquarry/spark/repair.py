@@ -25,11 +25,10 @@ from logquarry.log.store_files import INDEX
 from logquarry.log.store_names import Stores, as_paths, broker_names, find_stores
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.runs import SoundParts, SoundReader, SoundRun
-from logquarry.repair.salvage.salvage import Salvaged, salvage
-from logquarry.repair.salvage.target import check_target
-from logquarry.repair.salvage.unfinished import settle
-from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.salvage.salvage import Salvaged, salvage_store
+from logquarry.repair.salvage.target import check_target, settle
+from logquarry.repair.verification import verify_store
 from logquarry.spark.jobs import run_tasks
 from logquarry.spark.tasks import LARGEST_SPLIT
 from logquarry.units import Progress
@@ -185,7 +184,7 @@ def salvage_stores(
     resume: bool = False,
     progress: Progress | None = None,
 ) -> list[Salvaged]:
-    """Salvage each store: write its sound messages to a new store; see :func:`salvage`.
+    """Salvage each store: write its sound messages to a new store; see :func:`salvage_store`.
 
     If Spark repeats a task, the new attempt first removes the files of the earlier attempt.
 
@@ -240,7 +239,7 @@ def _salvage(_: int, task: _SalvageTask) -> Salvaged:
     if into is not None and is_again and settle(task.location, into):
         # An earlier attempt completed the new store, but Spark lost its report: make the report
         # again.
-        found = salvage(task.open(), include_stale=task.include_stale)
+        found = salvage_store(task.open(), include_stale=task.include_stale)
         found.into = str(into)
         return found
-    return salvage(task.open(), into, include_stale=task.include_stale)
+    return salvage_store(task.open(), into, include_stale=task.include_stale)

@@ -36,7 +36,7 @@ from logquarry.log.store_files import REDO_LOG, STATE_TABLE
 from logquarry.log.walk import LogReader, Run
 from logquarry.message import Message
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.clock import FakeClock
 from logquarry.write.dispatcher import MessageArrival

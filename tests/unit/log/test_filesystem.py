@@ -25,7 +25,7 @@ from logquarry.log.walk import LogReader
 from logquarry.read import selection
 from logquarry.read.log_end import log_bound
 from logquarry.read.selection import Selection, plan_read, read_in_order
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.memory_stores import told
 
 KINDS = ("local", "arrow", "fsspec")

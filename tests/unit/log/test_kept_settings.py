@@ -16,8 +16,8 @@ from logquarry.log import kept_settings
 from logquarry.log.kept_settings import LostHead, read_durable, unproved_start
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import CHECKPOINT, DAMAGE, DURABLE, SETTINGS
-from logquarry.repair.verify.findings import VerifyReport
-from logquarry.repair.verify.other_files import check_sidecar
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.verify_files import check_sidecar
 from tests.helpers.small_store import config, forget_start, opened
 
 CONFIG = StoreConfig(

@@ -14,8 +14,8 @@ import logquarry as lq
 from logquarry.errors import CorruptStore, MisnamedFile, StoreUnavailable
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.command import run
 from tests.helpers.failing_disk import StoppedDisk
 from tests.helpers.hypothesis_profiles import costly
@@ -145,7 +145,7 @@ def test_info_checks_every_name(store: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_salvage_saves_all(store: Path, tmp_path: Path, case: str) -> None:
     rename(store, CASES[case])
-    found = salvage(StoreLayout.open(store), tmp_path / "new")
+    found = salvage_store(StoreLayout.open(store), tmp_path / "new")
     assert found.is_whole and found.plan.messages == COUNT
     with lq.MessageStore.open(tmp_path / "new") as new:
         assert [body[:3] for body in bodies(new)] == [b"%03d" % n for n in range(COUNT)]
@@ -191,7 +191,7 @@ def test_any_permutation(
     others = [name_of(LAST + 1), name_of(9), "x.bak", f"{SIZE + 3:020d}", "lost+found/5"]
     given_names = data.draw(st.permutations(names + others))
     rename(root, dict(zip(names, given_names, strict=False)))
-    found = salvage(StoreLayout.open(root))
+    found = salvage_store(StoreLayout.open(root))
     assert found.is_whole and found.plan.messages == COUNT
     lq.recover(root, apply=True, config=config())
     assert log_of(root) == log_of(prepared)
@@ -221,7 +221,7 @@ def test_a_recovery_that_stops_anywhere_is_continued(
         with pytest.raises(KeyboardInterrupt):
             lq.recover(root, apply=True, config=config(), disk=StoppedDisk(number))
         assert sorted(log_of(root).values()) == sorted(log_of(prepared).values())
-        assert salvage(StoreLayout.open(root)).plan.messages == COUNT
+        assert salvage_store(StoreLayout.open(root)).plan.messages == COUNT
         lq.recover(root, apply=True, config=config())
         assert log_of(root) == log_of(prepared)
         shutil.rmtree(root)
@@ -242,7 +242,7 @@ def test_a_copy_under_the_next_name_is_set_aside(store: Path) -> None:
     shutil.copy(store / "commitlog" / name_of(1), store / "commitlog" / name_of(LAST + 1))
     report = verify_store(StoreLayout.open(store))
     assert report.by_kind == {"misnamed_file": 1}
-    assert salvage(StoreLayout.open(store)).plan.messages == COUNT
+    assert salvage_store(StoreLayout.open(store)).plan.messages == COUNT
     plan = lq.recover(store, apply=True, config=config())
     assert [(s.kind.value, s.file) for s in plan.steps] == [
         ("set_aside", f"commitlog/{name_of(LAST + 1)}")
@@ -256,7 +256,7 @@ def test_empty_files_move_out_of_the_way(store: Path, prepared: Path) -> None:
     (folder / name_of(LAST + 1)).write_bytes(bytes(SIZE))
     assert len(bodies(lq.MessageStore.open(store))) == COUNT
     rename(store, swapped(2, LAST + 1))
-    assert salvage(StoreLayout.open(store)).plan.messages == COUNT
+    assert salvage_store(StoreLayout.open(store)).plan.messages == COUNT
     plan = lq.recover(store, apply=True, config=config())
     assert [(s.kind.value, s.offset) for s in plan.steps] == [
         ("rename", 2 * SIZE),

@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreNotFound, UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.s3_server import Options, put_stores, s3_server
 
 NAMES = ("single", "unclean/crc-middle")

@@ -18,7 +18,7 @@ from logquarry.errors import CorruptFrame, StoreUnavailable
 from logquarry.format import checkpoint
 from logquarry.format.queue_entry import UNIT_SIZE
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from tests.helpers.failing_disk import EIO, ENOSPC, FaultyDisk
 from tests.helpers.files import flip

@@ -14,8 +14,8 @@ from logquarry.log.layout import StoreLayout
 from logquarry.read import features, index
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import bodies
 
 SIZES: dict[str, Any] = {
@@ -58,7 +58,7 @@ def test_a_store_without_keys_opens_again(tmp_path: Path, count: int) -> None:
 
 def test_a_salvaged_store_opens_again(tmp_path: Path) -> None:
     root = made(tmp_path / "s", lq.Message("t", b"1"))
-    salvage(StoreLayout.open(root), tmp_path / "saved")
+    salvage_store(StoreLayout.open(root), tmp_path / "saved")
     assert sizes(tmp_path / "saved") == SIZES
 
 

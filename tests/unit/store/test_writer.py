@@ -18,7 +18,7 @@ from logquarry.format import sys_flag
 from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan, LogReader, Run
 from logquarry.read.get_message import GetMessageStatus
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.write import dispatcher
 from logquarry.write.dispatcher import MessageArrival

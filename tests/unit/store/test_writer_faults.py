@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.small_store import bodies, opened
 from tests.helpers.waiting import eventually

@@ -19,7 +19,7 @@ from logquarry.disk.service import Service
 from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import sys_flag
 from logquarry.log import codec
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store import services
 from tests.helpers.failing_disk import FaultyDisk
 from tests.helpers.python_process import run

@@ -16,7 +16,7 @@ import pytest
 import logquarry as lq
 from logquarry.errors import StoreError, StoreUnavailable
 from logquarry.read.get_message import GetMessageStatus
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.python_process import run
 from tests.helpers.small_store import bodies, config, opened
 from tests.helpers.waiting import eventually

@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.testing import builder
 from logquarry.testing.builder import StoreBuilder, fill, fill_properties
 

@@ -23,26 +23,17 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Units
 
 LostSpans = Sequence[DamagedSpan | ExpiredSpan]
-"""Parts of the log in which no message can be read: damaged bytes, and files that retention
-deleted.
-"""
+"""Parts of the log without readable messages: damaged bytes, and expired files."""
 
-# Two further limits, MOST_GAP and MOST_OFFSET, also limit the writer, and so are in
-# logquarry.write.queue_writer.
+# The limits MOST_GAP and MOST_OFFSET are in logquarry.write.queue_writer.
 GAP_SLACK: Final = 16
-"""Number of queue offsets by which a gap may exceed the messages that fit into the
-damaged bytes.
-"""
+"""A gap may exceed the messages that fit into the lost bytes by this number of queue offsets."""
 SMALL_GAP: Final = 1 << 12
-"""Maximum number of queue offsets in a gap that is accepted even if no bytes are lost there. An
-earlier salvage can leave such gaps.
-"""
+"""Largest gap that is accepted without lost bytes. An earlier salvage can leave such gaps."""
 MOST_MOVED: Final = 1 << 20
 """Maximum number of harmed queue offsets that a recovery corrects in one queue."""
 MOST_STRETCHES: Final = 16
-"""Maximum number of ranges of misplaced entries that verify reports for one queue. The entries of a
-range follow each other, and are misplaced in the same way.
-"""
+"""Maximum number of ranges of equally misplaced entries that verify reports for one queue."""
 _CLOCK_MS: Final = 1_000
 
 
@@ -51,11 +42,11 @@ class Difference:
     """One place where two parts of a store disagree.
 
     Attributes:
-        kind: a kind of :data:`logquarry.repair.verify.findings.KINDS`.
+        kind: a kind of :data:`logquarry.repair.findings.KINDS`.
         file: path below the store's folder.
         offset: physical offset in the log; position in any other file.
         length: number of affected bytes, 0 if unknown.
-        is_explained: whether a crash explains the difference, so that it is not damage.
+        is_explained: whether a crash explains the difference, so that it is no damage.
     """
 
     kind: str
@@ -68,10 +59,8 @@ class Difference:
 
 @dataclass(slots=True)
 class EntryGroup:
-    """Entries of a queue or of an index file that differ from the log in the same way.
-
-    ``number`` and ``reason`` are those of the first entry, ``count`` is the number of entries. In a
-    queue, ``number`` is the first entry's queue offset.
+    """Entries of a queue or an index file that differ from the log in the same way. ``number`` (in
+    a queue, the queue offset) and ``reason`` are those of the first.
     """
 
     kind: str
@@ -80,9 +69,7 @@ class EntryGroup:
     count: int = 0
 
     def at(self, file: str, position: int, entry_size: int) -> Difference:
-        """Return the group as one difference; ``position`` is the byte position of its
-        first entry.
-        """
+        """Return the group as one difference; its first entry is at byte ``position``."""
         text = f"entry {self.number} {self.reason}{and_more(self.count)}"
         return Difference(self.kind, file, position, text, self.count * entry_size)
 
@@ -96,9 +83,8 @@ def and_more(count: int) -> str:
 class FirstDifference:
     """The first place where a queue differs from the log.
 
-    ``offset`` is the queue offset of the first wrong entry; in a batch queue, the number of this
-    entry. ``resume_at`` is the physical offset of the message with this queue offset. If the log
-    has no such message, it is the physical offset of the queue's next message.
+    ``offset`` is the queue offset of the first wrong entry; in a batch queue, its number.
+    ``resume_at`` is the physical offset of the message there, or else of the queue's next message.
     """
 
     offset: int
@@ -114,13 +100,11 @@ class AuditedQueue:
 
     Attributes:
         had_until: queue offset at which the queue ends on the disk.
-        ends_empty: whether the queue has several files, and the last file has no entry.
+        ends_empty: whether the last of several files has no entry.
         end: queue offset after the last message; None if the log has no message of the queue.
-        kept_until: a recovery keeps the entries before this queue offset, and cuts off the later
-            ones. The message of a kept entry is in the log, was lost by damage, or was deleted by
-            retention. Valid only if ``difference`` is None.
-        moved: the right queue offset of each message whose frame has a harmed queue offset. The
-            keys are the physical offsets of these messages.
+        kept_until: a recovery cuts off the entries from this queue offset on: their messages are
+            neither in the log, nor lost by damage, nor expired. Only valid without ``difference``.
+        moved: physical offset -> right queue offset, for each frame with a harmed queue offset.
         bridges: number -> bytes of each entry that must take the place of an unwritten entry. Only
             for a batch queue of which the log has no message.
     """
@@ -143,9 +127,7 @@ class FileFault(Enum):
 
     SIZE = "size"
     EMPTY_LAST = "empty last"
-    """The last file has 0 bytes: the writer created the file, and crashed before it set
-    the size.
-    """
+    """The last file has 0 bytes: the writer crashed before it set the size."""
     PLACE = "place"
     """The offset in the file's name is no multiple of the file size."""
     GAP = "gap"
@@ -154,10 +136,8 @@ class FileFault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FileDifference:
-    """A file whose name or size does not fit the files around it.
-
-    ``before`` is the previous file, None for the first. ``size`` is the right size of each file in
-    bytes.
+    """A file whose name or size does not fit the files around it. ``before`` is the previous file,
+    ``size`` the right size of each file in bytes.
     """
 
     fault: FileFault
@@ -167,16 +147,12 @@ class FileDifference:
 
     @property
     def missing(self) -> range:
-        """The offsets that the names of the missing files would have. Only for
-        ``FileFault.GAP``.
-        """
+        """The offsets that name the missing files. Only for ``FileFault.GAP``."""
         assert self.before is not None
         return range(self.before.base + self.size, self.file.base, max(1, self.size))
 
     def reason(self, path: str | None = None) -> str:
-        """Return the fault as text. If ``path`` is given, the text shows it in place of the file's
-        path below the store's folder.
-        """
+        """Return the fault as text, with ``path`` in place of the path below the store."""
         path = path or self.file.path
         if self.fault is FileFault.PLACE:
             return f"{path}: no file of {self.size} bytes begins at this offset"
@@ -186,13 +162,10 @@ class FileDifference:
         return f"{path}: {self.file.size} bytes instead of {self.size}"
 
     def size_difference(self, offset: int) -> Difference:
-        """Return the difference that verify reports for a wrong size.
-
-        ``offset`` is the physical offset at which the file's fault begins; 0 if it is no file of
-        the log.
+        """Return what verify reports for a wrong size. ``offset`` is the physical offset at which
+        the fault begins; 0 if the file is not of the log.
         """
-        # QUIRK: RocketMQ refuses to start if the last file has 0 bytes, although no message is
-        # lost.
+        # QUIRK: RocketMQ refuses to start on an empty last file, although no message is lost.
         is_empty = self.fault is FileFault.EMPTY_LAST and self.before is not None
         kind = "empty_file" if is_empty else "wrong_file_size"
         reason = f"{self.file.size} bytes instead of {self.size}"
@@ -202,10 +175,8 @@ class FileDifference:
 def file_differences(
     files: Sequence[StoreFile], size: int, *, lacks_first: bool = False
 ) -> Iterator[FileDifference]:
-    """Yield the files that have a wrong size or place.
-
-    If ``lacks_first``, the log's first files are lost, and the first item of ``files`` stands in
-    their place, with size 0 (``StoreLayout.lost_head``).
+    """Yield the files that have a wrong size or place. If ``lacks_first``, the first item of
+    ``files`` stands for lost files, with size 0 (``StoreLayout.lost_head``).
     """
     lost = files[0] if lacks_first else None
     before: StoreFile | None = None
@@ -246,15 +217,13 @@ def queue_fault(files: Sequence[StoreFile], size: int) -> str | None:
 # ----------------------------------------------------------------------------------------- entries
 @dataclass(frozen=True, slots=True)
 class TagsRule:
-    """The tags codes that an entry may have besides the tags code of its message.
-
-    A tags code below ``INT_MIN`` is an address in ConsumeQueueExt. It is always accepted.
+    """The tags codes that an entry may have besides the tags code of its message. One below
+    ``INT_MIN`` is an address in ConsumeQueueExt, and always accepted.
 
     Attributes:
-        any_time: whether to accept every positive number. An entry of the schedule topic has the
-            delivery time as its tags code. This time cannot be checked without the delay levels.
-        slack_ms: maximum difference in milliseconds between an accepted delivery time and the
-            expected one.
+        any_time: whether to accept every positive number, as the delivery time of an entry of the
+            schedule topic, which cannot be checked without the delay levels.
+        slack_ms: maximum distance of a delivery time from the expected one.
     """
 
     any_time: bool = False
@@ -270,8 +239,7 @@ class TagsRule:
         """Return the rule for a recovery, which knows the delay levels.
 
         RocketMQ 3.x took the delivery time from its clock, some milliseconds after the store time.
-        Queue -1 has the messages that a broker stored before it loaded its delay levels, so their
-        delivery times follow no delay level.
+        Queue -1 has messages that a broker stored before it loaded its delay levels.
         """
         topic, queue_id = key
         if topic != SCHEDULE_TOPIC:
@@ -280,9 +248,7 @@ class TagsRule:
 
 
 def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
-    """Return a mask: whether each entry has the wanted physical offset and size, and a tags code
-    that ``tags`` accepts.
-    """
+    """Return a mask: equal physical offset and size, and a tags code that ``tags`` accepts."""
     same: Bools = (there["physical_offset"] == wanted["physical_offset"]) & (
         there["size"] == wanted["size"]
     )
@@ -299,9 +265,7 @@ def same_entries(there: Units, wanted: Units, tags: TagsRule) -> Bools:
 # ------------------------------------------------------------------------- messages that are lost
 def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
     """Return, for each physical offset, the index in ``spans`` of the span (part of the log) that
-    contains it; -1 if none does.
-
-    The spans must be in ascending order, and must not overlap.
+    contains it, or -1. The spans must be in ascending order, and must not overlap.
     """
     if not spans:
         return np.full(len(places), -1, np.int64)
@@ -313,35 +277,27 @@ def span_numbers(places: Int64, spans: Sequence[Span]) -> Int64:
 
 
 def within(places: Int64, spans: Iterable[Span]) -> Bools:
-    """Return a mask: whether each physical offset lies in one of the spans. The spans
-    may overlap.
-    """
+    """Return a mask: whether each physical offset lies in one of the spans; these may overlap."""
     ordered = sorted(spans, key=lambda span: (span.offset, span.length))
     inside: Bools = span_numbers(places, ordered) >= 0
     return inside
 
 
 def names_damage(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether damage destroyed the message of an entry: both the first and the last byte of the
-    message are in ``damage``.
-    """
+    """Whether both the first and the last byte of an entry's message are in ``damage``."""
     first, size = entry.physical_offset, entry.size
     return size > 0 and first in damage and first + size - 1 in damage
 
 
 def may_stay(entry: QueueEntry, damage: Container[int]) -> bool:
-    """Whether an entry without a message in the log may stay in a queue.
-
-    It may stay if it is a filler, or if its message was lost. Such an entry is not removed, because
-    the later entries would then move to other queue offsets.
+    """Whether an entry without a message may stay in a queue: a filler, or that of a lost message.
+    Without such an entry, the later entries would move to other queue offsets.
     """
     return entry.is_filler or names_damage(entry, damage)
 
 
 def names_ends(header: IndexHeader, first: int, last: int) -> bool:
-    """Whether the physical offsets in an index header are those of the file's first and
-    last entry.
-    """
+    """Whether an index header has the physical offsets of the first and the last entry."""
     return (header.begin_offset, header.end_offset) == (first, last)
 
 

@@ -8,34 +8,46 @@ offset in the message's frame.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from logquarry.config import StoreConfig
 from logquarry.dialect31.state_table import TransactionCheck
+from logquarry.format.arrays import Bools, Int64, consecutive
+from logquarry.format.batch import ENTRY_SIZE, MOST_MESSAGES
 from logquarry.format.queue_entry import QueueEntry
 from logquarry.log.follow import Follower
 from logquarry.log.walk import Run
-from logquarry.read.batch_queue import BatchQueue
+from logquarry.read.batch_queue import (
+    BATCH_DTYPE,
+    BatchEntries,
+    BatchQueue,
+    is_batch_written,
+    own_messages,
+)
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue, Units
-from logquarry.repair.audit.batch_queues import BatchQueueAudit
 from logquarry.repair.audit.differences import (
     AuditedQueue,
     FirstDifference,
     TagsRule,
     may_stay,
+    names_damage,
 )
-from logquarry.repair.audit.right_offsets import RightOffsets
+from logquarry.repair.audit.right_offsets import RightBases, RightOffsets
 from logquarry.repair.audit.runs import AuditedRun, EntryFacts, audited
 from logquarry.write.dispatcher import queue_name_fault
+from logquarry.write.queue_writer import falls
+
+_CHUNK: Final = 1 << 12
+BATCH_FIELDS: Final = ("physical_offset", "size", "tags_code", "store_timestamp", "count", "base")
 
 
 class QueueAudit(RightOffsets):
-    """Compares one queue with the log; if ``mends``, also finds the right value of harmed offsets.
-
-    ``disk`` is the queue on the disk, None if its files are missing or unusable. Memory does not
-    grow with the log.
+    """Compares one queue with the log. ``disk`` is the queue on the disk, None if its files are
+    unusable. Memory does not grow with the log.
     """
 
     def __init__(
@@ -61,7 +73,10 @@ class QueueAudit(RightOffsets):
         if expected is None:
             self._first, self._first_at = offset, first_at
         elif offset < expected:
-            self._begin_again(offset)
+            assert self._first is not None
+            self._first = min(self._first, offset)
+            if self._found is not None and self._found.offset >= offset:
+                self._found = None
         elif offset > expected:
             self._largest_gap = max(self._largest_gap, offset - expected)
             if self._found is None:
@@ -71,12 +86,6 @@ class QueueAudit(RightOffsets):
 
     def _drop(self, offset: int, entries: Units) -> None:
         """Ignore these messages: a queue writer makes no entries for them either."""
-
-    def _begin_again(self, offset: int) -> None:
-        assert self._first is not None
-        self._first = min(self._first, offset)
-        if self._found is not None and self._found.offset >= offset:
-            self._found = None
 
     def _has(self, offset: int, entries: Units) -> bool:
         return self._found is None and super()._has(offset, entries)
@@ -131,10 +140,8 @@ class QueueAudit(RightOffsets):
             self._found = _unknown(at, resume_at)
 
     def _known_from(self, start: int, stop: int, log_start: int) -> int:
-        """Return the queue offset of the first entry between ``start`` and ``stop`` that a recovery
-        must remove; ``stop`` if all of these entries may stay.
-
-        Entries that point before ``log_start`` may stay, because retention deleted their messages.
+        """Return the queue offset of the first entry in a range that a recovery must remove, else
+        ``stop``. The messages of entries that point before ``log_start`` have expired.
         """
         if self._disk is None:
             return stop
@@ -182,11 +189,220 @@ def _unknown(offset: int, resume_at: int) -> FirstDifference:
     return FirstDifference(offset, resume_at, reason)
 
 
-class QueueAudits:
-    """Compares all queues of a store with its log.
+# ----------------------------------------------------------------------------------- batch queues
+class BatchQueueAudit:
+    """Compares one batch queue with the log. ``disk`` is the queue on the disk, None if its files
+    are missing or unusable.
 
-    In ``queues``, a queue with unusable files has the value None. ``damage`` has the damaged bytes
-    of the part of the log that was read so far.
+    The methods are those of :class:`QueueAudit`, but their arguments and results are numbers of
+    entries instead of queue offsets. Entries and frames have the same order, so the entry at each
+    position of the queue is compared with the frame at the same position.
+    """
+
+    def __init__(
+        self,
+        key: QueueKey,
+        disk: BatchQueue | None,
+        damage: Container[int],
+        *,
+        mends: bool = True,
+    ) -> None:
+        self.key = key
+        self._disk = disk
+        self._damage = damage
+        self._had = 0 if disk is None else disk.entry_end
+        # Number of the next entry to compare; None until the log's first message of this queue.
+        self._at: int | None = None
+        self._next = 0
+        self._found: FirstDifference | None = None
+        self._right = RightBases()
+        self._mends = mends
+
+    def take(self, _: Int64, entries: BatchEntries) -> None:
+        """Compare the queue with the entries that the next frames of the log should have."""
+        self._take(self._right.take(entries) if self._mends else entries[entries["base"] >= 0])
+
+    def _take(self, entries: BatchEntries) -> None:
+        if not len(entries):
+            return
+        starts = entries["base"].astype(np.int64)
+        stops = starts + entries["count"]
+        expected = int(starts[0]) if self._at is None else self._next
+        cuts = falls(starts, stops, expected)
+        for at, stop in zip([0, *cuts], [*cuts, len(entries)], strict=True):
+            if at in cuts:
+                # The topic was created again: the queue has only the messages since then.
+                self._at, self._found = None, None
+            if at < stop:
+                self._take_run(entries[at:stop])
+                self._next = int(stops[stop - 1])
+
+    def _take_run(self, entries: BatchEntries) -> None:
+        if self._at is None:
+            self._at = self._first_position(int(entries["physical_offset"][0]))
+            self._next = int(entries["base"][0])
+        if self._found is not None:
+            self._at += len(entries)
+            return
+        stops = entries["base"].astype(np.int64) + entries["count"]
+        begins = np.append(self._next, stops[:-1])
+        breaks = np.flatnonzero(entries["base"] != begins).tolist()
+        bounds = [*sorted({0, *breaks}), len(entries)]
+        for at, stop in pairwise(bounds):
+            if not self._agrees(entries[at:stop], is_behind_gap=at in breaks):
+                self._at += len(entries) - stop
+                return
+
+    def _agrees(self, wanted: BatchEntries, *, is_behind_gap: bool) -> bool:
+        assert self._at is not None
+        if is_behind_gap:
+            # The queue can still have entries of messages that the log lost in this gap: skip them.
+            self._pass_lost(int(wanted["physical_offset"][0]))
+        there = own_messages(self._read(self._at, self._at + len(wanted)))
+        same = np.zeros(len(wanted), np.bool_)
+        same[: len(there)] = same_batches(there, wanted[: len(there)])
+        if is_behind_gap and not self._continues():
+            same[0] = False
+        if same.all():
+            self._at += len(wanted)
+            return True
+        first = int(same.argmin())
+        at = self._at + first
+        offset = int(wanted["base"][first])
+        reason = f"entry {at} is not that of queue offset {offset}"
+        if at >= self._had:
+            reason = f"it ends at entry {self._had}, and the log has its messages from {offset} on"
+        self._found = FirstDifference(at, int(wanted["physical_offset"][first]), reason)
+        self._at += len(wanted)
+        return False
+
+    def _continues(self) -> bool:
+        """Whether the entry at ``self._at`` begins where the previous entry ends."""
+        assert self._at is not None
+        pair = self._read(max(0, self._at - 1), self._at + 1)
+        return (
+            not self._at
+            or len(pair) < 2
+            or int(pair[0]["base"]) + int(pair[0]["count"]) == int(pair[1]["base"])
+        )
+
+    def _first_position(self, place: int) -> int:
+        """Return the number of the first entry that is unwritten, or points to ``place`` or
+        further: that of the queue's first message in the log. Earlier entries have expired.
+        """
+        at = 0 if self._disk is None or not self._disk.files else self._disk.files[0].base
+        at //= ENTRY_SIZE
+        while at < self._had:
+            entries = self._read(at, at + _CHUNK)
+            passed = (entries["physical_offset"] < place) & is_batch_written(entries)
+            if not passed.all():
+                return at + int(passed.argmin())
+            at += len(entries)
+        return self._had
+
+    def _pass_lost(self, place: int) -> None:
+        """Skip entries of lost messages before physical offset ``place``."""
+        assert self._at is not None
+        while self._at < self._had:
+            entry = self._read(self._at, self._at + 1)[0]
+            is_lost = self._is_lost(entry) and int(entry["physical_offset"]) < place
+            # If a frame has several entries, all but the last only bridge a gap in the offsets.
+            if not is_lost and not 0 < entry["reserved"] == entry["count"]:
+                return
+            self._at += 1
+
+    def _is_lost(self, entry: np.void) -> bool:
+        found = QueueEntry(int(entry["physical_offset"]), int(entry["size"]), 0)
+        return names_damage(found, self._damage)
+
+    def _read(self, start: int, stop: int) -> BatchEntries:
+        if self._disk is None:
+            return np.empty(0, BATCH_DTYPE)
+        return self._disk.positions(start, min(stop, self._had))
+
+    @property
+    def difference(self) -> FirstDifference | None:
+        """The first difference in the part of the log read so far; None if there is none."""
+        self._take(self._right.settle())
+        return self._found
+
+    def finish(self, log_start: int) -> AuditedQueue:
+        """Return the result. Call this only after the whole log is compared."""
+        first = None
+        if self._disk is not None and self._disk.files:
+            first = self._disk.files[0].base // ENTRY_SIZE
+        found, end, kept_until = self.difference, self._at, self._had
+        if end is not None and found is None:
+            self._pass_lost(1 << 62)
+            kept_until = self._at or 0
+        elif end is None:
+            kept_until = first or 0
+            while kept_until < self._had:
+                entry = self._read(kept_until, kept_until + 1)[0]
+                if int(entry["physical_offset"]) >= log_start and not self._is_lost(entry):
+                    break
+                kept_until += 1
+        files = [] if self._disk is None else self._disk.files
+        return AuditedQueue(
+            key=self.key,
+            first_entry=first,
+            had_until=self._had,
+            ends_empty=bool(files) and len(files) > 1 and files[-1].base // ENTRY_SIZE >= self._had,
+            end=end,
+            difference=found,
+            kept_until=kept_until,
+            moved=self._right.moved,
+            bridges={} if end is not None or self._disk is None else bridges(self._disk),
+        )
+
+
+def bridges(queue: BatchQueue) -> dict[int, bytes]:
+    """Return a bridge for each unwritten entry before a written one: entry number -> 46 bytes.
+
+    A bridge has no message. It only covers queue offsets between its neighbours, as in
+    :func:`logquarry.write.queue_writer.without_gaps`. Without it, a broker would end the queue
+    there, and give later messages queue offsets that consumers have passed.
+    """
+    numbers, parts = [np.empty(0, np.int64)], [np.empty(0, BATCH_DTYPE)]
+    for file, found in queue.batches():
+        numbers.append(file.base // ENTRY_SIZE + np.arange(len(found)))
+        parts.append(found)
+    entries, numbered = np.concatenate(parts).astype(BATCH_DTYPE), np.concatenate(numbers)
+    unwritten = np.flatnonzero(~is_batch_written(entries))
+    made: dict[int, bytes] = {}
+    for start, stop in consecutive(unwritten):
+        first, last = int(unwritten[start]), int(unwritten[stop - 1]) + 1
+        if last == len(entries):
+            break
+        following = entries[last : last + 1].copy()
+        end = int(following["base"][0])
+        base = end - (last - first)
+        if first:
+            base = int(entries["base"][first - 1]) + int(entries["count"][first - 1])
+        if base < 0 or not last - first <= end - base <= (last - first) * MOST_MESSAGES:
+            # The neighbours leave no queue offsets for these entries.
+            continue
+        for at in range(first, last):
+            following["base"] = base
+            following["count"] = min(MOST_MESSAGES, end - base - (last - at - 1))
+            following["reserved"] = following["count"]
+            made[int(numbered[at])] = following.tobytes()
+            base += int(following["count"][0])
+    return made
+
+
+def same_batches(there: BatchEntries, wanted: BatchEntries) -> Bools:
+    """Return a mask: whether each entry has the same fields in both arrays."""
+    same = np.ones(len(wanted), np.bool_)
+    for name in BATCH_FIELDS:
+        same &= there[name] == wanted[name]
+    return same
+
+
+# -------------------------------------------------------------------------------------- all queues
+class QueueAudits:
+    """Compares all queues of a store with its log. In ``queues``, a queue with unusable files is
+    None. ``damage`` has the damaged bytes of the log so far.
     """
 
     def __init__(

@@ -45,10 +45,8 @@ Slots = Int32
 
 
 class IndexAudit:
-    """Compares the index of a store with its log.
-
-    ``known_chains`` has the paths of the files in which a Spark task found all chains right. This
-    audit does not check these chains again.
+    """Compares the index of a store with its log. ``known_chains`` has the paths of the files whose
+    chains a Spark task has found right.
     """
 
     def __init__(self, layout: StoreLayout, known_chains: frozenset[str] = frozenset()) -> None:
@@ -57,8 +55,7 @@ class IndexAudit:
         self._files = OpenFiles(layout)
         self._log = CommitLog(layout, files=self._files)
         self._index = Index(layout, files=self._files)
-        # Read the headers before the log, because a running writer appends to both. The log then
-        # has the message of each entry that the headers count.
+        # Read the headers before the log: a running writer appends to the log first.
         headers = [file.header for file in self._index.files]
         self._ranges = [(header.begin_offset, header.end_offset) for header in headers]
         self._numbers = {file.path: number for number, file in enumerate(self._index.files)}
@@ -77,9 +74,7 @@ class IndexAudit:
         return IndexEntries(self._index.files, self._files, self._log_start)
 
     def add(self, followed: Followed) -> None:
-        """Compare the keys of the messages in a run of the log with the next entries of
-        the index.
-        """
+        """Compare the keys of the next messages with the next entries of the index."""
         self._has_keys = True
         hashes = followed.key_hashes
         if len(hashes) and not self._stream.is_broken:
@@ -87,9 +82,7 @@ class IndexAudit:
             self._stream.take(places, hashes)
 
     def is_next(self, start: Place) -> bool:
-        """Whether the comparison can go on at ``start``: it is the next entry to compare, or a
-        difference has already ended the comparison in order.
-        """
+        """Whether ``start`` is the next entry to compare, or a difference was found before."""
         return self._stream.is_broken or self._stream.place == start
 
     def add_sound(self, stop: Place) -> None:
@@ -99,19 +92,15 @@ class IndexAudit:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the index has one entry for each key in the log, in the same order, and no other
-        entries.
-
-        If False, read the log again, and call :meth:`count` for each run.
+        """Whether the index has one entry for each key in the log, in the same order, and no
+        others. If not, read the log again, and call :meth:`count` for each run.
         """
         if not self._has_keys:
             return True
         return self._stream.is_through and not self._all.odd_headers
 
     def count(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run; :meth:`finish` subtracts the entries to find the
-        missing keys.
-        """
+        """Count a run's keys; :meth:`finish` subtracts the entries to find missing keys."""
         self._keys.add(run, has_key)
 
     def finish(self, log_end: int, lost: LostSpans, last_keyed: int | None) -> Iterator[Difference]:
@@ -145,7 +134,8 @@ class IndexAudit:
         size = 0 if view is None else view.size
         count = header.entry_count - 1
         shape = file.shape
-        if count and shape is None and self._may_fit(header, size):
+        may_fit = count * ENTRY.size + HEADER.size <= size
+        if count and shape is None and may_fit and header.begin_offset <= header.end_offset:
             reason = "slots and entries are unknown: set maxHashSlotNum and maxIndexNum in a config"
             yield Difference("index_shape", file.path, 0, reason)
             return
@@ -155,7 +145,11 @@ class IndexAudit:
         if fault is not None or not count:
             return
         assert shape is not None
-        yield from self._wrong_ends(file, shape, header)
+        fault = None if view is None else ends_fault(view, shape, header)
+        fault = fault or times_fault(self._log, header)
+        # A running broker writes the fields of a header one after the other.
+        if fault is not None and header == file.header:
+            yield Difference("index_header", file.path, 0, fault, HEADER.size)
         self.entries += count
         is_compared = self._has_keys and self.is_exact
         if is_compared and file.path in self._known_chains:
@@ -165,19 +159,6 @@ class IndexAudit:
             yield from self._chain_differences(file, shape, entries)
         if not is_compared:
             yield from self._entry_differences(file, shape, entries, log_end, lost)
-
-    def _wrong_ends(
-        self, file: IndexFile, shape: IndexShape, header: IndexHeader
-    ) -> Iterator[Difference]:
-        """Yield a difference if the header gives other first or last messages or other times than
-        the entries and the log.
-        """
-        view = self._files.view(file.path)
-        fault = None if view is None else ends_fault(view, shape, header)
-        fault = fault or times_fault(self._log, header)
-        # A running broker writes the fields of a header one after the other.
-        if fault is not None and header == file.header:
-            yield Difference("index_header", file.path, 0, fault, HEADER.size)
 
     def _gap_differences(self) -> Iterator[Difference]:
         for (begin, end), keys in zip(
@@ -190,12 +171,6 @@ class IndexAudit:
                     "file is missing, or the broker ran without an index"
                 )
                 yield Difference("index_gap", INDEX, 0, reason)
-
-    @staticmethod
-    def _may_fit(header: IndexHeader, size: int) -> bool:
-        count = header.entry_count - 1
-        fits = count * ENTRY.size + HEADER.size <= size
-        return fits and header.begin_offset <= header.end_offset
 
     def _header_fault(self, file: IndexFile, header: IndexHeader, size: int) -> str | None:
         count = header.entry_count - 1
@@ -213,18 +188,15 @@ class IndexAudit:
         return None
 
     def has_right_chains(self, path: str) -> bool:
-        """Whether the file holds all entries that its header counts, each slot leads to its newest
-        entry, and each entry to the previous entry of its slot.
-        """
+        """Whether a file has all entries that its header counts, in the right chains."""
         file = next((file for file in self._index.files if file.path == path), None)
-        if file is None or file.header.entry_count <= 1 or file.shape is None:
+        count = 0 if file is None else file.header.entry_count - 1
+        if file is None or file.shape is None or count <= 0:
             return False
-        count = file.header.entry_count - 1
         entries = self._entries(file, file.shape, count)
         if len(entries) < count:
             return False
-        found, _, _ = self._find_chains(file, file.shape, entries)
-        return not found.wrong and not found.wrong_slots
+        return not any(self._chain_differences(file, file.shape, entries))
 
     def _entries(self, file: IndexFile, shape: IndexShape, count: int) -> Entries:
         data = self._files.read(file.path, shape.entry_position(1), count * ENTRY.size)
@@ -237,9 +209,9 @@ class IndexAudit:
                 return True
         return False
 
-    def _find_chains(
+    def _chain_differences(
         self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> tuple[_Chains, Slots, Slots]:
+    ) -> Iterator[Difference]:
         data = self._files.read(file.path, HEADER.size, shape.slots * SLOT.size)
         slots = np.frombuffer(data, _SLOT)["newest"]
         kernels = codec.kernels()
@@ -249,12 +221,6 @@ class IndexAudit:
             newest = np.zeros(len(slots), np.int32)
             places = entries.ctypes.data, len(entries), slots.ctypes.data, len(slots)
             found = _Chains(*kernels.check_chains(*places, newest))
-        return found, slots, newest
-
-    def _chain_differences(
-        self, file: IndexFile, shape: IndexShape, entries: Entries
-    ) -> Iterator[Difference]:
-        found, slots, newest = self._find_chains(file, shape, entries)
         if found.wrong:
             number = found.first + 1
             yield Difference(
@@ -300,9 +266,7 @@ class IndexAudit:
 
 
 def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
-    """Return the parts of the log before the first index file and between index files. Return no
-    part if a header is invalid.
-    """
+    """Return the parts of the log before and between index files; none if a header is invalid."""
     spans = [(one.begin_offset, one.end_offset) for one in headers if one.entry_count > 1]
     ends = [log_start - 1, *(end for _, end in spans)]
     gaps = [(end, begin) for end, (begin, _) in zip(ends, spans, strict=False)]
@@ -311,11 +275,8 @@ def _gaps(headers: list[IndexHeader], log_start: int) -> list[tuple[int, int]]:
 
 
 class _Chains(NamedTuple):
-    """The wrong entries and wrong slots of one index file: how many there are, and the first of
-    each.
-
-    ``first`` is the position of the first wrong entry. It should lead to the entry with number
-    ``expected``.
+    """How many wrong entries and slots an index file has, and the first of each; the entry at
+    position ``first`` should lead to the entry with number ``expected``.
     """
 
     wrong: int
@@ -344,10 +305,8 @@ _NOT_COUNTED: Final = "counts no entries, but some follow"
 
 
 def index_fault(layout: StoreLayout, shape: IndexShape, *, log_end: int) -> str | None:
-    """Return the first wrong header of an index as text, or None.
-
-    Of each file, this reads only the header, the first and the last entry, and the two messages to
-    which these entries point.
+    """Return the first wrong header of an index as text, or None. Of each file, this reads only the
+    header, the first and the last entry, and their two messages.
     """
     log = CommitLog(layout)
     last: IndexHeader | None = None
@@ -415,9 +374,6 @@ def ends_fault(file: FileView, shape: IndexShape, header: IndexHeader) -> str | 
 
 
 def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str | None:
-    """Compare a header with the physical offsets of the first and the last entry of its file, and
-    with the seconds in the last entry.
-    """
     if not names_ends(header, first, last):
         return (
             "its header gives another first or last message than its entries: the header gives the "
@@ -438,9 +394,7 @@ def _ends_fault(header: IndexHeader, first: int, last: int, seconds: int) -> str
 def sequence_fault(
     log: CommitLog, log_start: int, header: IndexHeader, before: IndexHeader | None
 ) -> str | None:
-    """Return a text if an index file is of another log, gives other store times than the log, or
-    overlaps the previous file; else None.
-    """
+    """Return why a file does not fit the log or the previous index file as text, or None."""
     if header.entry_count > 1:
         if header.end_offset >= log_start and _stored_at(log, header.end_offset) is None:
             return f"the log has no message at {header.end_offset}, where its last key points"
@@ -453,9 +407,7 @@ def sequence_fault(
 
 
 def times_fault(log: CommitLog, header: IndexHeader) -> str | None:
-    """Return a text if a header gives another store time than the first or the last message of its
-    file has; else None. A message that the log does not have is not compared.
-    """
+    """Return as text which message of the log has another store time than the header; or None."""
     for which, offset, time in (
         ("first", header.begin_offset, header.begin_timestamp),
         ("last", header.end_offset, header.end_timestamp),

@@ -40,8 +40,8 @@ class EntryAudit:
     """Compares the entries of one index file with their messages.
 
     Attributes:
-        keys: number of distinct keys that have an entry. Counts only the keys of messages after one
-            physical offset and before another, and no keys of COMMIT messages.
+        keys: number of distinct keys with an entry, of the messages between two physical offsets
+            that are not COMMIT messages.
         is_ordered: whether the entries are in the order of the log, as RocketMQ writes them.
     """
 
@@ -62,8 +62,7 @@ class EntryAudit:
         while start < len(entries):
             some = entries[start : start + 2 * _CHUNK]
             offsets = some["physical_offset"].astype(np.int64)
-            # A chunk must not end within the entries of one message: a key of this message could
-            # then be counted twice.
+            # Count no key twice: a chunk must not end within one message's entries.
             count = min(_CHUNK, len(offsets))
             count += int(np.argmax(np.append(offsets[count:] != offsets[count - 1], True)))
             offsets = offsets[:count]
@@ -106,11 +105,8 @@ class EntryAudit:
                 wrong.count += int(entries.sum())
 
     def _has_keys(self, run: Run, places: Int64, numbers: Int64, hashes: Int64) -> Bools:
-        """Return a mask: whether the hash of each entry is that of a key of its frame. ``numbers``
-        has the row of the frame for each entry.
-        """
-        # An entry whose key is the message's tag may exist, but need not: older brokers indexed no
-        # tags.
+        """Return a mask: whether each hash is that of a key of its frame, row ``numbers``."""
+        # An entry for the tag of a message is optional: older brokers made none.
         if self._layout.config.index_tags:
             raw, owners = index_keys(run.window, run.rows, raw=True, tags=True)
             known = np.sort(_pairs(owners, positive(raw)))
@@ -130,11 +126,10 @@ class EntryAudit:
 
 
 class KeyCounter:
-    """Counts the keys for which index files should have entries, one run of the log at a time.
+    """Counts the keys that index files should have, one run of the log at a time.
 
-    For each file, the keys of its first and its last message are not counted, because entries of
-    these keys can be in the previous or the next file. COMMIT messages do not count, because 3.x
-    did not index their keys.
+    Keys of a file's first and last message do not count: their entries can be in a neighbouring
+    file. Keys of COMMIT messages do not either: 3.x did not index them.
     """
 
     def __init__(self, ranges: list[tuple[int, int]]) -> None:
@@ -143,9 +138,7 @@ class KeyCounter:
         self.keys = np.zeros(len(ranges), np.int64)
 
     def add(self, run: Run, has_key: Bools) -> None:
-        """Count the keys of a run. ``has_key`` is a mask: whether each frame has keys for the
-        index.
-        """
+        """Count the keys of a run. ``has_key`` is a mask of the frames with keys."""
         if not ((self._begins < run.end) & (self._ends > run.start)).any():
             return
         rows = run.rows[has_key & ~_is_commit(run)]
@@ -168,8 +161,7 @@ def _pairs(numbers: Int64, hashes: Int64) -> Int64:
 
 
 def _distinct(values: Int64) -> Int64:
-    # numpy.unique uses a hash table, which is ten times slower if the numbers differ in their high
-    # bits.
+    # numpy.unique is ten times slower if the numbers differ in their high bits.
     ordered = np.sort(values)
     distinct: Int64 = ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
     return distinct
@@ -191,9 +183,8 @@ def _is_commit(run: Run) -> Bools:
 
 # ------------------------------------------------------- the entries of all files, in their order
 Place = tuple[int, int]
-"""The place of an entry: (number of the file, number of the entry in the file), both counted from
-0. Files without entries are left out of the count. The place after the last entry is (number of
-files, 0).
+"""(number of the file, number of the entry in it), both from 0. Files without entries do not count.
+The place after the last entry is (number of files, 0).
 """
 
 
@@ -232,9 +223,7 @@ class IndexEntries:
 
     @cached_property
     def odd_headers(self) -> frozenset[str]:
-        """The paths of the files whose header has other physical offsets than their first and
-        their last entry.
-        """
+        """Paths of the files whose header names other messages than its entries."""
         return frozenset(
             part.path
             for number, part in enumerate(self._parts)
@@ -244,9 +233,7 @@ class IndexEntries:
         )
 
     def start(self, number: int) -> int:
-        """Return the position in a file of the first entry whose message retention has
-        not deleted.
-        """
+        """Return the position in a file of the first entry that has not expired."""
         known = self._starts[number]
         if known is None:
             known = 0
@@ -257,9 +244,7 @@ class IndexEntries:
         return known
 
     def some(self, number: int, first: int, stop: int | None = None) -> Entries:
-        """Return the entries of a file from ``first`` up to ``stop`` (exclusive), or up to the
-        file's end.
-        """
+        """Return a file's entries from ``first`` to before ``stop``, or to the file's end."""
         part = self._parts[number]
         stop = part.count if stop is None else min(stop, part.count)
         place, length = part.position + first * ENTRY.size, (stop - first) * ENTRY.size
@@ -316,9 +301,7 @@ class EntryStream:
         self._place = self._entries.normal(place)
 
     def take(self, places: Int64, hashes: Int64) -> None:
-        """Compare the next keys. ``places`` has the physical offsets of their messages, ``hashes``
-        the keys' hashes.
-        """
+        """Compare the next keys: the physical offsets of their messages, and their hashes."""
         done = 0
         while done < len(hashes) and not self.is_at_end:
             number, at = self._place
@@ -338,7 +321,5 @@ class EntryStream:
 
     @property
     def is_through(self) -> bool:
-        """Whether index and keys agree: each key had exactly one entry, in the order of the log,
-        and no entry is left.
-        """
+        """Whether each key had exactly one entry, in order, and no entry is left."""
         return not self.is_broken and self.is_at_end

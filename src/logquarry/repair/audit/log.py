@@ -66,8 +66,7 @@ class KnownBounds:
     """The evidence for a log's end: from the queues, the checkpoint and the durable offset.
 
     ``queued`` is the physical offset after the last message in a queue. ``dispatched_timestamp`` is
-    the store time of the last message in the queues, as the checkpoint has it. It is None if the
-    store may be from RocketMQ 5.5.
+    that message's store time by the checkpoint; None if the store may be from RocketMQ 5.5.
     """
 
     durable: int | None = None
@@ -192,22 +191,20 @@ class LogAudit:
                 assert not isinstance(event, BlankSpan)
                 stale = self._why_stale(event)
                 if stale is not None:
-                    # An earlier recovery cut off these frames, so they are not in the log. A queue
-                    # entry that points to one of them does not prove that the log continues.
+                    # An earlier recovery cut these frames off. A queue entry for one proves
+                    # nothing.
                     if least is not None and least > event.start:
                         least = self._bounds.durable
                     break
                 yield from self._confirmed(broken)
                 broken = []
             if isinstance(event, BlankSpan):
-                # A writer puts at least one message into each file. So a blank at a file's start
-                # shows that the file was lost, and that a repair put the blank in its place.
+                # A writer puts a message into each file, so a repair has put this blank there.
                 file = self._layout.commit_log.at(event.offset)
                 if file is not None and file.base == event.offset:
                     self.damage.append(self._lost_file(event))
             else:
-                # Compare later frames with the last store time and not with the latest: after a
-                # clock was set back, all later frames would seem stale.
+                # Use the last time, not the latest: a clock that was set back makes no frame stale.
                 self.last_timestamp = self._times(event)[1]
                 self.latest_timestamp = max(self.latest_timestamp, self.last_timestamp)
                 self.count += len(event.rows) if isinstance(event, Run) else event.count
@@ -279,9 +276,8 @@ class LogAudit:
             )
 
     def _with_zeros(self, broken: list[DamagedSpan], least: int) -> list[DamagedSpan]:
-        """Add spans for the zeros that lie between damaged spans, and after them up to ``least``.
-
-        If the durable offset is unknown, the method does so only in files that have other damage.
+        """Add spans for the zeros between damaged spans, and after them up to ``least``; without a
+        durable offset, only in files that have other damage.
         """
         files = self._layout.commit_log
         found: list[DamagedSpan] = []
@@ -321,8 +317,7 @@ def never_written(layout: StoreLayout) -> set[int]:
     """Return the physical offsets of the blanks that RocketMQ 3 wrote in place of huge messages.
 
     QUIRK: For a message larger than a file, RocketMQ 3 fills two files with blanks and answers
-    PUT_OK. RocketMQ writes a queue entry that points to the second file and has the size of a file.
-    A real message never has this size, because its frame leaves room for a blank of 8 bytes.
+    PUT_OK. The queue entry points to the second file and has its size, which no real message has.
     """
     size = layout.commit_log.file_size
     found: set[int] = set()
@@ -354,10 +349,9 @@ def framed(layout: StoreLayout, span: DamagedSpan) -> Iterator[Run]:
 def torn_end(layout: StoreLayout, bounds: KnownBounds) -> int | None:
     """Return the physical offset of the log's last message if it is incomplete, else None.
 
-    A message counts as incomplete if its properties (or, without properties, its topic) end in a
-    zero byte: if a power cut tears the last page, or a replica crashes while it receives a message,
-    the rest of the frame stays zero, and no CRC covers topic and properties. In a message that has
-    a queue entry, zeros may belong to the properties, but never to the topic.
+    A message is incomplete if its properties (without any, its topic) end in a zero byte, as a torn
+    page or a crashed replica leaves it: no CRC covers them. If it has a queue entry, zeros may
+    belong to the properties, but never to the topic.
     """
     if bounds.durable is None or bounds.is_closed:
         return None
@@ -463,9 +457,8 @@ class _Appends:
         return range(count - 1, max(-1, count - 1 - _MOST_BATCH), -1)
 
     def explained(self, tail: Bytes, number: int) -> int:
-        """Return how many bytes of ``tail`` come from appends before the last append.
-
-        The last append begins with frame ``number``. ``tail`` is the page's rest after the log.
+        """Return how many bytes of ``tail``, the page's rest after the log, come from appends
+        before the last append, which begins with frame ``number``.
         """
         data, most = self._data, len(tail)
         from_buffer = len(data) - int(self._starts[number])

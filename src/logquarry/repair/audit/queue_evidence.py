@@ -90,11 +90,8 @@ class HarmedOffsets:
         )
 
     def right_first(self, part: QueuePart, messages: int) -> int | None:
-        """Return the right queue offset of the queue's first message if the second one shows it.
-
-        Args:
-            part: the next message of the queue, and others after it.
-            messages: number of messages before the part.
+        """Return the right queue offset of the queue's first message if the second one shows it:
+        the first of ``part``, if ``messages`` is 1.
         """
         first, self._first = self._first, None
         offset = int(part.offsets[0])
@@ -108,10 +105,8 @@ class HarmedOffsets:
         return offset - 1
 
     def right(self, part: QueuePart, following: int) -> Int64:
-        """Return the queue offsets of a part, with the right one for each that is harmed.
-
-        Args:
-            following: the offset after the queue's previous message.
+        """Return the right queue offsets of a part; ``following`` is the offset after the previous
+        message.
         """
         right = part.offsets.copy()
         for start, stop in consecutive(part.offsets):
@@ -242,8 +237,7 @@ class SpareEntries:
     def _check_places(
         self, index: Int64, places: Int64, queue_offsets: Int64, owners: Int64
     ) -> None:
-        # For a multi-dispatch copy, the frame has the queue offset in another queue: do not compare
-        # it.
+        # The frame of a multi-dispatch copy has the queue offset in another queue.
         shifts = np.where(owners == _OWN, queue_offsets - index, 0)
         ways = np.where(shifts != 0, _MOVED, np.where(owners == _FOREIGN, _STRANGE, _FITS))
         # A new group begins if the result, or the distance to the right queue offset, changes.

@@ -60,7 +60,6 @@ class SeenMessages:
     """The messages of one queue that were read so far, since its topic was last created again.
 
     Attributes:
-        next_offset: queue offset after the last message.
         epoch_start: physical offset of the first message of a recreated topic; else None.
         missing_from: physical offset of the first message after the queue's end.
         missing_since: store time of that message, in milliseconds.
@@ -95,8 +94,7 @@ class SeenMessages:
             if len(self.gaps) < MOST_GAPS:
                 self.gaps.append((start, stop))
             else:
-                # The joined gap also covers right entries, which are checked again. This does no
-                # harm.
+                # The joined gap also covers right entries: they are checked again.
                 self.gaps[-1] = self.gaps[-1][0], stop
 
     def restart(self, first: int, place: int) -> None:
@@ -118,10 +116,7 @@ class SeenMessages:
 
 
 class QueuesAudit:
-    """Compares all queues of a store with its log.
-
-    Call :meth:`add` for each run of the log, in order, then :meth:`differences`.
-    """
+    """Compares all queues of a store with its log: :meth:`add` takes each run, in order."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self.layout = layout
@@ -129,8 +124,7 @@ class QueuesAudit:
         self._files = OpenFiles(layout)
         self._seen: dict[QueueKey, SeenMessages] = {}
         self._names = self._find_names()
-        # The last message of a queue is here if the queue has no entry for it. The queue's next
-        # message then shows whether the frame belongs to the queue.
+        # A queue's last message without an entry; the next one shows whether it belongs there.
         self._held: dict[QueueKey, dict[str, Any]] = {}
         self._searches = 0
 
@@ -164,16 +158,14 @@ class QueuesAudit:
     def _own_messages(
         self, key: QueueKey, seen: SeenMessages, values: dict[str, Any], *, is_end: bool
     ) -> dict[str, Any]:
-        """Leave out the frames that belong to another queue, because damage changed their topic or
-        queue id. No CRC covers these fields.
+        """Leave out the frames that belong to another queue: damage has changed their topic or
+        queue id.
 
         A frame is left out if the messages before and after it have consecutive queue offsets, this
         queue does not have its entry, and another queue has it. If no message follows, the frame's
         own queue offset must also not continue the previous one. If this queue has no entry for the
-        last message, the method holds the message back until the next call.
-
-        Args:
-            is_end: whether the log has no further message of the queue.
+        last message, the method holds the message back until the next call. ``is_end`` is whether
+        the log has no further message of the queue.
         """
         held = self._held.pop(key, None)
         if held is not None:
@@ -315,10 +307,8 @@ class QueuesAudit:
     def differences(
         self, log_end: int, lost: LostSpans, *, is_explained: bool
     ) -> Iterator[Difference]:
-        """Yield all differences, queue by queue, after the whole log is read.
-
-        ``is_explained``: whether a crash explains that newest entries are missing
-        (:meth:`is_crash`).
+        """Yield all differences, queue by queue, after the whole log is read. ``is_explained`` is
+        the result of :meth:`is_crash`.
         """
         for key, values in list(self._held.items()):
             none = {name: column[:0] for name, column in values.items()}
@@ -336,12 +326,9 @@ class QueuesAudit:
     def is_crash(self, log_end: int) -> bool:
         """Whether a crash explains that the queues lack the entries of the newest messages.
 
-        Two conditions must hold:
-
-        - Every queue has all messages before the physical offset that the dispatcher had reached.
-          (RocketMQ dispatches single messages. logquarry dispatches part after part of the log, and
-          within a part, queue after queue.)
-        - No missing message is older than the checkpoint, because older messages were dispatched.
+        Every queue must have all messages before the physical offset that the dispatcher had
+        reached. (RocketMQ dispatches single messages; logquarry part after part of the log, and
+        within it queue after queue.) No missing message may be older than the checkpoint.
         """
         if not self.layout.has_abort:
             return False
@@ -414,9 +401,8 @@ class QueuesAudit:
         """Whether an administrator deleted a topic; ``stored`` is the store time of one of its
         messages.
 
-        A broker adds a topic to ``config/topics.json`` before the topic's first message, removes a
-        deleted topic, and writes the time of each change (``DataVersion``). So a topic was deleted
-        if the file was changed after the message was stored, and does not list the topic.
+        A broker adds a topic to ``config/topics.json`` before its first message, and writes the
+        time of each change (``DataVersion``). So a topic is deleted if a later change left it out.
         """
         topics, changed = self._topics
         return changed > stored and topic not in topics and is_listed(topic)

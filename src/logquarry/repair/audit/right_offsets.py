@@ -52,17 +52,13 @@ from logquarry.repair.audit.differences import (
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 _MOST_SEARCHES: Final = 64
-"""Maximum number of messages that are searched in a whole queue. A message is searched only until
-the first one has a place, so only a hostile log needs more.
-"""
+"""Maximum number of searches in a whole queue. Only a hostile log needs more."""
 
 
 class RightOffsets(ABC):
-    """Takes the messages of one queue in the order of the log, and passes them on to :meth:`_put`,
-    with the right queue offsets.
-
-    ``disk`` is the queue on the disk, None if its files are missing or unusable. If ``mends`` is
-    false, neighbouring messages are not compared.
+    """Takes the messages of one queue in the log's order, and passes them to :meth:`_put` with the
+    right queue offsets. ``disk`` is the queue on the disk or None. Without ``mends``, neighbouring
+    messages are not compared.
     """
 
     def __init__(
@@ -78,8 +74,7 @@ class RightOffsets(ABC):
         self._next: int | None = None
         # Queue offset after the last message whose frame has the right queue offset.
         self._sure: int | None = None
-        # The last message, if its queue offset does not continue the previous one; else None. The
-        # next message shows whether this queue offset is harmed.
+        # The last message if its queue offset is in doubt; the next message decides.
         self._odd: tuple[int, Units] | None = None
         self._moved: dict[int, int] = {}
         self._searches = 0
@@ -89,16 +84,12 @@ class RightOffsets(ABC):
         """Take the next messages; ``offset`` is the right queue offset of the first."""
 
     def _correct(self, place: int, own: int, right: int) -> None:
-        """Record that the frame at physical offset ``place`` has the harmed queue offset ``own``
-        instead of ``right``.
-        """
+        """Record the ``right`` queue offset of the frame at physical offset ``place``."""
         self._moved[place] = right
 
     @abstractmethod
     def _drop(self, offset: int, entries: Units) -> None:
-        """Take messages that can have no place in the queue; ``offset`` is the queue offset in the
-        first frame.
-        """
+        """Take messages that have no place in the queue; ``offset`` is from the first frame."""
 
     def take(self, offsets: Int64, entries: Units) -> None:
         """Take the next messages of the queue, in the order of the log."""
@@ -108,8 +99,7 @@ class RightOffsets(ABC):
     def _take_part(self, offset: int, entries: Units) -> None:
         odd = self._odd
         if odd is not None and 0 <= odd[0] == offset - 1:
-            # The two messages continue each other. Decide them together, as if one call had taken
-            # both, so that the result does not depend on the size of the pieces.
+            # The two continue each other: decide them as if one call had taken both.
             self._odd = None
             self._take_run(odd[0], joined_records(odd[1], entries))
             return
@@ -120,10 +110,8 @@ class RightOffsets(ABC):
             self._take_run(offset, entries)
 
     def settle(self, following: int | None = None) -> None:
-        """If the last message's queue offset is in doubt, decide it with the offset of the next
-        message.
-
-        ``following`` is the queue offset of the next message, None at the log's end.
+        """If the last message's queue offset is in doubt, decide it. ``following`` is the queue
+        offset of the next message, None at the log's end.
         """
         odd, self._odd = self._odd, None
         if odd is None:
@@ -143,8 +131,7 @@ class RightOffsets(ABC):
         if 0 <= offset < expected and self._is_queued(offset, entries):
             # The queue had another message at this offset before. So the topic was created again.
             return False
-        # If the next message has the expected offset, this frame belongs to another queue: damage
-        # changed its topic or queue id.
+        # Damage changed the topic or queue id of this frame of another queue.
         if following in (expected, expected + 1):
             return True
         if offset >= 0 and self._has(offset, entries):
@@ -155,9 +142,8 @@ class RightOffsets(ABC):
             return offset - expected > self._room(entries) + (SMALL_GAP if rises else 0)
         if following is not None and following > expected:
             return True
-        # A topic that was deleted and created again begins at offset 0, or later if its first
-        # messages are lost. So the offset 0 can be right, and so can a lower offset if the next
-        # message's offset is higher.
+        # A topic that was created again begins at 0, or later if its first messages are lost. So 0
+        # can be right, or a lower offset if the next one is higher.
         return offset != 0 and (following is None or following <= offset)
 
     def _take_first(self, offset: int, entries: Units, following: int | None) -> None:
@@ -178,9 +164,7 @@ class RightOffsets(ABC):
             self._drop(offset, entries)
 
     def _first_place(self, entries: Units) -> int | None:
-        """Return the queue offset of the first message if the queue decides it before the
-        neighbouring messages do.
-        """
+        """Return the first message's queue offset if the queue alone decides it."""
         return self._place_in_queue(entries)
 
     def _place_in_queue(self, entries: Units) -> int | None:
@@ -207,8 +191,7 @@ class RightOffsets(ABC):
         own, expected = offset, self._next
         if expected is not None and offset != expected:
             if self._has(expected, entries):
-                # The queue has these entries at the expected offsets. So the offsets in all these
-                # frames are harmed.
+                # So the queue offsets in all these frames are harmed.
                 for at, place in enumerate(entries["physical_offset"][:MOST_MOVED].tolist()):
                     self._correct(place, offset + at, expected + at)
                 offset = expected
@@ -224,9 +207,7 @@ class RightOffsets(ABC):
             self._known_until = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
 
     def _bring_back(self, own: int, entries: Units) -> tuple[int, Units]:
-        """Return the right queue offset of messages whose queue offsets no queue can have, and
-        those of the messages that can be corrected.
-        """
+        """Return the right queue offset, and the messages that can be corrected."""
         right = self._place_in_queue(entries[:1]) if self._next is None else self._next
         offset = 0 if right is None else right
         room = MOST_MOVED - len(self._moved)
@@ -237,9 +218,7 @@ class RightOffsets(ABC):
         return offset, entries[:room]
 
     def _room(self, entries: Units) -> int:
-        """Return how many messages can have been lost between the previous message and
-        ``entries``.
-        """
+        """Return how many messages can have been lost before ``entries``."""
         lost = max(0, int(entries["physical_offset"][0]) - self._known_until)
         return lost // FIXED_SIZE_V1 + GAP_SLACK
 
@@ -266,23 +245,18 @@ class RightOffsets(ABC):
 
 
 # ----------------------------------------------------------------------------------- batch queues
-# Only the neighbouring frames in the log decide. The entry of a frame has the queue offset of the
-# frame's first message (the base), and the number of the frame's messages.
+# Only the neighbouring frames decide. An entry has the queue offset of its first message (base).
 NO_PLACE: Final = -1
 
 
 class RightBases:
     """Takes the entries of one batch queue in the order of the log, and returns them with the right
-    bases.
-
-    A base that does not continue the previous one can be harmed. So this class holds back the last
-    entry if its base is in doubt, until the next entry or the log's end decides it.
+    bases. It holds back an entry in doubt until the next entry or the log's end decides it.
 
     Attributes:
         following: queue offset after the last returned entry; None before the first.
-        moved: physical offset of each frame with a harmed base -> the right base;
-            :data:`NO_PLACE` if the frames around it leave no place for it. Such an entry is not
-            returned.
+        moved: physical offset of each frame with a harmed base -> the right base. If the frames
+            around it leave no place for it, :data:`NO_PLACE`: such an entry is not returned.
     """
 
     def __init__(self) -> None:

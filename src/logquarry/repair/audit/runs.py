@@ -53,9 +53,7 @@ F = TypeVar("F", bound=Facts)
 
 @dataclass(frozen=True, slots=True)
 class AuditedRun(Generic[F]):
-    """The facts about one run: ``count`` valid frames between two physical offsets,
-    without a gap.
-    """
+    """The facts about one run: ``count`` valid frames without a gap."""
 
     start: int
     end: int
@@ -76,18 +74,14 @@ class AuditedRun(Generic[F]):
 def runs_ahead(
     layout: StoreLayout, stretch_bytes: int, make: Callable[[], F]
 ) -> Generator[AuditedRun[F]]:
-    """Yield the runs of a log, which threads read in advance (:func:`stretches_ahead`). Each run
-    has about ``stretch_bytes``.
-    """
+    """Yield the runs of a log of about ``stretch_bytes``, which threads read in advance."""
     with closing(stretches_ahead(layout, stretch_bytes, make)) as ahead:
         for found, facts in ahead:
             yield AuditedRun(found.start, found.end, found.count, facts)
 
 
 def audited(follower: Follower, run: Run, facts: F) -> AuditedRun[F]:
-    """Return a run that the audit has read itself, with the facts that ``facts``
-    collects about it.
-    """
+    """Return a run that the audit itself has read, with its facts."""
     for window, followed in follow_run(follower, run):
         facts(window, followed)
     return AuditedRun(run.start, run.end, len(run.rows), facts)
@@ -98,9 +92,7 @@ class FrameFacts:
     should have.
 
     Attributes:
-        faults: kind of finding -> (physical offset, size) of each frame with this fault. The faults
-            are a size above maxMessageSize, invalid text in topic or properties, and a wrong
-            property CRC.
+        faults: kind of finding -> (physical offset, size) of each frame with this fault.
         last_keyed: physical offset of the last frame with keys, None if there is none.
         latest_time: latest store time in milliseconds.
     """
@@ -144,9 +136,7 @@ class FrameFacts:
 
 
 class EntryFacts:
-    """Collects what recover needs of a run: the queue entries of its frames (with those of
-    multi-dispatch copies), and its transaction messages.
-    """
+    """Collects what recover needs of a run: queue entries and transaction messages."""
 
     def __init__(self, config: StoreConfig, *, with_transactions: bool = False) -> None:
         self.parts: list[Parts] = []
@@ -169,17 +159,15 @@ class EntryFacts:
 
 
 # ---------------------------------------------------------------- sound parts, found by Spark tasks
-# A Spark task compares a part of the log with queues and index, and reports only runs without any
-# difference. Verify reads all other parts, so its findings do not depend on the number of tasks.
-@dataclass(frozen=True, slots=True)
+# Spark tasks report only runs without any difference. Verify reads all other parts, so its findings
+# do not depend on the number of tasks.
+@dataclass(slots=True)
 class SoundRun:
     """A run whose frames all have the right entries in queues and index.
 
     Attributes:
-        queues: queue -> (first queue offset in the run, one past the last). The run has a message
-            for each offset between them.
-        entries: place of the first index entry that belongs to the run, and the place after its
-            last entry.
+        queues: queue -> (first queue offset in the run, one past the last), without a gap.
+        entries: places of the run's first index entry, and after its last one.
         last_keyed: physical offset of the last frame with keys, None if there is none.
     """
 
@@ -192,21 +180,35 @@ class SoundRun:
     last_keyed: int | None
     latest_time: int
 
+    def join(self, after: SoundRun) -> bool:
+        """Add the next run, and return True; False if there is a gap between runs or entries."""
+        joined = dict(self.queues)
+        for key, (start, stop) in after.queues.items():
+            first, end = joined.get(key, (start, start))
+            if end != start:
+                return False
+            joined[key] = first, stop
+        if self.end != after.start or self.entries[1] != after.entries[0]:
+            return False
+        for kind, found in after.faults.items():
+            self.faults[kind] = self.faults[kind] + found
+        self.end, self.count = after.end, self.count + after.count
+        self.queues, self.entries = joined, (self.entries[0], after.entries[1])
+        self.last_keyed = self.last_keyed if after.last_keyed is None else after.last_keyed
+        self.latest_time = max(self.latest_time, after.latest_time)
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class SoundParts:
-    """What Spark tasks have found right: runs of the log in order, and paths of index files whose
-    chains are right.
-    """
+    """What Spark tasks found right: runs of the log, in order, and chains of index files."""
 
     runs: tuple[SoundRun, ...] = ()
     chains: frozenset[str] = frozenset()
 
 
 class SoundReader:
-    """Finds the parts of a store that agree with each other (:class:`SoundParts`). Not
-    thread-safe.
-    """
+    """Finds the parts of a store that agree with each other. Not thread-safe."""
 
     def __init__(self, layout: StoreLayout, stretch_bytes: int = STRETCH_BYTES) -> None:
         self.layout = layout = with_entry_rules(layout)
@@ -219,25 +221,17 @@ class SoundReader:
         self._entries = IndexEntries(index.files, self._files, layout.commit_log.start)
 
     def read(self, start: int, stop: int) -> list[SoundRun]:
-        """Return the runs without a difference that begin between two physical offsets
-        of one file.
-        """
+        """Return the runs without a difference that begin in a range of one file."""
         found: list[SoundRun] = []
         make = partial(FrameFacts, self.layout.config)
         for stretch, facts in self._reader.read_all(start, stop, self._bytes, make):
             sound = self._sound(stretch, facts)
-            if sound is not None:
-                joined = _joined(found[-1], sound) if found else None
-                if joined is None:
-                    found.append(sound)
-                else:
-                    found[-1] = joined
+            if sound is not None and not (found and found[-1].join(sound)):
+                found.append(sound)
         return found
 
     def _sound(self, run: Stretch, facts: FrameFacts) -> SoundRun | None:
-        """Return the run, or None if an entry of the run is missing or wrong in a queue or the
-        index.
-        """
+        """Return the run, or None if an entry of the run is missing or wrong."""
         queues: dict[QueueKey, tuple[int, int]] = {}
         stream: EntryStream | None = None
         first = self._entries.first_from(run.start)
@@ -247,10 +241,10 @@ class SoundReader:
                 if queue is None or not has_entries(queue, part):
                     return None
                 start, stop = int(part.offsets[0]), int(part.offsets[-1]) + 1
-                known = queues.get(key)
-                if known is not None and known[1] != start:
+                start_before, end = queues.get(key, (start, start))
+                if end != start:
                     return None
-                queues[key] = start if known is None else known[0], stop
+                queues[key] = start_before, stop
             if len(followed.key_hashes):
                 stream = stream or EntryStream(self._entries, first)
                 places = followed.requests.physical_offset[followed.key_numbers]
@@ -274,27 +268,3 @@ class SoundReader:
             queue = ConsumeQueue(self.layout, *key, files=self._files, with_stale=True)
             self._queues[key] = queue
         return queue
-
-
-def _joined(before: SoundRun, after: SoundRun) -> SoundRun | None:
-    """Join two runs. Return None if there is a gap between the runs, or between their queue or
-    index entries.
-    """
-    if before.end != after.start or before.entries[1] != after.entries[0]:
-        return None
-    queues = dict(before.queues)
-    for key, (start, stop) in after.queues.items():
-        known = queues.get(key)
-        if known is not None and known[1] != start:
-            return None
-        queues[key] = start if known is None else known[0], stop
-    return replace(
-        before,
-        end=after.end,
-        count=before.count + after.count,
-        faults={kind: found + after.faults[kind] for kind, found in before.faults.items()},
-        queues=queues,
-        entries=(before.entries[0], after.entries[1]),
-        last_keyed=before.last_keyed if after.last_keyed is None else after.last_keyed,
-        latest_time=max(before.latest_time, after.latest_time),
-    )

@@ -53,8 +53,7 @@ def timer_faults(layout: StoreLayout) -> Iterator[Difference]:
         yield Difference("timer_check_wrong", CHECK, 0, str(error))
         return
     if not layout.filesystem.exists(CHECK):
-        # Without ``timercheck``, the broker reads the timer queue from its start, so nothing can be
-        # wrong.
+        # Without it, the broker reads the timer queue from its start: nothing can be wrong.
         return
     wheel = _Wheel(layout, check)
     queue = timer_queue(layout) if check.enqueued else None
@@ -94,8 +93,7 @@ class _Wheel:
             try:
                 view = self._layout.open_file(f"{timer.LOG}/{entry.name}")
             except FileNotFoundError:
-                # The broker has deleted the file since. If a slot still needs the file, _chain
-                # reports the slot.
+                # The broker has deleted it. If a slot needs the file, _chain reports the slot.
                 continue
             count = view.size // _ENTRY.itemsize
             data = view.window(0, count * _ENTRY.itemsize)[: count * _ENTRY.itemsize]
@@ -183,10 +181,8 @@ class _Wheel:
 
 
 def mend_timer_files(layout: StoreLayout, disk: Disk, root: Path, now: int, aside: Path) -> bool:
-    """If the timer files of a store have faults, replace them with new files. Return whether it
-    did.
-
-    The queue of ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
+    """Replace the timer files of a store if they have faults; return whether they had. The queue of
+    ``rmq_sys_wheel_timer`` must be complete. ``now`` is in milliseconds.
     """
     if all(fault.is_explained for fault in timer_faults(layout)):
         return False
@@ -222,9 +218,7 @@ class _Entry(NamedTuple):
 
 
 def timer_log_file_size(layout: StoreLayout) -> int:
-    """Return the size of a timer log file in bytes: from the settings, else the largest existing
-    file, else the default.
-    """
+    """Return the bytes of a timer log file: from the settings, the largest file, or the default."""
     stated = layout.config.mapped_file_size_timer_log
     sizes = [entry.size for entry in layout.filesystem.list(timer.LOG) if not entry.is_dir]
     size = stated or max(sizes, default=0)
@@ -243,14 +237,12 @@ def write_timer_files(
 ) -> None:
     """Replace timer wheel, timer log and ``timercheck`` of a store. The caller has synced the log.
 
-    A crash during the call loses no message: until the new files are complete, ``timercheck`` makes
-    the next broker read the queue from the first message that is not delivered yet. Old files go to
-    the quarantine ``aside``, or are removed. ``file_size`` is ``mappedFileSizeTimerLog``;
-    ``precision_ms`` is ``timerPrecisionMs``. If the disk fails or is full, raise StoreUnavailable.
+    A crash loses no message: until the new files are complete, ``timercheck`` makes the next broker
+    read the queue from the first waiting message. Old files go to the quarantine ``aside``, or are
+    removed. ``file_size`` is ``mappedFileSizeTimerLog``, ``precision_ms`` is ``timerPrecisionMs``.
     """
     begin = now // precision_ms * precision_ms
-    # The read time must not be after the delivery time of any waiting message: RocketMQ would not
-    # deliver that message.
+    # RocketMQ would not deliver a message whose delivery time is before the read time.
     read_time = min((one.slot_time for one in timers.waiting.values()), default=begin)
     read_time = min(begin, read_time - read_time % precision_ms)
     check = root / CONFIG / timer.CHECK_FILE
@@ -266,9 +258,7 @@ def write_timer_files(
 
 
 def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> Iterator[_Entry]:
-    """Yield the entries for the new timer log, in the order of the queue. The last one points to
-    the queue's last message.
-    """
+    """Yield the entries of the new timer log. The last one points to the queue's last message."""
     window = timer.ROLL_SLOTS * precision_ms
     gone = {
         offset
@@ -277,8 +267,7 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
         for offset in timers.deleted_by(one)
     }
     last: Timer | None = None
-    # Put all overdue messages into the first slot, that of the present time. So a broker delivers
-    # them even if it starts up to a week from now.
+    # Put all overdue messages into the slot of the present time, so that a broker delivers them.
     for _, one in sorted(timers.waiting.items()):
         is_late = one.slot_time < begin
         if one.queue_offset in gone or (is_late and one.deletes is not None):
@@ -302,9 +291,7 @@ def _entries(timers: Timers, begin: int, read_time: int, precision_ms: int) -> I
 def _write_log(
     disk: Disk, folder: Path, entries: list[_Entry], begin: int, file_size: int
 ) -> dict[int, list[int]]:
-    """Write the timer log. Return, for the time of each slot, a list: the position of its first
-    entry in the timer log, the position of its last entry, and the number of entries.
-    """
+    """Write the timer log. Return slot time -> [first entry's position, last one's, count]."""
     room = (file_size - _LEAST_BLANK) // timer.ENTRY.size
     slots: dict[int, list[int]] = {}
     for number in range(0, len(entries), room):
@@ -358,13 +345,10 @@ def _write(disk: Disk, path: Path, size: int, parts: dict[int, bytes]) -> None:
 
 
 def _remove(disk: Disk, root: Path, aside: Path | None) -> None:
-    """Remove the old wheel, its snapshots and the timer log: the new ``timercheck`` refers to none
-    of them.
-    """
+    """Remove the old wheel, its snapshots and the timer log."""
     folder = root / timer.LOG
     paths = sorted(root.glob(f"{timer.WHEEL}*"))
-    # Also remove a file or a broken link that has the folder's name: otherwise, the new folder
-    # could not be made.
+    # Another file with the name of the folder would prevent the new folder.
     paths += sorted(folder.iterdir()) if folder.is_dir() else []
     paths += [folder] if os.path.lexists(folder) and not folder.is_dir() else []
     for path in paths:

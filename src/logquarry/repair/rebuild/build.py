@@ -39,7 +39,7 @@ from logquarry.read.rocksdb_queue import ROCKSDB_FOLDERS, QueueDb, require_packa
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.differences import AuditedQueue, queue_name
 from logquarry.repair.audit.log import KnownBounds, LogAudit, damage_json
-from logquarry.repair.audit.rocksdb_queues import wrong_end
+from logquarry.repair.audit.other_queues import wrong_end
 from logquarry.repair.rebuild.other_queues import BatchFiles, RocksFiles
 from logquarry.repair.rebuild.queue_files import IndexFiles, LeftOut, OldQueues, QueueFiles
 from logquarry.systems import read_file
@@ -74,9 +74,7 @@ def made_of(store: str, names: Iterable[str], config: StoreConfig) -> dict[str, 
 
 def read_note(note: Path) -> dict[str, Any]:
     """Return a note's entries by folder; {} if the file is missing, or empty after a power cut.
-
-    Raises:
-        UsageError: if the file is not a rebuild's note.
+    Raises UsageError for any other file.
     """
     try:
         found = json.loads(read_file(note) or b"{}")
@@ -143,8 +141,7 @@ class QueueReport:
         fillers: number of fillers, for messages that the log has lost.
         restarts: number of times that the topic was deleted and created again.
         harmed: number of frames with a harmed queue offset; their entries are at the right offset.
-        is_taken_over: whether the old files were copied, because the log has no message of the
-            queue.
+        is_taken_over: whether the old files were copied: the log has no message of the queue.
     """
 
     topic: str
@@ -167,10 +164,7 @@ class RebuildReport:
         has_abort: whether no process has the store open, but it was not shut down cleanly.
         old: the old files of each folder that is rebuilt.
         quarantine: folder with the old files, None if no file was moved.
-        log_start: physical offset of the log's first byte.
         messages: number of messages in the log, without damaged ones.
-        queues: the new queues, None if no queues were built.
-        index: the new index, None if no index was built.
         left_out: messages for which no queue entry can be made.
     """
 
@@ -220,7 +214,6 @@ class BuildJob:
 
     Attributes:
         config: settings of the store, with all sizes.
-        clock: the time in milliseconds, for the names of index files.
         folder: parent folder of the new ``consumequeue/`` and ``index/``.
         log: the audit that reads the log. After the build, it has read the whole log.
         likely_end: physical offset near the log's end, for the progress.
@@ -265,10 +258,8 @@ Builder = Callable[[BuildJob, "Progress | None"], Built]
 
 
 def build_here(job: BuildJob, progress: Progress | None) -> Built:
-    """Read the log once, and build queues and index from it.
-
-    Raises:
-        UnreadableFile: if the disk no longer returns bytes that it returned before.
+    """Read the log once, and build queues and index from it. Raises UnreadableFile if the disk no
+    longer returns bytes that it returned before.
     """
     with none_lost(str(job.folder)):
         return _build(job, progress)
@@ -385,10 +376,8 @@ def bring_out_cut_off(target: Path, disk: Disk) -> bool:
 def swap(
     build: Path, target: Path, names: Sequence[str], command: str, now_ms: int, disk: Disk
 ) -> tuple[Path | None, Path]:
-    """Move the old folders to quarantine, and the new folders into place.
-
-    Returns:
-        The quarantine folder, None if no old folder was moved there; and the folder's path.
+    """Move the old folders to quarantine, and the new folders into place. Return the quarantine
+    folder, None if nothing was moved there; and its path.
     """
     stamp = datetime.fromtimestamp(now_ms / 1000, UTC)
     aside = free_path(quarantine(target, f"{command}-{stamp:%Y%m%dT%H%M%SZ}"))
@@ -462,10 +451,8 @@ def replace_queues(
     clock: Clock,
     progress: Progress | None,
 ) -> None:
-    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine.
-
-    Raises:
-        UnsupportedStore: if the log has lost messages in the middle of a queue.
+    """Rebuild the queues in RocksDB from a repaired log; move the old folder to quarantine. Raises
+    UnsupportedStore if the log has lost messages in the middle of a queue.
     """
     root = Path(layout.root)
     build = root / REBUILD

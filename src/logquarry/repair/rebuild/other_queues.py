@@ -48,8 +48,7 @@ class BuiltBatchQueue:
     Attributes:
         written: number of bytes of the entries that are written to the files.
         restarts: number of times that the topic was deleted and created again.
-        fillers: number of queue offsets of messages that the log has lost in the middle of the
-            queue.
+        fillers: number of lost messages in the middle of the queue.
         harmed: physical offsets of the frames with a harmed queue offset; set when the build ends.
     """
 
@@ -153,21 +152,12 @@ _NOT_OF_ROCKSDB: Final = ("rocksdict-config.json", "LOG", "LOG.old.*")
 
 
 class RocksFiles(QueueFiles):
-    """Builds the queues of one store in RocksDB. The records are those that a broker would write.
-
-    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`.
-
-    Raises:
-        UsageError: if the package ``rocksdict`` is not installed.
+    """Builds the queues of one store in RocksDB, with the records that a broker would write.
+    RocksDB writes and syncs its files without :mod:`logquarry.disk.disk`. Raises UsageError if the
+    package ``rocksdict`` is missing.
     """
 
-    def __init__(
-        self,
-        disk: Disk,
-        folder: Path,
-        file_size: int,
-        old: OldQueues | None = None,
-    ) -> None:
+    def __init__(self, disk: Disk, folder: Path, file_size: int, old: OldQueues) -> None:
         super().__init__(disk, folder, file_size, old)
         try:
             import rocksdict
@@ -185,10 +175,8 @@ class RocksFiles(QueueFiles):
     def add_run(self, followed: Followed, parts: Mapping[QueueKey, QueuePart]) -> None:
         """Add the entries of the next frames, in the log's order.
 
-        Raises:
-            UnsupportedStore: if a queue has lost messages in the middle. If a consumer asks for a
-                lost message, a broker would send it to offset 0
-                (``RocksDBConsumeQueue.rollNextFile``).
+        Raises UnsupportedStore if a queue has lost messages in the middle: a broker would send a
+        consumer that asks for one to offset 0 (``RocksDBConsumeQueue.rollNextFile``).
         """
         timed = {}
         for key, part in parts.items():
@@ -239,10 +227,7 @@ class RocksFiles(QueueFiles):
             del self._db[table.entry_key(*key, at)]
 
     def take_over(self, layout: StoreLayout) -> dict[QueueKey, int]:
-        """Close RocksDB. Before that, copy the end of each old queue of which the log has no
-        message any more, so that its queue offsets continue there. Return one past the last queue
-        offset of each copied queue.
-        """
+        """Copy the ends of expired queues, and return these ends. Then close RocksDB."""
         old, taken = open_queues(layout), {}
         for key, (_, (last, place)) in (old.bounds if old is not None else {}).items():
             if key not in self.queues and place < layout.commit_log.start:
@@ -257,9 +242,7 @@ class RocksFiles(QueueFiles):
         )
 
     def finish(self) -> None:
-        """Write all entries, and the first and last queue offset of each queue. Raises
-        UnsupportedStore if a queue has lost messages in the middle.
-        """
+        """Write all entries and the bounds of each queue. Raises as :meth:`add_run` does."""
         self._settle()
         self._require_no_gaps(self.queues)
         self._write_all()

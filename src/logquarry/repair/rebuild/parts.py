@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -23,136 +23,90 @@ from logquarry.format.index import IndexHeader, IndexShape
 from logquarry.log.codec import Window
 from logquarry.log.follow import Followed
 from logquarry.log.layout import StoreLayout
-from logquarry.log.splits import STRETCH_BYTES, Stretch, StretchReader
+from logquarry.log.splits import STRETCH_BYTES, StretchReader
 from logquarry.read.log_queues import QueueKey
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.write.index_writer import IndexFileWriter
 from logquarry.write.queue_writer import MOST_OFFSET, QueuePart, parts_with_copies
 
 T = TypeVar("T")
-Segments = tuple[tuple[int, int], ...]
+Segments = list[tuple[int, int]]
 
 _MOST_SEGMENTS: Final = 1 << 10
-"""Maximum number of segments (ranges of queue offsets) that a task reports for one queue in one
-run. If a queue has more, the driver writes it.
-"""
+"""Maximum number of segments that a task reports for a queue; the driver writes larger ones."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FoundRun:
-    """A part of the log with only valid frames.
-
-    Offsets are physical offsets, times are store times in milliseconds.
+    """A part of the log with only valid frames; call it with the frames, to add their facts.
 
     Attributes:
+        start: physical offset of the first byte; set after the frames are added, like ``end``.
+        first_time: store time of the first frame in milliseconds.
         queues: queue -> the queue offsets of its messages, in the log's order, as ranges (start,
             stop). The value is None if there are too many ranges.
     """
 
-    start: int
-    end: int
-    count: int
-    first_time: int
-    last_time: int
-    queues: dict[QueueKey, Segments | None]
-    keys: int
-    ends_with_key: bool
-
-
-@dataclass(slots=True)
-class RunSummary:
-    """Collects the facts of a :class:`FoundRun`."""
-
     config: StoreConfig
-    first_time: int | None = None
+    start: int = 0
+    end: int = 0
+    count: int = 0
+    first_time: int = 0
     last_time: int = 0
+    queues: dict[QueueKey, Segments | None] = field(default_factory=dict)
     keys: int = 0
     ends_with_key: bool = False
-    _queues: dict[QueueKey, list[tuple[int, int]] | None] = field(default_factory=dict)
 
     def __call__(self, window: Window, followed: Followed) -> None:
         """Add the next frames."""
         times = followed.requests.store_timestamp
-        if self.first_time is None:
+        if not self.count:
             self.first_time = int(times[0])
         self.last_time = int(times[-1])
+        self.count += len(times)
         self.keys += len(followed.key_hashes)
         numbers = followed.key_numbers
         self.ends_with_key = len(numbers) > 0 and int(numbers[-1]) == len(times) - 1
         for key, part in parts_with_copies(window, followed, self.config).items():
-            self._add(key, part.offsets)
+            offsets = part.offsets
+            self.queues[key] = _joined(
+                self.queues.get(key, []),
+                [(int(offsets[a]), int(offsets[b - 1]) + 1) for a, b in consecutive(offsets)],
+            )
 
-    def _add(self, key: QueueKey, offsets: Int64) -> None:
-        known = self._queues.setdefault(key, [])
-        if known is None:
-            return
-        for start, stop in consecutive(offsets):
-            first, last = int(offsets[start]), int(offsets[stop - 1]) + 1
-            if known and known[-1][1] == first:
-                known[-1] = known[-1][0], last
-            elif len(known) == _MOST_SEGMENTS:
-                self._queues[key] = None
-                return
-            else:
-                known.append((first, last))
+    def join(self, after: FoundRun) -> bool:
+        """Add ``after`` to this run, and return True; False if it does not follow this run, or if a
+        queue would have too many ranges.
+        """
+        joined = {
+            key: _joined(self.queues.get(key, []), found) for key, found in after.queues.items()
+        }
+        if self.end != after.start or None in joined.values():
+            return False
+        self.queues |= joined
+        self.end, self.last_time = after.end, after.last_time
+        self.count, self.keys = self.count + after.count, self.keys + after.keys
+        self.ends_with_key = after.ends_with_key
+        return True
 
-    def run(self, found: Stretch) -> FoundRun:
-        """Return the facts about the added frames, which are those of ``found``."""
-        return FoundRun(
-            start=found.start,
-            end=found.end,
-            count=found.count,
-            first_time=self.first_time or 0,
-            last_time=self.last_time,
-            queues={
-                key: None if segments is None else tuple(segments)
-                for key, segments in self._queues.items()
-            },
-            keys=self.keys,
-            ends_with_key=self.ends_with_key,
-        )
+
+def _joined(known: Segments | None, segments: Segments | None) -> Segments | None:
+    if known is None or segments is None:
+        return None
+    if known and segments and known[-1][1] == segments[0][0]:
+        known, segments = [*known[:-1], (known[-1][0], segments[0][1])], segments[1:]
+    return [*known, *segments] if len(known) + len(segments) <= _MOST_SEGMENTS else None
 
 
 def find_runs(layout: StoreLayout, config: StoreConfig, start: int, stop: int) -> list[FoundRun]:
-    """Return the runs between two physical offsets of one file. Frames with a wrong CRC are not
-    valid.
-    """
+    """Return the runs between two physical offsets of one file."""
     reader = StretchReader(layout, keys=layout.config.index_keys)
     found: list[FoundRun] = []
-    for stretch, summary in reader.read_all(start, stop, STRETCH_BYTES, lambda: RunSummary(config)):
-        run = summary.run(stretch)
-        joined = _joined(found[-1], run) if found else None
-        if joined is None:
+    for stretch, run in reader.read_all(start, stop, STRETCH_BYTES, lambda: FoundRun(config)):
+        run.start, run.end = stretch.start, stretch.end
+        if not (found and found[-1].join(run)):
             found.append(run)
-        else:
-            found[-1] = joined
     return found
-
-
-def _joined(before: FoundRun, after: FoundRun) -> FoundRun | None:
-    if before.end != after.start:
-        return None
-    queues = dict(before.queues)
-    for key, segments in after.queues.items():
-        known = queues.get(key, ())
-        if known is None or segments is None:
-            queues[key] = None
-            continue
-        if known and segments and known[-1][1] == segments[0][0]:
-            segments = ((known[-1][0], segments[0][1]), *segments[1:])  # noqa: PLW2901
-            known = known[:-1]
-        if len(known) + len(segments) > _MOST_SEGMENTS:
-            return None
-        queues[key] = (*known, *segments)
-    return replace(
-        before,
-        end=after.end,
-        count=before.count + after.count,
-        last_time=after.last_time,
-        queues=queues,
-        keys=before.keys + after.keys,
-        ends_with_key=after.ends_with_key,
-    )
 
 
 def _again(
@@ -160,9 +114,7 @@ def _again(
     spans: Iterable[tuple[int, int]],
     take: Callable[[Window, Followed], T],
 ) -> Iterator[T]:
-    """Read runs a second time, without checking CRCs, and yield what ``take`` returns for their
-    frames. The next call of ``take`` overwrites the arrays that ``take`` gets.
-    """
+    """Read runs again, without CRC checks, and yield what ``take`` returns for their frames."""
     reader = StretchReader(layout, check_crc=False, keys=layout.config.index_keys)
     taken: list[T] = []
     for start, end in spans:
@@ -189,9 +141,7 @@ def write_entries(
     folder: Path,
     odd: frozenset[QueueKey],
 ) -> None:
-    """Write the entries of some runs into the queue files, each at its queue offset. Skip the
-    queues in ``odd``. ``spans`` has (start, end) of each run.
-    """
+    """Write the entries of the runs ``spans`` into queue files, except for the queues ``odd``."""
     assert config.queue_file_size is not None
     files = QueueFiles(disk, folder, config.queue_file_size)
 
@@ -205,21 +155,15 @@ def write_entries(
 def read_entries(
     layout: StoreLayout, config: StoreConfig, spans: Iterable[tuple[int, int]]
 ) -> Iterator[dict[QueueKey, QueuePart]]:
-    """Yield the entries of some runs, as queue -> entries. Raises CorruptFrame if the log has
-    changed since it was first read.
-    """
+    """Yield queue -> entries for some runs. Raises CorruptFrame if the log has changed."""
     return _again(layout, spans, lambda window, found: parts_with_copies(window, found, config))
 
 
 # --------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """Some keys for the index.
-
-    The keys are those of the run (``start``, ``end``), or if ``keys`` is given, those in it:
-    (physical offsets, store times, hashes).
-
-    Of these keys, ``skip`` are left out at the start, and the next ``take`` are used.
+    """Some keys for the index: those of a run, or those in ``keys`` (physical offsets, store times,
+    hashes). The first ``skip`` of these are left out, and the next ``take`` are used.
     """
 
     start: int
@@ -238,10 +182,8 @@ def write_index_file(
     *,
     is_first: bool,
 ) -> None:
-    """Write and sync one index file.
-
-    For every file but the first, ``sources`` must begin with the last key of the previous file:
-    this key is not written, but the header of the new file starts with its message.
+    """Write and sync one index file. Except for the first file, ``sources`` begin with the last key
+    of the previous file: it is not written, but its message is the first in the header.
     """
     file = MappedFile(disk, path, 0, shape.file_size, exclusive=True)
     try:
@@ -255,8 +197,7 @@ def write_index_file(
                 writer = IndexFileWriter(file, shape, before, counts_keys=is_3_1)
                 at = 1
             writer.put(hashes[at:], offsets[at:], times[at:])
-        if writer is None:
-            raise RuntimeError(f"{path}: no file of the index comes before it")
+        assert writer is not None
         writer.flush()
     finally:
         file.close()
@@ -319,8 +260,7 @@ class KeyCount:
         if not self._has_messages:
             return []
         count = max(1, -(-self.keys // self._room))
-        # If the last file is full and more messages follow, RocketMQ creates another file, even if
-        # these messages have no keys.
+        # If messages without keys follow a full file, RocketMQ still creates another file.
         if self.keys and self.keys % self._room == 0 and not self._is_last_keyed:
             count += 1
         return [
@@ -341,9 +281,8 @@ def odd_queues(
     runs: Iterable[Mapping[QueueKey, Segments | None]], most_gap: int
 ) -> frozenset[QueueKey]:
     """Return the queues that only the driver can write: their queue offsets decrease, are invalid,
-    have a gap of more than ``most_gap`` or a gap before a single message, or were not reported.
-
-    The queue offset of a single message after a gap can be harmed.
+    were not reported, or have a gap before a single message (which can be harmed) or of more than
+    ``most_gap``.
     """
     ends: dict[QueueKey, int] = {}
     odd: set[QueueKey] = set()

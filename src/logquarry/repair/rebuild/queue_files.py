@@ -60,10 +60,10 @@ class BuiltQueue:
     Attributes:
         written: one past the last entry that is written to the files; :meth:`begin` if none is.
         restarts: number of times that the topic was deleted and created again.
-        gaps: ranges (start, stop) without a message in the log. Fillers are written for them.
+        gaps: ranges (start, stop) without a message in the log, which get fillers.
         parts: entries that are not written yet, as (first queue offset, entries), in order.
-        harmed: the messages whose frame has a harmed queue offset, as (right queue offset, queue
-            offset in the frame, physical offset).
+        harmed: the frames with a harmed queue offset, as (right queue offset, queue offset in the
+            frame, physical offset).
     """
 
     first: int
@@ -85,9 +85,7 @@ class BuiltQueue:
 
 
 class EntryFiles:
-    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has the messages for which no entry
-    can be made.
-    """
+    """New queue files ``folder``/TOPIC/QUEUE/FILE. ``left_out`` has messages without an entry."""
 
     def __init__(self, disk: Disk, folder: Path, file_size: int) -> None:
         self.left_out: list[LeftOut] = []
@@ -120,10 +118,8 @@ class EntryFiles:
 
 
 class _Placing(RightOffsets):
-    """Places the messages of one queue, in the log's order.
-
-    The neighbouring messages in the log show the right queue offset of a harmed frame. ``old`` is
-    the queue that is rebuilt, so it only decides for a message whose neighbours do not.
+    """Places the messages of one queue, in the log's order. ``old``, the queue that is rebuilt,
+    decides only if the neighbouring messages do not show the right queue offset.
     """
 
     def __init__(self, files: QueueFiles, key: QueueKey, old: Queue | None) -> None:
@@ -215,9 +211,7 @@ class QueueFiles(EntryFiles):
         self._held += units.nbytes
 
     def _fall_back(self, key: QueueKey, queue: BuiltQueue, offset: int) -> None:
-        """The topic was deleted and created again, or the last frame belongs to another queue:
-        remove the entries at ``offset`` and after it.
-        """
+        """Remove entries from ``offset`` on: the topic was recreated, or a frame is foreign."""
         removed = [found for found in queue.harmed if found[0] >= offset]
         if len(removed) < queue.stop - offset:
             queue.restarts += 1
@@ -240,9 +234,7 @@ class QueueFiles(EntryFiles):
 
     # ------------------------------------------------------------------- built by several tasks
     def reserve(self, key: QueueKey, first: int, stop: int) -> None:
-        """Count the entries from ``first`` to ``stop`` as written, because tasks write them. Write
-        fillers between the queue's previous end and ``first``.
-        """
+        """Count the entries from ``first`` to ``stop`` as written; tasks write them."""
         self._place(key).skip(first, stop)
         queue = self.queues.get(key)
         if queue is None:
@@ -256,9 +248,7 @@ class QueueFiles(EntryFiles):
         queue.written = queue.stop = stop
 
     def put(self, key: QueueKey, part: QueuePart) -> None:
-        """Write some entries of a queue, each at its queue offset. Other tasks write the other
-        entries.
-        """
+        """Write some entries of a queue. Other tasks write the other entries."""
         for start, stop in consecutive(part.offsets):
             here = self._here.setdefault(key, [])
             here.append((int(part.offsets[start]), part.units[start:stop].copy()))
@@ -357,8 +347,7 @@ _MOST_WAITING: Final = 8
 
 
 class KeyThread:
-    """Adds keys to an index in a second thread. Each key changes a random place of the index file,
-    and the caller need not wait for this.
+    """Adds keys to an index in a second thread: each key changes a random place of the index file.
 
     Only one thread may call the methods. :meth:`put` waits while ``most`` earlier calls are
     unfinished.
@@ -371,9 +360,7 @@ class KeyThread:
         self._waiting: deque[Future[None]] = deque()
 
     def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Add keys, as :meth:`IndexWriter.put` does, but later. Raises the error of an earlier
-        call.
-        """
+        """Add keys later, as :meth:`IndexWriter.put`. Raises the error of an earlier call."""
         if len(self._waiting) >= self._most:
             self._waiting.popleft().result()
         # Copy the arrays of keys: the follower overwrites them before the thread has used them.
@@ -391,9 +378,7 @@ class KeyThread:
 
 
 class IndexFiles:
-    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count only the files
-    that are full or finished.
-    """
+    """Builds the index of a store, in a second thread. ``files`` and ``keys`` count full files."""
 
     def __init__(
         self,
@@ -413,9 +398,7 @@ class IndexFiles:
         self._thread = KeyThread(self._writer, _MOST_WAITING)
 
     def add(self, run: Followed) -> None:
-        """Add the keys of the next frames. Raises StoreUnavailable if earlier keys could not be
-        written.
-        """
+        """Add the keys of the next frames. Raises StoreUnavailable if the disk has failed."""
         requests = run.requests
         self._thread.put(
             *(requests.physical_offset, requests.store_timestamp),

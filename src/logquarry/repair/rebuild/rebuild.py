@@ -46,8 +46,8 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, FileQueue
 from logquarry.read.rocksdb_queue import rocksdb_folders
 from logquarry.read.store_sizes import with_sizes
-from logquarry.repair.audit.batch_queues import bridges
 from logquarry.repair.audit.differences import queue_fault
+from logquarry.repair.audit.first_difference import bridges
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
 from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import (
@@ -75,7 +75,7 @@ from logquarry.repair.rebuild.other_queues import (
 )
 from logquarry.repair.rebuild.queue_files import BuiltQueue, LeftOut, OldQueues, QueueFiles
 from logquarry.repair.recover.apply import note_end
-from logquarry.repair.recover.loss import find_loss, missing_files, require_consent
+from logquarry.repair.recover.loss import LossSearch, missing_files, require_consent
 from logquarry.repair.recover.store_folders import (
     check_file_size,
     check_log,
@@ -157,14 +157,13 @@ def rebuild(
             require(layout, action)
     check_file_size(layout)
     if into is None:
-        # Check only the log's folder. Files that do not belong in the folders of queues and index
-        # do no harm, because the rebuild moves these folders away.
+        # Check only the log: foreign files in queues and index move away with their folders.
         check_log(root, settings)
     if into is None and CONSUME_QUEUE in names and not layout.is_live():
         # Check for missing log files before the log is read, which can take hours.
         end = layout.commit_log.end
-        lost = find_loss(layout, end=end, damage=tuple(missing_files(layout, end)))
-        require_consent(layout.root, lost, None)
+        search = LossSearch(layout, end=end, damage=tuple(missing_files(layout, end)))
+        require_consent(layout.root, search.loss(), None)
     linked = [root / name for name in names if (root / name).is_symlink()]
     if into is None and apply and linked:
         raise UsageError(
@@ -181,8 +180,7 @@ def rebuild(
                 held.callback(StoreLock(disk, target).release)
             try:
                 finish_cut_off(target, names, disk)
-                # Check again: before this process had the lock, another process may have used the
-                # folder.
+                # Check again: another process may have used the folder before the lock.
                 check_into(root, target, names)
                 return work.run(progress)
             except BaseException:
@@ -215,8 +213,6 @@ def _report(
 
 
 def _sizes_below(folder: Path) -> list[int]:
-    """Return the sizes of all files below a folder. Raises StoreNotFound if a file or
-    a folder cannot be read."""
     if folder.is_file():
         # A file in the folder's place moves to quarantine too.
         return [folder.stat().st_size]
@@ -287,11 +283,8 @@ class _Rebuild:
         )
 
     def _note_end(self, layout: StoreLayout, report: RebuildReport) -> None:
-        """If RocketMQ has shut down the store cleanly and its log has damage, record damage and end
-        of the log.
-
-        Without this record, readers treat damage in the last file as the log's end, as RocketMQ
-        does.
+        """If RocketMQ has shut down the store cleanly and its log has damage, record both.
+        Otherwise readers treat damage in the last file as the log's end, as RocketMQ does.
         """
         if not report.damage or layout.has_abort or layout.durable_end is not None:
             return
@@ -309,6 +302,11 @@ class _Rebuild:
         config = with_sizes(self.config, layout)
         queue_size, shape = config.queue_file_size, config.index_shape
         assert queue_size is not None and shape is not None
+        batch = None
+        if BATCH_QUEUE in self.names:
+            assert config.batch_queue_file_size is not None
+            folder = self._build / BATCH_QUEUE
+            batch = BatchFiles(self.disk, folder, config.batch_queue_file_size)
         log, likely_end, old = self._audit(layout, queue_size, is_live=report.is_live)
         job = BuildJob(
             layout=layout,
@@ -321,18 +319,17 @@ class _Rebuild:
             likely_end=likely_end,
             is_live=report.is_live,
             old=old,
-            batch=self._batch_files(config),
+            batch=batch,
             rocksdb=next(iter(rocksdb_folders(layout)), None),
         )
         built = self.builder(job, progress)
         queues = built.queues
         if self.target == self.root and queues is not None:
-            # Only the old queues show which messages the log has lost, so check them before they
-            # are replaced.
-            lost = find_loss(
+            # Only the old queues show which messages are lost: check before they go.
+            search = LossSearch(
                 layout, end=log.end, damage=log.damage, last_timestamp=log.last_timestamp
             )
-            require_consent(layout.root, lost, None)
+            require_consent(layout.root, search.loss(), None)
             require_dispatched(layout, log.end)
         made: list[QueueReport] | None = None
         left_out: list[LeftOut] = []
@@ -360,19 +357,10 @@ class _Rebuild:
             report, log_end=log.end, messages=log.count, damage=tuple(log.damage)
         )
 
-    def _batch_files(self, config: StoreConfig) -> BatchFiles | None:
-        if BATCH_QUEUE not in self.names:
-            return None
-        assert config.batch_queue_file_size is not None
-        folder = self._build / BATCH_QUEUE
-        return BatchFiles(self.disk, folder, config.batch_queue_file_size)
-
     def _audit(
         self, layout: StoreLayout, queue_size: int, *, is_live: bool
     ) -> tuple[LogAudit, int, OldQueues]:
-        """Return the audit of the log, the physical offset at which the log probably ends, and the
-        usable old queues with one message per entry.
-        """
+        """Return the log's audit, its likely end, and the usable old queues without batches."""
         files = OpenFiles(layout)
         found = all_queues(layout, files)
         if is_live:
@@ -391,8 +379,7 @@ class _Rebuild:
         ]
         bounds = find_bounds(layout, usable)
         if bounds.queued is None:
-            # If no queue has an entry, the queues do not show where the log ends. So a message
-            # without an entry can still belong to the log.
+            # Without entries, the queues show no end of the log: the last messages may have none.
             bounds = dataclasses.replace(bounds, is_closed=False)
         old = {q.key: q for q in usable if not isinstance(q, BatchQueue)}
         return LogAudit(layout, bounds), bounds.likely_end or layout.commit_log.end, old
@@ -400,10 +387,8 @@ class _Rebuild:
     def _take_over(
         self, layout: StoreLayout, queues: QueueFiles, file_size: int
     ) -> list[QueueReport]:
-        """Copy each old queue of which the log has no message any more.
-
-        Without the copy, the queue offsets of new messages would begin at 0. Consumers, whose
-        offsets are higher, would skip these messages.
+        """Copy each old queue of which the log has no message any more. Otherwise new messages
+        would begin at queue offset 0, and consumers, whose offsets are higher, would skip them.
         """
         taken = []
         if isinstance(queues, RocksFiles):

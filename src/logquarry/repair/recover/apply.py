@@ -50,7 +50,6 @@ from logquarry.repair.audit.timer_files import mend_timer_files
 from logquarry.repair.rebuild.build import replace_queues
 from logquarry.repair.rebuild.queue_files import KeyThread
 from logquarry.repair.recover.plan import (
-    IndexPlan,
     QueueAction,
     Step,
     StepKind,
@@ -62,30 +61,26 @@ from logquarry.repair.recover.safe import SafePlan
 from logquarry.repair.recover.store_folders import KEPT_ENTRIES, REPORT, sync_files
 from logquarry.units import Progress
 from logquarry.write.dispatcher import Dispatcher
-from logquarry.write.index_writer import IndexKeeper, IndexWriter
+from logquarry.write.index_writer import IndexKeeper
 from logquarry.write.queue_table import QueueTable
 from logquarry.write.queue_writer import MOST_GAP, ConsumeQueueWriter, Mending
 
 _COPY_BYTES: Final = 1 << 20
 _UNSURE_BYTES: Final = 128 << 20
-"""If the durable offset is unknown, the recovery writes this number of bytes at the log's end
-again.
-
-Another program may have written these bytes, and its sync may have failed. The limit exists because
-it would take too long to write terabytes again.
+"""Without a durable offset, this number of bytes at the log's end is written again, because the
+sync of another program may have failed. To write terabytes again would take too long.
 """
 
 
 def apply_safe(
     plan: SafePlan, disk: Disk, clock: Callable[[], int], *, progress: Progress | None = None
 ) -> None:
-    """Apply a plan. The caller must have held the store's lock since before the plan was made. The
-    caller removes ``abort`` afterwards.
+    """Apply a plan. The caller must have held the store's lock since before the plan was made, and
+    removes ``abort`` afterwards. If an error is raised, the store can be recovered again.
 
     Raises:
-        StoreUnavailable: if the disk fails; the store can be recovered again.
-        UnreadableFile: if bytes can no longer be read that could be read for the plan; the store
-            can be recovered again.
+        StoreUnavailable: if the disk fails.
+        UnreadableFile: if bytes can no longer be read that could be read for the plan.
     """
     with none_lost(str(plan.root)):
         _Work(plan, disk, clock, progress).run()
@@ -126,9 +121,7 @@ class _Work:
                 self._durable.close()
 
     def _mark(self, checkpoint: CheckpointFile, offset: int) -> None:
-        """Write the durable offset ``offset``, which stays valid when the checkpoint is written
-        next.
-        """
+        """Write the durable offset. It stays valid when the checkpoint is written next."""
         if self._durable is not None:
             self._durable.close()
         path = self._root / DURABLE
@@ -167,16 +160,13 @@ class _Work:
                 times = self._plan.last_timestamp
                 checkpoint.index_timestamp = min(checkpoint.index_timestamp, times)
             if not self._plan.message_count:
-                # For an empty log, write 0 as the times. Other times would mean that the log had
-                # messages, and readers would report missing files.
+                # Another time would mean that messages, and so log files, are missing.
                 times = checkpoint.index_timestamp = 0
             checkpoint.physic_timestamp = checkpoint.logics_timestamp = times
-            # After a crash, a broker of 5.5 starts to dispatch at this offset, so it must be in the
-            # log.
+            # A broker of 5.5 starts to dispatch here after a crash, so it must be in the log.
             checkpoint.offsets = checkpoint.offsets.limited(self._plan.log_end)
             checkpoint.flush()
-            # The old timer wheel can have an entry of a lost message. A broker would then deliver a
-            # new message that was written to the same physical offset.
+            # The old wheel could make a broker deliver a new message at the offset of a lost one.
             layout = StoreLayout.open(self._root, self._config)
             aside = quarantine(self._root)
             mend_timer_files(layout, self._disk, self._root, self._clock(), aside)
@@ -209,7 +199,8 @@ class _Work:
                 assert step.length is not None
                 self._shorten(path, size, step.length)
             elif step.kind is StepKind.EXTEND:
-                self._extend(path, size)
+                with self._disk.writing(path) as descriptor:
+                    self._disk.allocate(descriptor, size)
         log = open_log(self._disk, root, plan.log_folders, size)
         log.load()
         if log.bases:
@@ -230,15 +221,9 @@ class _Work:
                 zeros = bytes(min(_COPY_BYTES, length - done))
                 self._disk.write_all(descriptor, zeros, position + done)
 
-    def _extend(self, path: Path, size: int) -> None:
-        with self._disk.writing(path) as descriptor:
-            self._disk.allocate(descriptor, size)
-
     def _shorten(self, path: Path, size: int, excess: int) -> None:
-        """Replace a file that is too long by a copy of the right size.
-
-        The copy is renamed over the file, so the file exists at every moment. If it were missing
-        after a crash, the log would end before it.
+        """Replace a file that is too long by a copy. The copy is renamed over the file: if the file
+        were missing after a crash, the log would end before it.
         """
         self._save(path, size, excess, COMMIT_LOG)
         made = self._root / SIDECAR / path.name
@@ -255,8 +240,7 @@ class _Work:
         layout = StoreLayout.open(self._root, self._config)
         files = OpenFiles(layout)
         damage = DamageMap(self._plan.damage)
-        # An interrupted recovery may have already cut the queues, and saved these entries in a
-        # file.
+        # An interrupted recovery may have cut the queues already, and saved these entries.
         noted = load_kept(self._kept_path)
         for queue in self._plan.queues:
             if queue.resume_at is None:
@@ -296,8 +280,7 @@ class _Work:
                 # An earlier step has moved the misnamed file. Another file may have its name now.
                 continue
             if step.kind is StepKind.SET_ASIDE and path.parent == root / CONSUME_QUEUE:
-                # Move the whole folder, and not only its files: a broker does not start if the
-                # folder is empty.
+                # Move the folder too: a broker does not start if it is empty.
                 if path.is_dir():
                     disk.set_aside(path, quarantine(root, CONSUME_QUEUE))
             elif step.kind is StepKind.SET_ASIDE and path.is_dir():
@@ -316,8 +299,7 @@ class _Work:
                 self._save_entries(queue.key, queue.keep_until)
             for number, entry in queue.bridges.items():
                 self._write_entry(queue.key, number, entry)
-        # Make no index folder for a store without an index: the folder would mean that it has an
-        # index.
+        # An index folder would mean that the store has an index.
         for name in (CONSUME_QUEUE, *([] if plan.index is None else [INDEX])):
             disk.make_folders(root / name)
         queues = QueueTable(disk, root, self._config, ends, log, mendings=self._mendings)
@@ -373,9 +355,16 @@ class _Work:
     ) -> None:
         plan = self._plan
         queues_from = min((found.resume_at for found in self._mendings.values()), default=None)
-        index_from, rest = None, None
-        if index is not None and plan.index is not None:
-            index_from, rest = plan.index.built_from, _IndexRest(index.writer, plan.index)
+        rest = None if index is None else KeyThread(index.writer)
+        index_from = None if plan.index is None or index is None else plan.index.built_from
+        there = 0 if plan.index is None else plan.index.keys_there
+
+        def put_keys(offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
+            assert rest is not None
+            if there and len(numbers) and offsets[numbers[0]] == index_from:
+                # The index has some keys of its last message already.
+                hashes, numbers = hashes[there:], numbers[there:]
+            rest.put(offsets, times, hashes, numbers)
 
         def writer_of(key: QueueKey) -> ConsumeQueueWriter | None:
             return queues.writers.get(key) if key in self._mendings else None
@@ -383,9 +372,8 @@ class _Work:
         try:
             for start, stop in plan.pieces:
                 for begin, end, with_index in _ranges(start, stop, queues_from, index_from):
-                    put_keys = rest.put if with_index and rest is not None else None
                     dispatcher = Dispatcher(
-                        *(log, writer_of, put_keys, self._config),
+                        *(log, writer_of, put_keys if with_index else None, self._config),
                         start=begin,
                         arrived=self._dispatched,
                     )
@@ -419,13 +407,8 @@ def note_end(disk: Disk, root: Path, log_end: int, damage: Iterable[DamagedSpan]
 
 
 def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
-    """Carry out the RENAME steps of a plan, and sync the folders.
-
-    If two files swap names, one of them first gets a temporary name, which contains its new name.
-
-    Raises:
-        StoreUnavailable: if a rename fails, or if a file that is not renamed has one of the new
-            names.
+    """Carry out RENAME steps. If two files swap names, one first gets a temporary name, which
+    contains its new name. Raises StoreUnavailable if a file that is not renamed has a new name.
     """
     left: dict[Path, Path] = {}
     for step in steps:
@@ -445,29 +428,10 @@ def _rename_files(disk: Disk, root: Path, steps: Sequence[Step]) -> None:
         left[made] = left.pop(path)
 
 
-class _IndexRest(KeyThread):
-    """Adds the missing keys to the index, in a second thread, while this thread writes
-    the queues.
-    """
-
-    def __init__(self, writer: IndexWriter, plan: IndexPlan) -> None:
-        super().__init__(writer)
-        self._plan = plan
-
-    def put(self, offsets: Int64, times: Int64, hashes: Int64, numbers: Int64) -> None:
-        """Add keys. If the index has some keys of the first message already, leave these out."""
-        there = self._plan.keys_there
-        if there and len(numbers) and offsets[numbers[0]] == self._plan.built_from:
-            hashes, numbers = hashes[there:], numbers[there:]
-        super().put(offsets, times, hashes, numbers)
-
-
 def _ranges(
     start: int, stop: int, queues_from: int | None, index_from: int | None
 ) -> list[tuple[int, int, bool]]:
-    """Return the parts of the log to dispatch, as (start, end, whether the index needs the keys).
-    Only the queues need the other parts.
-    """
+    """Return (start, end, whether the index needs the keys) for the parts to dispatch."""
     queues_at = stop if queues_from is None else min(max(start, queues_from), stop)
     index_at = stop if index_from is None else min(max(start, index_from), stop)
     found = []

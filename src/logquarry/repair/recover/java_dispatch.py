@@ -48,9 +48,7 @@ class JavaMemoryError(Exception):
 
 
 class JavaRequest(NamedTuple):
-    """The fields of a message from which entries of queues and index are made
-    (``DispatchRequest``).
-    """
+    """The fields of a message that dispatch uses (``DispatchRequest``)."""
 
     topic: str
     queue_id: int
@@ -66,11 +64,9 @@ class JavaRequest(NamedTuple):
 
 
 class JavaVerdict(NamedTuple):
-    """What Java finds at a position of its read buffer.
-
-    ``size`` is the size of the message in bytes, 0 for a blank, and -1 for other bytes. If
-    ``is_success``, a recovery continues after these bytes. ``end`` is the position to which Java's
-    buffer has moved.
+    """What Java finds at a position of its read buffer. ``size`` is that of the message, 0 for a
+    blank, and -1 for other bytes. If ``is_success``, a recovery continues after these bytes.
+    ``end`` is the position to which Java's buffer has moved.
     """
 
     size: int
@@ -90,15 +86,16 @@ def check_message(
 ) -> JavaVerdict:
     """Return what Java finds at one position of its read buffer.
 
-    Raises JavaMemoryError if Java would try to make an array that is too large.
-
     Args:
-        levels_ms: delay of each delay level in milliseconds. Pass an empty tuple during a recovery
-            by 4.9, because Java reads the levels after that.
-        read_body: whether Java reads the body. A recovery does. The later dispatch skips the body,
-            and so accepts a BODYLEN that is larger than the frame.
+        levels_ms: delay of each delay level in milliseconds. Empty during a recovery by 4.9, which
+            does not know the levels yet.
+        read_body: whether Java reads the body, as in a recovery. The later dispatch accepts a
+            BODYLEN that is larger than the frame.
         is_5: whether to use the rules of 5.3 and later, which accept V2 frames, and reject a frame
             or a blank that ends after the end of the buffer.
+
+    Raises:
+        JavaMemoryError: if Java would try to make an array that is too large.
     """
     try:
         return _check(data, position, levels_ms, check_crc, read_body, is_5)
@@ -194,17 +191,13 @@ class JavaRules:
 
     Attributes:
         is_5: whether RocketMQ reads V2 frames, knows the delay levels during the recovery, and
-            starts the later dispatch at the log's end. RocketMQ 4.9 starts it at the end of the
-            queues.
-        most_files: maximum number of files at the log's end that the recovery reads; None for no
-            limit.
-        starts_by_frame: whether the file at which the recovery begins must start with a valid
-            frame. To choose this file, a recovery after a clean shutdown compares the frame's
-            PHYSICALOFFSET with the end of the queues. RocketMQ 5.3 compares the file's name, and
-            4.9 begins at the third-last file.
-        starts_by_offset: whether a recovery after a crash begins at the file that contains the
-            checkpoint's physical offset of the queues. If the checkpoint has no such offset, or for
-            other versions, store times decide.
+            starts the later dispatch at the log's end. 4.9 starts it at the end of the queues.
+        most_files: maximum number of files at the log's end that the recovery reads, or None.
+        starts_by_frame: whether the recovery begins at a file whose first frame is valid. After a
+            clean shutdown, that frame's PHYSICALOFFSET is compared with the end of the queues; 5.3
+            compares the file's name, and 4.9 begins at the third-last file.
+        starts_by_offset: whether a recovery after a crash begins at the file with the checkpoint's
+            physical offset of the queues, if it has one. Otherwise store times decide.
     """
 
     name: str
@@ -221,9 +214,7 @@ V5_5: Final = JavaRules("5.5.0", True, _MOST_FILES, True, True)
 
 
 def rules_for(writer: Writer) -> JavaRules:
-    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known version.
-    The files do not always show the exact version.
-    """
+    """Return the rules of the RocketMQ version that wrote a store, or of the nearest known one."""
     if not writer.is_5:
         return V4_9
     assert writer.at_least is not None
@@ -239,11 +230,9 @@ _NEVER_COPIED: Final = ("%RETRY%", "rmq_sys_", props.SCHEDULE_TOPIC)
 
 
 class JavaDispatch:
-    """Dispatches messages in the order of the log.
-
-    ``open_index`` is called before the first message is dispatched. ``messages`` and ``keys`` count
-    the dispatched messages and keys. ``store_timestamp`` and ``physical_offset`` are those of the
-    last dispatched message that has a queue entry.
+    """Dispatches messages in the order of the log. ``open_index`` is called before the first.
+    ``messages`` and ``keys`` are counts. ``store_timestamp`` and ``physical_offset`` are those of
+    the last dispatched message with a queue entry.
     """
 
     def __init__(
@@ -272,8 +261,7 @@ class JavaDispatch:
         """Dispatch the messages of a run (valid frames without a gap)."""
         requests = run.requests
         if self._config.enable_multi_dispatch:
-            # A queue can get its own messages and multi-dispatch copies of others. Its entries must
-            # be in the order of the log.
+            # The entries of own messages and of copies must be in the order of the log.
             data = window.data.data
             for position in run.rows[:, POSITION].tolist():
                 found = check_message(
@@ -332,9 +320,7 @@ class JavaDispatch:
             queue.put(np.array([offset], np.int64), units_of(physical, size, code))
 
     def _queue(self, key: QueueKey) -> JavaQueue | None:
-        """Return a queue, and create it if it is missing. Return None if the topic's name cannot be
-        the name of a folder.
-        """
+        """Return a queue, new if missing; None if its topic can be no folder name."""
         queue = self.queues.get(key)
         if queue is None:
             topic = key[0]
@@ -350,15 +336,13 @@ class JavaDispatch:
         return queue
 
     def _copies(self, request: JavaRequest) -> Iterator[tuple[QueueKey, int]]:
-        """Yield the queues that get a multi-dispatch copy of a message
-        (``multiDispatchLmqQueue``).
-        """
+        """Yield the queues that get a multi-dispatch copy (``multiDispatchLmqQueue``)."""
         if not self._config.enable_multi_dispatch:
             return
         if self._rules.is_5 and (not request.properties or request.topic.startswith(_NEVER_COPIED)):
             return
         if request.properties is None:
-            # QUIRK: RocketMQ ends with a NullPointerException if a message has no properties
+            # QUIRK: RocketMQ throws NullPointerException without properties
             # (checkMultiDispatchQueue).
             raise JavaRefusal(
                 f"the message at {request.physical_offset} has no properties, and RocketMQ's "

@@ -40,11 +40,9 @@ _Found = tuple[Followed | None, int, Window]
 
 @dataclass(eq=False)
 class JavaLog:
-    """The files of a log, as RocketMQ treats them.
-
-    ``last_message`` is the physical offset of the last message before the end that :meth:`find_end`
-    found. ``stopped_by`` describes the bytes after the log's end as text. It is None if they are
-    zeros.
+    """The files of a log, as RocketMQ treats them. ``last_message`` is the physical offset of the
+    last message that :meth:`find_end` found. ``stopped_by`` describes the bytes after it, if they
+    are not zeros.
     """
 
     root: Path
@@ -70,17 +68,15 @@ class JavaLog:
 
     def _view(self, file: JavaFile) -> memoryview:
         if self._open[0] != file.path:
-            # mapped() refuses a file with unreadable blocks. Otherwise, the zeros that represent
-            # such a block would seem to be the log's end.
+            # mapped() refuses unreadable blocks: zeros in their place would seem to be the log's
+            # end.
             self._open = file.path, mapped(self.root / file.path, "keeps the messages after it")
         return self._open[1]
 
     def first_normally(self, known: int, *, index_limit: int | None, check_crc: bool) -> int:
         """Return the number of the file at which a recovery after a clean shutdown begins.
-
-        ``known`` is the physical offset up to which the queues point to messages. If
-        ``index_limit`` is not None, the store time of the file's first frame must not be later (in
-        milliseconds).
+        ``known`` is the physical offset up to which the queues point. The first frame's store time
+        must not be after ``index_limit``, if given.
         """
         if not self.rules.is_5:
             return max(0, len(self.files) - RECOVERED_FILES)
@@ -127,9 +123,7 @@ class JavaLog:
         check_crc: bool,
         least: int,
     ) -> int:
-        """Return the number of the last file whose first frame matches, among the last
-        ``most_files``.
-        """
+        """Return the last of the ``most_files`` files whose first frame matches."""
         left = self.rules.most_files or 1
         for number in range(len(self.files) - 1, least, -1):
             left -= 1
@@ -159,10 +153,8 @@ class JavaLog:
     def find_end(
         self, start: int, dispatch: JavaDispatch | None, *, check_crc: bool, known: int = -1
     ) -> int:
-        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally`` do.
-
-        Messages after ``known`` are given to ``dispatch``. It is None for a recovery by 4.9 after a
-        clean shutdown, which dispatches nothing here. Raises JavaRefusal if RocketMQ would fail.
+        """Find the log's end, as ``recoverNormally`` and ``recoverAbnormally``, and ``dispatch``
+        the messages after ``known``. Raises JavaRefusal if RocketMQ would fail.
         """
         # QUIRK: 4.9 reads the delay levels only after its recovery. So it writes the hash of the
         # tags into the entry of a delayed message, and not the delivery time.
@@ -181,8 +173,7 @@ class JavaLog:
                     elif dispatch is not None and known < self.last_message:
                         for position in run.rows[:, POSITION].tolist():
                             found = self._ask(file, data, at + position, levels, check_crc=False)
-                            # QUIRK: RocketMQ does not dispatch a message that begins exactly at
-                            # ``known``.
+                            # QUIRK: RocketMQ skips a message that begins exactly at ``known``.
                             if found.request is not None and window.base + position > known:
                                 dispatch.one(found.request)
                     at += count
@@ -228,9 +219,7 @@ class JavaLog:
             ) from error
 
     def cut(self, offset: int) -> list[JavaFile]:
-        """Cut the log at a physical offset, in memory. Return the files after it, which Java would
-        delete.
-        """
+        """Cut the log in memory. Return the files after the cut, which Java would delete."""
         kept, dropped = [], []
         for file in self.files:
             if file.base > offset:
@@ -243,10 +232,8 @@ class JavaLog:
         return dropped
 
     def dispatch_rest(self, start: int, dispatch: JavaDispatch) -> None:
-        """Dispatch the messages from ``start`` to the log's end, as ``ReputMessageService.doReput``
-        does.
-
-        Raises JavaRefusal if RocketMQ would fail, or would wait without end.
+        """Dispatch the messages from ``start`` on, as ``ReputMessageService.doReput``. Raises
+        JavaRefusal if RocketMQ would fail, or would wait without end.
         """
         offset = start
         with _Runs(self.levels_ms, check_crc=False, keys=self.keys) as runs:
@@ -254,12 +241,11 @@ class JavaLog:
                 offset = self._dispatch_file(max(offset, self.min_offset), runs, dispatch)
 
     def _dispatch_file(self, offset: int, runs: _Runs, dispatch: JavaDispatch) -> int:
-        """Dispatch the messages of one file from ``offset`` on. Return the offset at which to
-        continue.
+        """Dispatch the messages of one file. Return the offset at which to continue.
 
         QUIRK: if the lengths of a frame's parts do not add up to TOTALSIZE, Java moves its buffer
-        by their sum, but adds TOTALSIZE to its offset. At the next bytes without a message, Java
-        skips the rest of the file, and the two differ: the offset is then after the file's end.
+        by their sum, but its offset by TOTALSIZE. If it then skips the rest of the file, the offset
+        is after the file's end.
         """
         file = next((f for f in self.files if f.base <= offset < f.base + self.file_size), None)
         if file is None or offset - file.base >= file.wrote:
@@ -293,9 +279,7 @@ class JavaLog:
 
 
 class _Runs:
-    """Reads the runs of a log. While the caller dispatches one run, a second thread
-    reads the next.
-    """
+    """Reads the runs of a log. While the caller dispatches one, a second thread reads the next."""
 
     def __init__(self, levels_ms: tuple[int, ...], *, check_crc: bool, keys: IndexKeys) -> None:
         # Use two followers alternately: each overwrites its previous result, which is still in use.
@@ -312,10 +296,8 @@ class _Runs:
         self._pool.shutdown()
 
     def at(self, file: JavaFile, data: memoryview, at: int) -> _Found:
-        """Return the run that begins at a position, its length in bytes, and its window.
-
-        The run is None if no valid frame begins at the position. Use the result only until the next
-        call.
+        """Return the run that begins at a position, its length in bytes, and its window. The run is
+        None if there is no valid frame. Use the result only until the next call.
         """
         asked = file.path, at, len(data)
         if self._ahead is not None and self._ahead[0] == asked:

@@ -57,9 +57,7 @@ class Noted:
         self._changed[path] = mmap.mmap(-1, size)
 
     def extend(self, path: str, size: int) -> None:
-        """Append zeros to a file until it has ``size`` bytes. A plan does not depend on this, so
-        nothing is done.
-        """
+        """Append zeros to a file; the plan does not depend on this."""
 
     def set_aside(self, path: str) -> None:
         """Move a file to quarantine."""
@@ -87,8 +85,7 @@ class Applied:
         file = self._open.get(path)
         if file is None:
             file = self._keep(path, (self._root / path).stat().st_size)
-            # Reserve the disk space now. Java does not, so a full disk can end it with SIGBUS when
-            # it writes to its map of the file.
+            # Java does not reserve disk space, so a full disk can end it with SIGBUS.
             file.allocate()
         self.written.add(path)
         file.buffer[position : position + len(data)] = data
@@ -151,9 +148,7 @@ class WrittenFiles:
         self._flushing = threading.Lock()
 
     def flush(self, least_pages: int = 0) -> None:
-        """If ``least_pages`` is 0, sync all files; otherwise do nothing. Raise StoreUnavailable if
-        a sync has failed.
-        """
+        """Sync all files if ``least_pages`` is 0. Raise StoreUnavailable if a sync fails."""
         if least_pages:
             return
         with self._flushing:
@@ -229,13 +224,11 @@ class JavaQueue:
     """One queue, as RocketMQ treats it.
 
     Attributes:
-        max_physical: physical offset after the last message in the queue (``maxPhysicOffset``), -1
-            if there is none.
+        max_physical: physical offset after the last message (``maxPhysicOffset``), -1 if none.
         files: the files in order. At first, Java takes each file as full.
         set_aside: (path, reason) of each file that Java would delete.
-        cut: position in bytes of the first entry that was cut off because it is after the log's
-            end; None if none was.
-        put_from: position in bytes of the first entry that was appended.
+        cut: byte position of the first entry after the log's end that was cut off, or None.
+        put_from: byte position of the first entry that was appended.
     """
 
     key: QueueKey
@@ -259,9 +252,7 @@ class JavaQueue:
         return self.files[-1].base + self.files[-1].wrote if self.files else 0
 
     def recover(self) -> None:
-        """Find the queue's end, as ``recover`` does: the first invalid entry in the last three
-        files.
-        """
+        """Find the queue's end as ``recover`` does: at the first invalid entry of 3 files."""
         if not self.files:
             return
         index = max(0, len(self.files) - RECOVERED_FILES)
@@ -276,10 +267,8 @@ class JavaQueue:
         self._truncate(file.base + count * UNIT_SIZE)
 
     def _leading(self, file: JavaFile, start: int, limit: int) -> tuple[int, QueueEntry | None]:
-        """Return how many valid entries follow each other from number ``start`` on, and the last of
-        them.
-
-        A valid entry has a positive size, and a physical offset from 0 to below ``limit``.
+        """Return how many valid entries follow from number ``start`` on, and the last of them.
+        Their sizes are positive, and their physical offsets from 0 to below ``limit``.
         """
         units = np.frombuffer(self.target.view(file.path), UNIT_DTYPE, self.file_size // UNIT_SIZE)
         at = start
@@ -297,9 +286,7 @@ class JavaQueue:
         return at - start, last
 
     def _truncate(self, offset: int) -> None:
-        """Cut the queue at position ``offset``, in bytes, as ``MappedFileQueue.truncateDirtyFiles``
-        does.
-        """
+        """Cut the queue at a byte position, as ``MappedFileQueue.truncateDirtyFiles``."""
         while self.files[-1].base > offset:
             reason = f"it lies after the last sound entry, {offset // UNIT_SIZE}"
             self._destroy(self.files.pop(), reason)
@@ -307,7 +294,7 @@ class JavaQueue:
         last.wrote = min(self.file_size, offset - last.base)
 
     def truncate_dirty(self, physical: int) -> None:
-        """Remove the entries of messages after the log's end, as ``truncateDirtyLogicFiles`` does.
+        """Remove entries of messages after the log's end, as ``truncateDirtyLogicFiles`` does.
 
         QUIRK: Java accepts the first entry of a file even if it is all zeros. If each file holds
         only one entry, Java never ends this loop.
@@ -340,15 +327,12 @@ class JavaQueue:
         self.set_aside.append((file.path, reason))
 
     def put(self, offsets: Int64, units: Units) -> None:
-        """Append entries as RocketMQ's dispatcher does in ``putMessagePositionInfo``.
+        """Append entries in the order of the log, as ``putMessagePositionInfo`` does. Raises
+        JavaRefusal if the position of a new file is too large for a file name.
 
-        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``. It also skips
-        an entry if the queue has an entry at the same queue offset, unless the offset is 0. If the
-        queue offset is after the queue's end, the dispatcher still appends the entry at the end,
-        and so at the wrong position.
-
-        ``units`` must be in the order of their physical offsets. Raises JavaRefusal if the position
-        of a new file is too large for a file name.
+        QUIRK: the dispatcher skips a message that ends at or before ``max_physical``, and an entry
+        that the queue has at the same queue offset, except 0. It appends an entry that is after the
+        queue's end at the end, and so at the wrong position.
         """
         if not len(units):
             return
@@ -367,9 +351,7 @@ class JavaQueue:
                 self._put_run(int(offsets[start]), units[start:stop])
 
     def _put_run(self, offset: int, units: Units) -> None:
-        """Append entries with consecutive queue offsets. An entry with queue offset 0 must be the
-        only one.
-        """
+        """Append consecutive entries. One with queue offset 0 must be alone."""
         end = _end_of(units[-1])
         expected = java.to_long(offset * UNIT_SIZE)
         file = self._writable(expected)
@@ -390,9 +372,7 @@ class JavaQueue:
         self.max_physical = end
 
     def _writable(self, expected: int) -> JavaFile:
-        """Return the last file, or a new file if the last is full, as
-        ``getLastMappedFile`` does.
-        """
+        """Return the last file, or a new one if it is full, as ``getLastMappedFile``."""
         if not self.files:
             if not 0 <= expected <= LARGEST_BASE:
                 raise JavaRefusal(

@@ -49,15 +49,11 @@ _LARGE_BYTES: Final = 64 << 20
 _LARGE_SHARE: Final = 100
 """A loss of at most 64 MiB needs no consent if it is at most a hundredth of the log."""
 _MOST_COUNTED: Final = 20_000_000
-"""If more entries than this are lost, they are not compared with each other, so a message with
-several entries counts several times.
-"""
+"""If more entries are lost, a message with several entries counts several times."""
 _MOST_NAMED: Final = 2
 """Maximum number of missing parts of the log that the text of a reason lists."""
 _LEAST_APART: Final = 2
-"""Minimum number of entries that must point far after the log's end to prove a loss. A single one
-may be a damaged entry.
-"""
+"""So many entries far after the log's end prove a loss. A single one may be damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +61,9 @@ class Loss:
     """The messages that a recovery would lose.
 
     Attributes:
-        messages: number of lost messages in the queues. Copies by multi-dispatch count once, unless
+        messages: number of lost messages in the queues. Multi-dispatch copies count once, unless
             more than 20 million messages are lost.
-        bytes: size of the lost messages. If missing files, or lost bytes before the durable offset,
-            are larger, it is their size.
+        bytes: their size, or that of missing files or bytes before the durable offset, if larger.
         known_bytes: number of bytes of the log that remain, plus the lost bytes.
     """
 
@@ -90,9 +85,7 @@ class Loss:
         return f"{count} {verb}, {text.plural(self.bytes, 'byte')}: {self.reason}"
 
     def refusal(self, accept_loss: int | None) -> str | None:
-        """Return why the recovery is refused, as text. Return None if the loss needs no consent, or
-        if it is not larger than ``accept_loss`` (in bytes).
-        """
+        """Return why the recovery is refused, as text; None if it is not."""
         if not self.needs_consent or (accept_loss is not None and accept_loss >= self.bytes):
             return None
         return (
@@ -120,54 +113,8 @@ def require_consent(root: str, loss: Loss | None, accept_loss: int | None) -> No
         raise LossRefused(f"{root}: {reason}", loss=loss)
 
 
-def find_loss(
-    layout: StoreLayout,
-    *,
-    end: int,
-    damage: Sequence[DamagedSpan] = (),
-    last_timestamp: int | None = None,
-    dropped: Mapping[QueueKey, int] | None = None,
-) -> Loss | None:
-    """Return the messages that the store had and that the recovered log will lack; None if there
-    are none.
-
-    The search reads each queue backwards until it finds an entry whose message is not lost. It also
-    reads the frames to which the entries point that the recovery will drop.
-
-    Args:
-        layout: the store's files before the recovery. Log files with a wrong name must be left out.
-        end: physical offset at which the log will end.
-        last_timestamp: store time of the last message before ``end``, None if unknown.
-        dropped: for each queue that differs from the log, the queue offset of the first entry that
-            the recovery will drop. If it is None, the search checks a few entries of each queue to
-            find the queues that differ.
-    """
-    return _Search(layout, end, damage, last_timestamp, dropped).loss()
-
-
-def vouched_end(
-    layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan], last_timestamp: int | None
-) -> int:
-    """Return the physical offset up to which the store certainly had messages. It is never less
-    than ``end``.
-    """
-    return _Search(layout, end, damage, last_timestamp, {}).vouched_end()
-
-
-def replaced_frames(layout: StoreLayout, *, end: int, damage: Sequence[DamagedSpan]) -> Frames:
-    """Return the lost frames of log files that were replaced, for example by files of another
-    store.
-
-    Usually, the search checks only a few entries of each queue. Log files with a wrong name must be
-    left out of ``layout``.
-    """
-    return _Search(layout, end, damage, None, None).replaced(all_queues(layout))
-
-
 def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, Frames, str]]:
-    """For each replaced log file, yield its path, the physical offsets of the lost frames, and the
-    reason as text.
-    """
+    """For each replaced log file, yield its path, the lost frames' offsets, and the reason."""
     bases = frames[:, 0] // layout.commit_log.file_size
     for base in np.unique(bases).tolist():
         inside = frames[bases == base]
@@ -177,14 +124,25 @@ def replaced_files(layout: StoreLayout, frames: Frames) -> Iterator[tuple[str, F
         yield layout.log_file(int(places[0])), places, f"{words}: put the right file back"
 
 
-class _Search:
+class LossSearch:
+    """Finds the messages that the store had and that the recovered log will lack.
+
+    Args:
+        layout: the store's files before the recovery. Log files with a wrong name must be left out.
+        end: physical offset at which the log will end.
+        last_timestamp: store time of the last message before ``end``, None if unknown.
+        dropped: for each queue that differs from the log, the queue offset of the first entry that
+            the recovery will drop. If it is None, a few entries of each queue are probed.
+    """
+
     def __init__(
         self,
         layout: StoreLayout,
+        *,
         end: int,
-        damage: Sequence[DamagedSpan],
-        last_timestamp: int | None,
-        dropped: Mapping[QueueKey, int] | None,
+        damage: Sequence[DamagedSpan] = (),
+        last_timestamp: int | None = None,
+        dropped: Mapping[QueueKey, int] | None = None,
     ) -> None:
         self._layout = layout
         self._dropped = dropped
@@ -207,6 +165,7 @@ class _Search:
         self._flushed = checkpoint_times(layout).physic_timestamp
 
     def loss(self) -> Loss | None:
+        """Return the lost messages, None if there are none."""
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
         durable = self._durable or 0
@@ -233,14 +192,16 @@ class _Search:
             needs_consent=is_missing or not (is_one or _is_small(certain, known)),
         )
 
-    def replaced(self, queues: Sequence[Queue]) -> Frames:
+    def replaced_frames(self, queues: Sequence[Queue] | None = None) -> Frames:
         """Return the lost frames of replaced log files, in the order of the log."""
+        queues = all_queues(self._layout) if queues is None else queues
         files = ReplacedFiles(self._layout, queues, self._is_expected, self._known)
         frames = files.frames(self._dropped)
         _, first = np.unique(frames[:, 0], return_index=True)
         return frames[first]
 
     def vouched_end(self) -> int:
+        """Return the physical offset up to which the store certainly had messages."""
         lost = self._lost()
         vouched = lost[self._is_vouched(lost)]
         known = vouched[self._is_missing(vouched) | (vouched[:, 0] < self._log.end)]
@@ -257,13 +218,12 @@ class _Search:
     def _lost(self) -> Frames:
         lowest = min([self._end, *(span.offset for span in self._damage)])
         queues = all_queues(self._layout)
-        replaced = self.replaced(queues)
+        replaced = self.replaced_frames(queues)
         self._replaced_places = replaced[:, 0]
         found = [replaced]
         for queue in queues:
             found += self._lost_of(queue, lowest)
-        # Put the frames of the index last. Of frames with the same offset, the first is kept, and
-        # only queue entries have the size of the message.
+        # Put the index last: the first of equal offsets is kept, and only queues have sizes.
         found.append(self._lost_of_index(lowest))
         frames = np.concatenate(found)
         if len(frames) > _MOST_COUNTED:
@@ -296,8 +256,7 @@ class _Search:
         return inside & ~np.isin(starts, list(self._never))
 
     def _lost_of_index(self, lowest: int) -> Frames:
-        # RocketMQ keeps the index when it deletes the whole log. So if the log is empty, the index
-        # proves no loss.
+        # RocketMQ keeps the index of a deleted log, so it proves no loss for an empty one.
         has_log = bool(self._log.files)
         least = lowest if has_log else java.LONG_MAX
         places, sizes = indexed_frames(self._layout, least, self._damage)
@@ -310,8 +269,7 @@ class _Search:
         for span in self._damage:
             lacking |= (starts < span.offset + span.length) & (ends > span.offset)
         if self._durable is not None and self._is_closed:
-            # An earlier recovery has cut the log at the durable offset. Entries of later messages
-            # are left from before, and show no loss.
+            # An earlier recovery cut the log there; entries of later messages show no loss.
             lacking &= starts < self._durable
         lacking &= ~np.isin(starts, list(self._never))
         return lacking & (starts >= self._start)
@@ -324,8 +282,7 @@ class _Search:
             return np.ones(len(lost), np.bool_)
         known = self._last_timestamp
         is_flushed = known is not None and 0 < known < self._flushed
-        # Valid frames after the new end of the log show that the messages before them were on the
-        # disk too.
+        # Valid frames after the new end show that earlier messages were on the disk.
         if is_flushed or LogReader(self._layout).find(self._end, self._log.end) is not None:
             return np.ones(len(lost), np.bool_)
         vouched = starts < self._end
@@ -377,8 +334,7 @@ class _Search:
                 where = f"{span.offset} to {span.offset + span.length}"
                 words = f"the log has no file for {where}: {path_at(span.offset)} is missing"
                 if span.offset < self._log.start:
-                    # If RocketMQ's retention deletes files and no put follows, the store does not
-                    # show the deletion.
+                    # A store does not show RocketMQ's retention if no put follows it.
                     words += (
                         " (if RocketMQ's retention deleted it, --accept-loss records the new start)"
                     )
@@ -413,8 +369,6 @@ _IS_MOUNTED: Final = "a disk may not be mounted"
 
 
 def _is_small(size: int, known: int) -> bool:
-    """Whether ``size`` lost bytes are so small a part of the ``known`` bytes that no consent is
-    needed.
-    """
+    """Whether a loss of ``size`` of ``known`` bytes is so small that it needs no consent."""
     is_little = size <= _SMALL_BYTES and size * _SMALL_SHARE <= known
     return is_little or (size <= _LARGE_BYTES and size * _LARGE_SHARE <= known)

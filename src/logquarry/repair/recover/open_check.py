@@ -78,13 +78,10 @@ class StoreFound:
 
     Attributes:
         config: settings with all sizes.
-        log_end: physical offset of the log's end.
-        pieces: the parts of the log that are not dispatched yet, without damage, as physical
-            offsets (start, end).
+        pieces: the undamaged parts of the log that are not dispatched yet, as (start, end).
         queue_ends: for each queue, the number of the first entry after its end.
         recovered: result of the recovery in mode ``rocketmq`` that was just made, else None.
-        transactions: the state table and the redo log, which only a store in the format of RocketMQ
-            3.1 has.
+        transactions: state table and redo log of a store in the format of RocketMQ 3.1.
     """
 
     config: StoreConfig
@@ -97,16 +94,12 @@ class StoreFound:
 
     @property
     def keeps_tails(self) -> bool:
-        """Whether the writer must leave the bytes after the ends of log and queues as they are, as
-        RocketMQ does. Otherwise, it zeroes them.
-        """
+        """Whether the writer leaves the bytes after the ends as they are, as RocketMQ does."""
         return self.recovered is not None
 
 
 def check_folder(root: Path) -> None:
-    """Raise StoreNotFound if a folder is no store, and has files that would not be in
-    a new store.
-    """
+    """Raise StoreNotFound if a folder is no store, and cannot become one."""
     try:
         if not root.exists():
             if any(part.startswith("~") for part in root.parts):
@@ -126,21 +119,16 @@ def check_folder(root: Path) -> None:
 
 
 class NeedsRecovery(StoreUnavailable):
-    """A store cannot be opened without a recovery: it was not shut down cleanly, or log, queues and
-    index do not agree.
-    """
+    """A store cannot be opened for writing without a recovery."""
 
 
 def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -> StoreFound:
     """Check a store before it is opened for writing. The caller must hold the store's lock.
 
-    Args:
-        is_recovered: whether the store was just recovered. It then may still have an ``abort``
-            file.
+    ``is_recovered`` is whether the store was just recovered; ``abort`` may then still exist.
 
     Raises:
-        NeedsRecovery: if the store was not shut down cleanly, or log, queues and index do not
-            agree.
+        NeedsRecovery: if the store was not shut down cleanly, or its files do not agree.
         CorruptFile: if the files have other sizes than the settings.
     """
     if not _is_store(root):
@@ -197,8 +185,7 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
         transactions = found
     pieces, names_copies = _pieces(layout, start, end)
     if settings.enable_multi_dispatch is None:
-        # The settings leave it open whether to make multi-dispatch copies: make them only if
-        # messages in the log have some.
+        # If the settings leave it open, make multi-dispatch copies only if the log has some.
         has_lmq = names_copies if settings.enable_lmq is None else settings.enable_lmq
         settings = replace(settings, enable_multi_dispatch=names_copies, enable_lmq=has_lmq)
     return StoreFound(
@@ -209,10 +196,8 @@ def find_store(root: Path, config: StoreConfig, *, is_recovered: bool = False) -
 
 
 def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int, int], ...], bool]:
-    """Return the parts of the log without damage, and whether any message has multi-dispatch
-    copies.
-
-    Raises NeedsRecovery for damage that no earlier recovery has recorded.
+    """Return the undamaged parts of the log, and whether any message has multi-dispatch copies.
+    Raises NeedsRecovery for damage that is not recorded.
     """
     if start >= end:
         return (), False
@@ -236,9 +221,7 @@ def _pieces(layout: StoreLayout, start: int, end: int) -> tuple[tuple[tuple[int,
 
 
 def _check_stated(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise CorruptFile if no file has the size in the settings, which then belong to another
-    store.
-    """
+    """Raise CorruptFile if no file has the size in the settings."""
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     queue_files = tuple(file for queue in layout.queue_files() for file in queue.files)
     sequences.append((queue_files, config.queue_file_size))
@@ -261,9 +244,8 @@ def recovered_store(
     abort: AbortFile,
     accept_loss: int | None,
 ) -> StoreFound:
-    """Recover a store as RocketMQ does, and open the store.
-
-    If RocketMQ would not start on a store that was shut down cleanly, ``abort`` is removed again.
+    """Recover a store as RocketMQ does, and open the store. ``abort`` is removed again if RocketMQ
+    would not start on a store that was shut down cleanly.
 
     Raises:
         StoreUnavailable: if RocketMQ would not start, or the disk fails.
@@ -288,16 +270,13 @@ def recovered_store(
     disk.remove(root / store_files.DAMAGE)
     plan = result.plan
     if not is_clean:
-        # The next durable offset will cover the whole log, but the crashed writer may not have
-        # synced it.
+        # The next durable offset covers the whole log, which may not be synced.
         sync_files(disk, root, parts=())
     return StoreFound(plan.config, plan.log_end, (), plan.queue_ends, recovered=result)
 
 
 def check_before_lock(root: Path, config: StoreConfig, accept_loss: int | None) -> None:
-    """Raise an error if the store cannot be opened or recovered. Called before the
-    lock is taken.
-    """
+    """Before the lock is taken, raise an error if the store cannot be opened or recovered."""
     if not _is_store(root):
         return
     plan: RecoveryPlan
@@ -326,12 +305,8 @@ def _is_store(root: Path) -> bool:
 
 
 def _check_sizes(layout: StoreLayout, config: StoreConfig) -> None:
-    """Raise an error for a missing file, or a wrong size, which RocketMQ's ``load()`` refuses too.
-    An empty last file is accepted.
-
-    Raises:
-        NeedsRecovery: if a file is missing or has a wrong size.
-        WrongEntry: if a pipe or a broken link is in a queue's place.
+    """Check for missing files and wrong sizes, as RocketMQ's ``load()``; an empty last file is
+    accepted. Raises NeedsRecovery, or WrongEntry for a pipe or a broken link.
     """
     sequences = [(layout.commit_log.files, config.mapped_file_size_commit_log)]
     sequences += [(queue.files, config.queue_file_size) for queue in layout.queue_files()]
@@ -358,12 +333,11 @@ def _check_queues(
     start: int,
     stop: int,
 ) -> None:
-    """Check that a part of the log has no damage, and that the queues have entries for its
-    messages.
+    """Check that a part of the log has no damage, and that the queues have its messages.
 
-    After a clean shutdown, Java dispatches only messages after the last message to which any queue
-    points. So if a queue lacks an entry of an earlier message, Java never adds it (test stores
-    `noabort-cq-behind`, `noabort-one-topic-gone`).
+    After a clean shutdown, Java dispatches only messages after the last one in any queue. So it
+    never adds an entry of an earlier message (test stores `noabort-cq-behind`,
+    `noabort-one-topic-gone`).
     """
     if start >= stop:
         return
@@ -392,11 +366,8 @@ def _indexed(layout: StoreLayout, log: CommitLog, files: OpenFiles) -> int:
 
 
 def _check_rest(layout: StoreLayout, end: int) -> None:
-    """Raise NeedsRecovery if other bytes than zeros follow the log's end: a reader could take them
-    for later frames.
-
-    Bytes of earlier messages, which a broker with ``writeWithoutMmap`` leaves there, are no reason
-    for a recovery. The writer zeroes them when it opens the store.
+    """Raise NeedsRecovery if bytes after the log's end could be taken for later frames. Bytes that
+    a broker with ``writeWithoutMmap`` leaves there cannot; the writer zeroes them.
     """
     last = LogReader(layout).data_end(end)
     is_closed = not layout.has_abort

@@ -41,17 +41,13 @@ class StepKind(Enum):
     CUT = "cut"
     """Cut off the end of the log or of a queue."""
     ZERO = "zero"
-    """Overwrite the bytes after the end of the log or of a queue with zeros. They are copied to
-    quarantine first.
-    """
+    """Overwrite bytes after an end with zeros, after a copy to quarantine."""
     SET_ASIDE = "set_aside"
     """Move a file to quarantine."""
     EXTEND = "extend"
     """Append zeros to a file that is too short."""
     PUT_BLANK = "put_blank"
-    """Create a file in place of a lost log file. It consists of one blank, so that readers can skip
-    it.
-    """
+    """Create a file of one blank, which readers skip, in place of a lost log file."""
     BUILD_QUEUE = "build_queue"
     """Write the entries that a queue lacks."""
     BUILD_TRANSACTIONS = "build_transactions"
@@ -70,9 +66,9 @@ class StepKind(Enum):
 class Step:
     """One step of a plan.
 
-    ``file`` is the path of a file, of a queue's folder or of the index folder, below the store's
-    folder. ``offset`` is a physical offset for the log, and a byte position for any other file. It
-    is None if the step applies to the whole file. ``length`` is in bytes, None if unknown.
+    ``file`` is the path of a file or folder below the store's folder. ``offset`` is a physical
+    offset for the log, a byte position for any other file, and None for a whole file. ``length`` is
+    in bytes, None if unknown.
     """
 
     kind: StepKind
@@ -111,19 +107,15 @@ class Steps(list[Step]):
 class RecoveryPlan:
     """The plan of a recovery. Making the plan does not change the store.
 
-    A plan can be applied a second time, also after an interruption. The result is the same as after
-    one time.
+    If a plan is applied a second time, also after an interruption, the result is the same.
 
     Attributes:
         looked_at: the facts in the store on which the plan is based, as text.
-        log_start: physical offset of the log's first byte.
         log_end: physical offset of the log's end after the recovery.
-        dispatch_from: physical offset of the first message that the recovery dispatches to queues
-            and index.
-        damage: damaged parts before the log's end. The recovery does not remove them.
+        dispatch_from: physical offset of the first message that the recovery dispatches.
+        damage: damaged parts before the log's end, which stay.
         refused: the reason why this mode cannot recover the store, or None.
         loss: the messages that the recovery would lose, or None.
-        applied: whether the steps were carried out.
     """
 
     root: str
@@ -155,9 +147,7 @@ class RecoveryPlan:
         }
 
     def summary(self, most: int = 12) -> Iterator[str]:
-        """Yield lines of text: one for each of the first ``most`` steps, then the number of further
-        steps of each kind.
-        """
+        """Yield lines of text: at most ``most`` steps, and how many further ones there are."""
         yield from self._facts()
         if self.damage:
             lost = sum(span.length for span in self.damage)
@@ -192,9 +182,7 @@ class QueueAction(Enum):
 
     KEEP = "keep"
     CUT = "cut"
-    """Cut off the entries at ``keep_until`` and after it, then append the entries of the log's
-    messages.
-    """
+    """Cut off the entries from ``keep_until`` on, then append those of the log's messages."""
     REBUILD = "rebuild"
     """Move all files of the queue to quarantine, and build the queue from the log."""
 
@@ -206,14 +194,9 @@ class QueuePlan:
 
     Attributes:
         keep_until: the entries before this position stay, and all others are cut off.
-        had_until: the queue's end before the recovery.
-        end: the queue's end after the recovery.
-        resume_at: physical offset of the first message for which an entry must be appended, None if
-            there is none.
-        moved: the right queue offset of each message whose frame has a harmed queue offset (changed
-            by damage). The keys are the physical offsets of these messages.
-        bridges: number -> bytes of each entry that takes the place of an unwritten entry. Only for
-            a batch queue of which the log has no message.
+        had_until: the queue's end before the recovery; ``end`` is its end after the recovery.
+        resume_at: physical offset of the first message that needs a new entry, or None.
+        moved: see :class:`AuditedQueue`, like ``bridges``.
     """
 
     key: QueueKey
@@ -242,8 +225,7 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
         if end >= had:
             action, reason = QueueAction.KEEP, ""
             if found.ends_empty:
-                # The last file has no entry. But RocketMQ would treat the zeros at its start as an
-                # entry.
+                # RocketMQ would treat the zeros at its start as an entry.
                 action, reason = QueueAction.CUT, "its last file is empty"
             return QueuePlan(found.key, action, end, had, end, None, reason, bridges=found.bridges)
         keep = end
@@ -265,21 +247,16 @@ def plan_queue(found: AuditedQueue) -> QueuePlan:
 def kept_entries(
     queue: Queue, start: int, stop: int, damage: Container[int]
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield the queue offset and the entry of each message that damage destroyed, between two queue
-    offsets.
-    """
+    """Yield queue offset and entry of each message in a range that damage destroyed."""
     for offset, entry in queue.entries(start, stop):
         if not entry.is_filler and names_damage(entry, damage):
             yield offset, queue_entry.encode(entry)
 
 
-# The entry of a lost message exists only in its queue. So a recovery saves such entries in a file
-# before it cuts the queue. Without this file, if the recovery were interrupted after the cut, the
-# next recovery would have to write fillers in place of the entries.
+# The entry of a lost message exists only in its queue. So a recovery saves such entries before it
+# cuts the queue: if it is interrupted, the next recovery needs no fillers for them.
 def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
-    """Return the entries that an interrupted recovery saved; {} if their file is missing or
-    invalid.
-    """
+    """Return the entries that an interrupted recovery saved; {} if the file is missing or bad."""
     found: dict[QueueKey, dict[int, QueueEntry]] = {}
     try:
         for queue in json.loads(read_file(path)):
@@ -295,9 +272,7 @@ def load_kept(path: Path) -> dict[QueueKey, dict[int, QueueEntry]]:
 
 
 def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes]]) -> None:
-    """Save entries in a file for the next recovery, and sync it. Without entries,
-    delete the file.
-    """
+    """Save entries for the next recovery, and sync the file; delete it if there are none."""
     document = [
         {
             "topic": topic,
@@ -316,14 +291,12 @@ def save_kept(disk: Disk, path: Path, kept: Mapping[QueueKey, Mapping[int, bytes
 # ------------------------------------------------------------------------------------------- index
 @dataclass(frozen=True, slots=True)
 class IndexPlan:
-    """The plan for the index. ``set_aside`` has the (name, reason) of each file to move to
-    quarantine.
+    """The plan for the index. ``set_aside`` has (name, reason) of each file to move to quarantine.
 
     Attributes:
         built_from: physical offset of the first message whose keys may be missing.
-        keys_there: number of keys of the message at ``built_from`` that the index already has.
-        kept_timestamp: store time of the last message whose keys stay, 0 if none stay. In
-            milliseconds.
+        keys_there: number of keys of this message that the index already has.
+        kept_timestamp: store time of the last message whose keys stay, in milliseconds; or 0.
     """
 
     set_aside: tuple[tuple[str, str], ...]
@@ -343,9 +316,9 @@ def plan_index(
 ) -> IndexPlan:
     """Return the plan for the index of a store.
 
-    After a crash, the plan keeps only the index files that are full, and whose last message is not
-    newer than the checkpoint. RocketMQ, too, removes files that are newer than the checkpoint, but
-    adds only some of their messages to the index again (RocketMQ issue #8007).
+    After a crash, the plan keeps only full index files whose last message is not newer than the
+    checkpoint. RocketMQ, too, removes newer files, but adds only some of their messages to the
+    index again (RocketMQ issue #8007).
     """
     aside: list[tuple[str, str]] = []
     last: IndexHeader | None = None

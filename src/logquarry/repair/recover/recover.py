@@ -19,14 +19,7 @@ from logquarry.disk.folders import AbortFile, StoreLock, is_lockable
 from logquarry.errors import StoreNotFound, StoreUnavailable, UnreadableFile
 from logquarry.log.layout import StoreLayout
 from logquarry.log.location import local_store
-from logquarry.log.store_files import (
-    ABORT,
-    CHECKPOINT,
-    DAMAGE,
-    DURABLE,
-    SETTINGS,
-    quarantine,
-)
+from logquarry.log.store_files import ABORT, CHECKPOINT, DAMAGE, DURABLE, SETTINGS, quarantine
 from logquarry.read.fence import Action, refusal
 from logquarry.read.log_end import known_damage
 from logquarry.read.store_sizes import with_sizes
@@ -113,8 +106,7 @@ def recover(
         raise unsupported
     disk = disk or Disk()
     if not is_lockable(root):
-        # StoreLock would create the missing lock file. A refused recovery must change nothing, so
-        # check first.
+        # A refused recovery must not create the lock file: check first.
         check_entries(root, settings)
         _require_possible(_planned(root, mode, settings, None), accept_loss)
     lock = StoreLock(disk, root)
@@ -143,9 +135,7 @@ def _require_possible(plan: RecoveryPlan, accept_loss: int | None) -> None:
 def _planned(
     root: Path, mode: RecoveryMode, config: StoreConfig, progress: Progress | None
 ) -> RecoveryPlan:
-    """Return the plan of a mode, and add the steps for checkpoint, damage and ``abort``, which are
-    the same in both modes.
-    """
+    """Return the plan of a mode, with the steps that both modes have."""
     layout = StoreLayout.open(root, config).by_content()
     plan: RecoveryPlan
     if mode == "rocketmq":
@@ -153,14 +143,12 @@ def _planned(
         if plan.refused is not None:
             return plan
         if layout.cut_end == plan.log_end and all(s.kind is StepKind.CUT for s in plan.steps):
-            # An earlier recovery has recorded the same end of the log. RocketMQ cuts only in
-            # memory, so the plan has the same steps again, although nothing is left to do.
+            # RocketMQ cuts only in memory, so the plan repeats steps that are done.
             plan = dataclasses.replace(plan, steps=())
     else:
         plan = plan_safe(root, with_sizes(config, layout), progress=progress)
         if _only_stale_bytes(layout, plan):
-            # The store needs no recovery: a broker overwrites the bytes of earlier messages after
-            # the log's end, and logquarry's writer zeroes them.
+            # Brokers overwrite such bytes, and logquarry's writer zeroes them.
             plan = dataclasses.replace(plan, steps=())
     steps = Steps(plan.steps)
     try:
@@ -191,9 +179,7 @@ def _planned(
 
 
 def _only_stale_bytes(layout: StoreLayout, plan: RecoveryPlan) -> bool:
-    """Whether a plan only zeroes bytes of earlier messages after the log's end. A store without
-    faults can have such bytes.
-    """
+    """Whether a plan only zeroes old bytes after the end, which a sound store can have."""
     found = [(step.kind, step.offset) for step in plan.steps]
     return (
         found == [(StepKind.ZERO, plan.log_end)]

@@ -63,14 +63,11 @@ class ReplacedFiles:
         self._doubtful: set[QueueKey] = set()
 
     def frames(self, dropped: Mapping[QueueKey, int] | None) -> Frames:
-        """Return the lost frames: entries point to them, but the log has other
-        messages there now.
-        """
+        """Return the lost frames: the log has other messages where entries point."""
         found = self._frames_of(self._differing() if dropped is None else dropped)
         if not len(found):
             return found
-        # A file was replaced. This is rare, so now check all entries, to count all its lost
-        # messages.
+        # Now check all entries, which is rarely necessary, to count all lost messages.
         return self._frames_of(dict.fromkeys(self._queues, 0))
 
     def _frames_of(self, starts: Mapping[QueueKey, int]) -> Frames:
@@ -90,9 +87,7 @@ class ReplacedFiles:
         return frames[self._are_replaced(frames[:, 0])]
 
     def _differing(self) -> Mapping[QueueKey, int]:
-        """Check a few entries of each queue. Return the queues with an entry that points to no
-        frame, and 0 as the queue offset at which to start.
-        """
+        """Return queue -> 0 for each queue of which a probed entry points to no frame."""
         keys: list[QueueKey] = []
         parts = [_NONE]
         for key, units in self._probes():
@@ -114,9 +109,7 @@ class ReplacedFiles:
                     yield queue.key, units
 
     def _without_frame(self, frames: Frames) -> Frames:
-        """Return those of the frames that the log should have, but does not have. Checks no body
-        CRCs.
-        """
+        """Return the frames that the log should have but lacks. Checks no CRC."""
         frames = frames[self._is_expected(frames)]
         ordered = frames[np.argsort(frames[:, 0], kind="stable")]
         places, sizes = ordered[:, 0], ordered[:, 1].astype(np.int32)
@@ -128,9 +121,7 @@ class ReplacedFiles:
         return frames[np.isin(frames[:, 0], bad)]
 
     def _are_replaced(self, places: Int64) -> Bools:
-        """Return a mask: whether each place is in a log file that was replaced, because its frames
-        are in no queue.
-        """
+        """Return a mask: whether each place is in a log file that was replaced."""
         held = np.zeros(len(places), np.bool_)
         bases = places // self._log.file_size * self._log.file_size
         for base in np.unique(bases).tolist():
@@ -141,9 +132,7 @@ class ReplacedFiles:
         return held
 
     def _is_replaced(self, places: list[int], stop: int) -> bool:
-        """Whether the queues have no entries for at least half of the frames after some places of a
-        log file.
-        """
+        """Whether the queues lack at least half of the frames after some places."""
         counts = {True: Counter[bool](), False: Counter[bool]()}
         for place in places:
             for key, is_queued in self._judged(place, stop):
@@ -153,9 +142,7 @@ class ReplacedFiles:
         return found[False] > 0 and found[False] >= found[True]
 
     def _judged(self, start: int, stop: int) -> Iterator[tuple[QueueKey, bool]]:
-        """For each of the next frames after a place, yield its queue, and whether the queue has an
-        entry for it.
-        """
+        """Yield queue, and whether it has the entry, of the next frames after a place."""
         place = self._reader.find(start, stop)
         for _ in range(_FRAMES):
             found = None if place is None else self._frames.outcome_at(place, check_crc=False)
@@ -189,11 +176,8 @@ def frames_of(units: Units, *, is_batch: bool) -> Frames:
 
 
 def in_order(frames: Frames, after: int | None) -> Frames:
-    """Remove the frames whose queue entries are damaged.
-
-    In a queue, the physical offsets of the entries ascend. So if an entry has a higher physical
-    offset than a later entry, it is damaged. ``after`` is the offset of the next entry after these,
-    None if there is none.
+    """Remove the frames of damaged entries: their physical offset is higher than that of a later
+    entry. ``after`` is the offset of the next entry after these, or None.
     """
     if not len(frames):
         return frames

@@ -41,7 +41,7 @@ from logquarry.repair.recover.java_queues import (
     WrittenFiles,
     refuse_unreadable,
 )
-from logquarry.repair.recover.loss import find_loss, missing_files
+from logquarry.repair.recover.loss import LossSearch, missing_files
 from logquarry.repair.recover.plan import RecoveryPlan, StepKind, Steps
 from logquarry.repair.recover.store_folders import (
     check_entries,
@@ -58,8 +58,7 @@ class RocketmqPlan(RecoveryPlan):
     """The plan of a recovery by RocketMQ's rules.
 
     Attributes:
-        queue_ends: for each queue, one past the last queue offset. As in Java, this is the position
-            of the queue's end, divided by the size of an entry.
+        queue_ends: for each queue, the position of its end divided by the size of an entry.
         checkpoint: the checkpoint that RocketMQ would write at its shutdown.
         has_log: whether the log still has a file.
     """
@@ -74,9 +73,7 @@ class RocketmqPlan(RecoveryPlan):
 
 @dataclass(frozen=True, slots=True)
 class RocketmqResult:
-    """The plan that was carried out. ``written`` has the files of queues and index that are not
-    synced yet.
-    """
+    """The plan that was carried out, and the files of queues and index that are not synced yet."""
 
     plan: RocketmqPlan
     written: WrittenFiles
@@ -88,23 +85,17 @@ def plan_rocketmq(root: Path, config: StoreConfig) -> RocketmqPlan:
     """Return the plan for a store. The plan keeps all new queue entries in memory (20 bytes each).
 
     Raises:
-        StoreUnavailable: if a file of the log has a wrong name, or if a folder or a broken link has
-            the path of a file.
+        StoreUnavailable: if a log file has a wrong name, or is a folder or a broken link.
         UsageError: if the sizes of the index files are not given, and cannot be inferred.
     """
     return _Recovery(root, config, Noted(root)).plan()
 
 
 def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = None) -> RocketmqPlan:
-    """Apply a plan and sync all changes. The caller must hold the lock, and ``abort`` must exist.
+    """Apply a plan and sync all changes; return the plan that was carried out.
 
-    Args:
-        is_clean: whether the store was shut down cleanly. With None, it was if ``abort`` is
-            missing.
-
-    Returns:
-        The plan that was carried out. It equals ``plan`` if the store has not changed since that
-        plan.
+    The caller must hold the lock, and ``abort`` must exist. ``is_clean`` is whether the store was
+    shut down cleanly; None if ``abort`` shows it.
 
     Raises:
         StoreUnavailable: if the plan is refused, or the disk fails.
@@ -112,8 +103,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
     if plan.refused is not None:
         raise StoreUnavailable(f"{plan.root}: {plan.refused}")
     root = Path(plan.root)
-    # DURABLE and DAMAGE describe the log before the recovery. If the checkpoint stays the same,
-    # readers would still use them.
+    # These files describe the log before the recovery; readers would still use them.
     disk.remove(root / store_files.DURABLE)
     disk.remove(root / store_files.DAMAGE)
     result = recover_as_rocketmq(root, plan.config, disk, is_clean=is_clean)
@@ -124,8 +114,7 @@ def apply_rocketmq(plan: RocketmqPlan, disk: Disk, *, is_clean: bool | None = No
         file.physic_timestamp, file.logics_timestamp, _ = result.plan.checkpoint
         file.offsets = result.plan.offsets
         if not result.plan.has_log:
-            # For an empty log, write 0 as the times. Other times would mean that the log had
-            # messages, and readers would report missing files.
+            # Another time would mean that messages, and so log files, are missing.
             file.physic_timestamp = file.logics_timestamp = file.index_timestamp = 0
         file.flush()
         if result.plan.has_log:
@@ -145,12 +134,11 @@ def recover_as_rocketmq(
     clock: Clock | None = None,
     is_clean: bool | None = None,
 ) -> RocketmqResult:
-    """Recover a store as RocketMQ does. Reads the log once. The caller must hold the lock.
+    """Recover a store as RocketMQ does. The caller must hold the lock.
 
     Raises:
         RocketmqRefuses: if RocketMQ would not start.
-        StoreUnavailable: if the disk fails. Queues and index may then be changed; the log is
-            unchanged.
+        StoreUnavailable: if the disk fails. Queues and index may then be changed, but not the log.
     """
     target = Applied(root, disk)
     recovery = _Recovery(root, config, target, disk=disk, clock=clock, is_clean=is_clean)
@@ -187,8 +175,7 @@ class _Recovery:
         refuse_wrong_names(layout)
         self._is_clean = not layout.has_abort if is_clean is None else is_clean
         self._rules = rules_for(find_features(layout).writer)
-        # RocketMQ 4.9 does not distinguish a store of 3.x from one of 4.x, so neither does this
-        # recovery.
+        # RocketMQ 4.9 treats a store of 3.x as one of 4.x, and so does this recovery.
         self.config = with_sizes(config.in_dialect(config.dialect or DIALECTS[0]), layout)
         self.root = root
         self._layout = layout
@@ -215,6 +202,9 @@ class _Recovery:
         queues = self._dispatch.queues
         end = self._log.max_offset
         gaps = tuple(missing_files(self._layout, end))
+        # If the steps were carried out, the queues have changed and no longer show a loss.
+        shows_loss = refused is None and self._disk is None
+        search = LossSearch(self._layout, end=end, damage=gaps) if shows_loss else None
         return RocketmqPlan(
             root=str(self.root),
             mode="rocketmq",
@@ -225,8 +215,7 @@ class _Recovery:
             steps=() if refused else tuple(self._steps),
             refused=refused,
             damage=gaps,
-            # If the steps were carried out, the queues have changed and no longer show a loss.
-            loss=None if refused or self._disk else find_loss(self._layout, end=end, damage=gaps),
+            loss=None if search is None else search.loss(),
             config=self.config,
             rules=self._rules,
             queue_ends={
@@ -282,8 +271,7 @@ class _Recovery:
                 queue.destroy()
         start = max([0, log.min_offset, self._known])
         if self._rules.is_5:
-            # QUIRK: RocketMQ 5 dispatches nothing after its recovery, even if the queues lack
-            # messages.
+            # QUIRK: RocketMQ 5 then dispatches nothing, even if the queues lack messages.
             start = log.max_offset
         if is_clean or not files:
             self._dispatch_from = min(start, log.max_offset)
@@ -390,9 +378,7 @@ class _Recovery:
         )
 
     def _load_index(self, is_clean: bool) -> None:
-        """Move index files that the checkpoint does not cover to quarantine; ``IndexService.load``
-        deletes them.
-        """
+        """Set aside the index files that ``IndexService.load`` deletes."""
         shape = self.config.index_shape
         assert shape is not None
         limit = self._times.index_timestamp

@@ -48,7 +48,7 @@ from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds, torn_
 from logquarry.repair.audit.runs import EntryFacts, runs_ahead
 from logquarry.repair.rebuild.build import folder_to_recover, why_replaced
 from logquarry.repair.rebuild.other_queues import why_not_built
-from logquarry.repair.recover.loss import find_loss
+from logquarry.repair.recover.loss import LossSearch
 from logquarry.repair.recover.plan import (
     IndexPlan,
     QueueAction,
@@ -77,9 +77,9 @@ class SafePlan(RecoveryPlan):
         transactions: the plans for state table and redo log of a store of 3.x.
         last_timestamp: store time of the last message in milliseconds.
         message_count: number of messages in the log after the recovery.
-        pieces: the parts of the log without damage, as physical offsets (start, end).
+        pieces: the undamaged parts of the log, as physical offsets (start, end).
         misnamed: paths of the files in the log's folder that do not belong to the log.
-        rocksdb: folder of the queues in RocksDB, if a recovery builds these queues again.
+        rocksdb: folder of the queues in RocksDB, if they must be built again.
     """
 
     config: StoreConfig
@@ -108,9 +108,8 @@ def plan_safe(
 
     Args:
         config: settings with all sizes (:func:`logquarry.read.store_sizes.with_sizes`).
-        mends: whether to correct harmed queue offsets (changed by damage). False for a log that
-            salvage has written: salvage has already corrected them, and in its log, the place of a
-            message does not show how many messages were lost before it.
+        mends: whether to correct harmed queue offsets. False for a log that salvage has written:
+            they are right, but places do not show how many messages were lost in between.
         end: physical offset at which to end the log; by default, it ends after its last message.
 
     Raises:
@@ -150,8 +149,7 @@ class _Planner:
         torn = torn_end(layout, bounds)
         if torn is not None:
             self._words.append(f"the log ends at {torn}: the message there ends in zeros")
-        # If an earlier recovery recorded the log's end, and no writer has changed the store since,
-        # the audit must stop there.
+        # Stop at the end that an earlier recovery recorded, if the store has not changed since.
         ends = (layout.cut_end if torn is None else torn, self._end)
         stop = min((end for end in ends if end is not None), default=None)
         log = LogAudit(layout, bounds, stop=stop)
@@ -198,13 +196,13 @@ class _Planner:
             dispatch_from=min(starts, default=log.end),
             damage=tuple(log.damage),
             steps=tuple(self._steps),
-            loss=find_loss(
+            loss=LossSearch(
                 layout,
                 end=log.end,
                 damage=log.damage,
                 last_timestamp=log.last_timestamp,
                 dropped=self._dropped(audited),
-            ),
+            ).loss(),
             config=config,
             queues=queues,
             index=index,
@@ -285,8 +283,7 @@ class _Planner:
                 self._steps.add(StepKind.SET_ASIDE, self._layout.right_path(file), reason)
 
     def _require_writable(self, reader: LogReader, offset: int, length: int) -> None:
-        # A recovery copies the bytes to quarantine before it zeroes them. It cannot copy unreadable
-        # bytes.
+        # A recovery first copies the bytes to quarantine, so it must be able to read them.
         fault = reader.fault(offset, length)
         if fault is not None:
             raise StoreUnavailable(
@@ -296,16 +293,13 @@ class _Planner:
             )
 
     def _dropped(self, audited: Sequence[AuditedQueue]) -> dict[QueueKey, int]:
-        """Return, for each queue that differs from the log, the queue offset of the first entry
-        that the recovery drops.
-        """
+        """Return queue -> queue offset of the first entry that the recovery drops."""
         found: dict[QueueKey, int] = {}
         for one in audited:
             queue = self._queues.get(one.key)
             first = one.kept_until if one.difference is None else one.difference.offset
             if queue is None or first < one.had_until:
-                # For a batch queue, ``first`` is the number of an entry, and not a queue offset:
-                # use 0.
+                # ``first`` of a batch queue is the number of an entry: use 0.
                 found[one.key] = 0 if queue is None or queue.is_batch else first
         return found
 
@@ -324,8 +318,7 @@ class _Planner:
                 if all(step.file != folder for step in self._steps):
                     self._steps.add(StepKind.SET_ASIDE, folder, why)
                 continue
-            # Take the files from the layout: a Queue leaves out a file whose name is no multiple of
-            # the entry size, but such a file must be found here.
+            # A Queue leaves out files with impossible names; the layout has them.
             sequence = self._layout.batch_queue(*key) if is_batch else self._layout.queue(*key)
             files = sequence.files
             reason = queue_fault(files, form.file_size) or self._unreadable(files)
@@ -344,9 +337,7 @@ class _Planner:
     def _plan_rocksdb(
         self, queues: Sequence[AuditedQueue], log_end: int
     ) -> tuple[str | None, str | None]:
-        """Return the folder of RocksDB if its queues must be built again, else None; and why they
-        cannot be built, else None.
-        """
+        """Return RocksDB to build again, or None; and why it cannot be built, or None."""
         folder = self._rocksdb
         if folder is None:
             return None, None
@@ -413,8 +404,8 @@ class _Planner:
             is_closed=self._is_closed,
             synced_timestamp=checkpoint_times(self._layout).index_timestamp,
         )
-        # Move the last file first, and the file with the fault last. After an interruption, the
-        # fault is then still there. Otherwise, the next recovery would accept the files after it.
+        # Move the file with the fault last: after an interruption, the next recovery must still
+        # find the fault.
         for name, reason in reversed(found.set_aside):
             self._steps.add(StepKind.SET_ASIDE, f"{INDEX}/{name}", reason)
         left = len(self._layout.index_files) - len(found.set_aside)
@@ -426,12 +417,10 @@ class _Planner:
 
 
 def _made_whole(layout: StoreLayout, file: StoreFile, log: LogAudit) -> int | None:
-    """Return the physical offset of the message that is incomplete because its log file is too
-    short.
+    """Return the physical offset of the last message of a log file that is too short, or None.
 
-    A recovery appends zeros to the file. Return None unless the message would then seem valid. This
-    can happen because no CRC covers the properties. Readers would then return the message with
-    incomplete properties.
+    The recovery appends zeros to the file. Return the offset only if the message would then seem
+    valid, because no CRC covers its properties.
     """
     stop, room = file.base + file.size, layout.commit_log.file_size
     spans = [span for span in log.damage if span.offset < stop <= span.offset + span.length]

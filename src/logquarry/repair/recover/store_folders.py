@@ -28,10 +28,7 @@ from logquarry.log.codec import Window
 from logquarry.log.layout import StoreLayout
 from logquarry.log.log_names import MOST_GAP
 from logquarry.log.readable import BLOCK
-from logquarry.log.store_files import (
-    FileSequence,
-    StoreFile,
-)
+from logquarry.log.store_files import FileSequence, StoreFile
 from logquarry.read.store_sizes import require_stated_size
 from logquarry.systems import folders_below
 
@@ -53,9 +50,7 @@ _FOLDERS: Final = (
 
 
 class WrongEntry(StoreUnavailable):
-    """There is no regular file at the path of a store file, or it is a second name of
-    another file.
-    """
+    """A store file is no regular file, or its path is a second name of another file."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}. Nothing was changed")
@@ -98,19 +93,16 @@ def restore_names(layout: StoreLayout, disk: Disk) -> None:
     """Give the files of log and index back the names that they lost in a crash.
 
     While a store is open, each file of its log, and each index file that is not yet full and
-    synced, has a second name (a hard link), from which a deleted file can be restored. After a
-    crash, a file may have only the second name. A recovery restores the first name before it plans,
-    because otherwise the file's messages would count as lost. It also removes the second name.
-    Otherwise a file that the recovery moves to quarantine would be restored from this name.
+    synced, has a second name (a hard link). After a crash, a file may have only that name, and its
+    messages would count as lost. The second names are removed, so that no file in quarantine is
+    restored from them.
     """
     root = Path(layout.root)
     NameGuard(disk).restore([*log_paths(root, layout.log_folders), root / store_files.INDEX])
 
 
 def check_places(root: Path) -> None:
-    """Check the paths of the store's folders, and of its files outside of log and queues. Raise
-    WrongEntry if one of them has something else.
-    """
+    """Raise WrongEntry if something else has the path of a folder, or of a single file."""
     for name in _FOLDERS:
         _check(root / name, is_folder=True)
     for path in (*(root / name for name in _FILES), *_index_files(root)):
@@ -118,11 +110,8 @@ def check_places(root: Path) -> None:
 
 
 def check_log(root: Path, config: StoreConfig) -> dict[tuple[int, int], Path]:
-    """Check the paths of the log's folders and files, and of the quarantine folder. Raise
-    WrongEntry if one of them has something else.
-
-    Returns:
-        (device number, inode number) -> path, for each file of the log.
+    """Check the paths of the log's folders and files, and of the quarantine folder, as
+    :func:`check_places`. Return (device, inode) -> path for each file of the log.
     """
     places: dict[tuple[int, int], Path] = {}
     _check(store_files.quarantine(root), is_folder=True)
@@ -157,11 +146,8 @@ def check_listed(layout: StoreLayout, empty: Iterable[str]) -> None:
 
 
 def status_of(path: Path) -> os.stat_result:
-    """Return the status of an existing path.
-
-    Raises:
-        WrongEntry: if the path is a broken link.
-        StoreUnavailable: if the path cannot be read.
+    """Return the status of an existing path. Raises WrongEntry for a broken link, and
+    StoreUnavailable if the path cannot be read.
     """
     try:
         return _found(path) or path.stat()
@@ -176,15 +162,11 @@ def _check_numbered(path: Path, places: dict[tuple[int, int], Path]) -> None:
 
 def _check(path: Path, *, is_folder: bool = False) -> os.stat_result | None:
     found = _found(path)
-    if found is None:
-        return None
-    if is_folder:
-        if not stat.S_ISDIR(found.st_mode):
-            raise _refused(path, "is not a folder")
-    elif not stat.S_ISREG(found.st_mode):
-        raise _refused(
-            path, "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
-        )
+    is_right = stat.S_ISDIR if is_folder else stat.S_ISREG
+    if found is not None and not is_right(found.st_mode):
+        is_one = "is a folder" if stat.S_ISDIR(found.st_mode) else "is not a plain file"
+        what = "is not a folder" if is_folder else is_one
+        raise WrongEntry(path, f"it {what}: move it out of the store")
     return found
 
 
@@ -199,10 +181,6 @@ def _found(path: Path) -> os.stat_result | None:
             f"it is a link to {where}, which does not exist: mount that disk, or correct the link"
         )
         raise WrongEntry(path, reason) from error
-
-
-def _refused(path: Path, what: str) -> WrongEntry:
-    return WrongEntry(path, f"it {what}: move it out of the store")
 
 
 def _check_once(
@@ -231,9 +209,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """Yield the paths in a folder, sorted by name. An unreadable folder yields none: later steps
-    report it.
-    """
+    """Yield the paths in a folder, sorted; none for an unreadable one, which is reported later."""
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = sorted(entry.name for entry in os.scandir(folder))
@@ -242,17 +218,13 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 # ---------------------------------------------------------------------- wrong names of log files
-# The PHYSICALOFFSET fields in a log file show its right name, which a recovery gives it
-# (:mod:`logquarry.log.log_names`). If a file has a wrong name and no such frames, it is moved to
-# quarantine.
+# A recovery renames a log file to the name that its PHYSICALOFFSET fields show
+# (:mod:`logquarry.log.log_names`). A misnamed file without such frames moves to quarantine.
 
 
 def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
-    """Return the files in the log's folder that do not belong to the log, each with the reason as
-    text.
-
-    ``layout`` must come from :meth:`StoreLayout.by_content`, which takes each file's offset from
-    its frames.
+    """Return the files in the log's folder that do not belong to the log, each with the reason.
+    ``layout`` must come from :meth:`StoreLayout.by_content`.
 
     Raises:
         StoreUnavailable: if a file belongs to a log with another file size, or if its place in the
@@ -272,8 +244,7 @@ def misnamed_files(layout: StoreLayout) -> list[tuple[StoreFile, str]]:
         for path, reason in layout.log_names.strangers
     ]
     names = Counter(file.base % size for file in files.files)
-    # RocketMQ's names of log files are multiples of the file size. If names have other remainders,
-    # the most frequent remainder is taken as right.
+    # Names are multiples of the file size, or have the most frequent remainder.
     start = max(names, key=lambda rest: (names[rest], not rest), default=0)
     last: StoreFile | None = None
     for file in files.files:
@@ -294,9 +265,8 @@ def check_file_size(layout: StoreLayout) -> None:
     """Check that the log's files can have the size in the settings. Reads few bytes.
 
     Raises:
-        StoreUnavailable: if the size in the settings is too small, because a file has a message
-            after it; or too large, because a file would then overlap the next file, which starts
-            with a message.
+        StoreUnavailable: if a file has a message after this size, or would overlap the next file,
+            which starts with a message.
         UsageError: if the configuration gives another size than the files have.
     """
     require_stated_size(layout)
@@ -377,9 +347,8 @@ def leave_out(layout: StoreLayout, misnamed: list[tuple[StoreFile, str]]) -> Non
 
 
 # ------------------------------------------------------------------------------------------- syncs
-# The last writer may have ended without a successful sync. If its sync failed, the operating system
-# marks the pages as written, and another sync would not write them. So the recovery writes the
-# bytes at the log's end again (``rewrite``).
+# If the last sync of a writer failed, the system marks the pages as written, and another sync would
+# not write them. So the recovery writes the bytes at the log's end again (``rewrite``).
 _PARTS: Final = (
     store_files.CONSUME_QUEUE,
     store_files.BATCH_QUEUE,
@@ -413,8 +382,7 @@ def sync_files(
 
 
 def _refuse(disk: Disk, folder: Path, error: OSError) -> None:
-    # A user who may recover the store may list its folders. So a folder that this user may not list
-    # is not a folder of the store, for example lost+found of the file system.
+    # This user may list the store's folders, so this is none of them (for example lost+found).
     if not isinstance(error, PermissionError):
         raise disk.refused(folder, error) from error
 

@@ -25,6 +25,7 @@ from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import has_message
 from logquarry.repair.audit.differences import SMALL_GAP, span_numbers
+from logquarry.text import document
 from logquarry.write.queue_writer import MOST_GAP, MOST_OFFSET
 
 Range = tuple[int, int]
@@ -58,12 +59,10 @@ class QueueStory:
     """The queue offsets of the messages of one queue in a log.
 
     Attributes:
-        first: queue offset of the queue's first message. If the topic was deleted and created
-            again, only messages after that count.
+        first: queue offset of the first message since the topic was last created.
         next: one past the last queue offset.
         gaps: ranges of queue offsets between ``first`` and ``next`` that no message has.
-        mended: physical offset -> corrected queue offset, for each message whose queue offset was
-            harmed.
+        mended: physical offset -> corrected queue offset, for each harmed queue offset.
     """
 
     first: int
@@ -112,9 +111,9 @@ class QueueNotes:
         counts: Int64 | None = None,
         copies: Bools | None = None,
     ) -> None:
-        """Add frames. ``counts`` has the number of messages in each frame; if it is None, each has
-        one. ``copies`` is a mask of the multi-dispatch copies; None if there are none. The queue
-        offset in the frame of a copy belongs to another queue.
+        """Add frames. ``counts`` has the number of messages in each frame (default: one).
+        ``copies`` is a mask of the multi-dispatch copies: their frames have the queue offset of
+        another queue.
         """
         own = np.ones(len(places), np.bool_) if copies is None else ~copies
         counts = np.ones(len(places), np.int64) if counts is None else counts
@@ -141,11 +140,8 @@ class QueueNotes:
 
     def story(self, *, is_queued: IsQueued = lambda *_: False) -> QueueStory:
         """Return the queue offsets of all added frames; harmed ones are corrected. Raises
-        ValueError if a gap is larger than MOST_GAP.
-
-        Args:
-            is_queued: ``is_queued(place, offset)`` returns whether the old queue has an entry for
-                the message at physical offset ``place`` at queue offset ``offset``.
+        ValueError if a gap is larger than MOST_GAP. ``is_queued(place, offset)`` is whether the old
+        queue has an entry for the message at physical offset ``place`` at this queue offset.
         """
         mended = self._mend(is_queued) | self._impossible
         first, end, gaps = self._first, self._next, list[Range]()
@@ -168,8 +164,7 @@ class QueueNotes:
         breaks = self._breaks
         begins_lower = bool(breaks) and self._first_count <= breaks[0].offset <= breaks[0].before
         if begins_lower and breaks[0].number == 1 and self._first_is_own:
-            # The first offset is harmed. If the topic had been created again, the second offset
-            # would be 0.
+            # The first offset is harmed: the second of a recreated topic would be 0.
             self._first = breaks[0].offset - self._first_count
             mended[self._first_at] = self._first
             breaks = breaks[1:]
@@ -202,9 +197,8 @@ class QueueNotes:
 def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
     """Whether the queue offset of the queue's last message is harmed.
 
-    A higher offset than expected is harmed if the gap is too large. For a lower offset, the old
-    queue decides. If the old queue has the message at neither offset, a lower offset is harmed
-    unless it is 0: a topic that was deleted and created again begins at 0.
+    For a lower offset, the old queue decides. If it has the message at neither offset, a lower
+    offset is harmed unless it is 0: a topic that was created again begins at 0.
     """
     if here.offset > here.before:
         return here.is_far
@@ -214,11 +208,8 @@ def _is_last_harmed(here: _Break, is_queued: IsQueued) -> bool:
 
 
 def _is_harmed(here: _Break, behind: int, is_queued: IsQueued) -> bool:
-    """Whether a queue offset is harmed: it does not fit between the queue offsets of the previous
-    message and of the next message, ``behind``.
-
-    A lower offset is right if the old queue has the message at this offset: the topic was created
-    again.
+    """Whether a queue offset does not fit between the previous and the next message's, ``behind``.
+    A lower offset is right if the old queue has the message there: the topic was created again.
     """
     if not here.before + here.count < behind or here.before < here.offset <= behind:
         return False
@@ -236,8 +227,7 @@ class LostSpan:
         kind: kind of the damage, one of verify's kinds.
         file: path below the store's folder.
         offset: physical offset of the first byte.
-        messages: queue -> ranges of queue offsets, for the messages in this part that are known
-            from entries or frames.
+        messages: queue -> ranges of queue offsets of its messages, as far as known.
     """
 
     kind: str
@@ -254,31 +244,23 @@ class LostSpan:
 
     def to_json(self) -> dict[str, Any]:
         """Return this part as a JSON object (docs/json.md)."""
-        return {
-            "kind": self.kind,
-            "file": self.file,
-            "offset": self.offset,
-            "length": self.length,
-            "reason": self.reason,
-            "messages": [
-                {
-                    "topic": topic,
-                    "queue_id": queue_id,
-                    "queue_offset": start,
-                    "count": stop - start,
-                }
-                for (topic, queue_id), ranges in sorted(self.messages.items())
-                for start, stop in ranges
-            ],
-        }
+        found = document(self, ("kind", "file", "offset", "length", "reason"))
+        return found | {"messages": ranges_json(self.messages)}
+
+
+def ranges_json(found: Mapping[QueueKey, Sequence[Range]]) -> list[dict[str, Any]]:
+    """Return one JSON object for each range of queue offsets (docs/json.md)."""
+    return [
+        {"topic": topic, "queue_id": queue_id, "queue_offset": start, "count": stop - start}
+        for (topic, queue_id), ranges in sorted(found.items())
+        for start, stop in ranges
+    ]
 
 
 def lost_spans(
     layout: StoreLayout, damage: Sequence[DamagedSpan], end: int, known_end: int
 ) -> list[LostSpan]:
-    """Return the damaged parts of the log. If ``known_end`` is after the log's end, the part
-    between the two is one of them.
-    """
+    """Return the damaged parts of the log, and the part from its end to ``known_end``."""
     found: list[LostSpan] = []
     for span in damage:
         path = layout.log_file(span.offset)
@@ -299,9 +281,7 @@ def lost_spans(
 def fill_messages(
     layout: StoreLayout, spans: Sequence[LostSpan], framed: Mapping[QueueKey, Pairs]
 ) -> None:
-    """Set ``messages`` of the lost parts, from queue entries and from frames whose body
-    is damaged.
-    """
+    """Set ``messages`` of the lost parts, from queue entries and from frames with a bad body."""
     if not spans:
         return
     known: dict[QueueKey, list[tuple[Int64, Int64]]] = {
@@ -328,9 +308,7 @@ def queued_at(layout: StoreLayout, places: Int64) -> LostOffsets:
 def _entries_to(
     layout: StoreLayout, is_wanted: Callable[[Int64], Bools]
 ) -> Iterator[tuple[QueueKey, Int64, Int64]]:
-    """Yield the queue entries that point to wanted messages: the queue, the physical offsets of the
-    messages, and their queue offsets. ``is_wanted`` returns a mask of the wanted physical offsets.
-    """
+    """Yield queue, physical offsets and queue offsets of the entries to wanted messages."""
     for queue in all_queues(layout):
         for start, units in queue.runs(0, queue.max_offset):
             places = units["physical_offset"].astype(np.int64)
@@ -348,21 +326,15 @@ def misnamed_messages(
     is_saved: Callable[[Int64], Bools],
 ) -> list[LostSpan]:
     """Find messages that are missing in their queue, because damage has changed topic or queue id
-    in their frame to another queue.
+    in their frame to another queue. Salvage saves such a message in the wrong queue.
 
-    Salvage saves such a message in the wrong queue, which the frame names. The frame counts as
-    damaged if all of this is true:
+    The frame counts as damaged if all of this is true. So neither swapped queue files nor entries
+    of truncated messages are reported:
 
     - A queue that the frame does not name has an entry that points to the frame, with the frame's
       size and queue offset.
     - In this queue, the entry before or after this entry is right.
     - The queue that the frame names has no entry for the message.
-
-    With these conditions, neither swapped queue files nor entries of truncated messages are
-    reported.
-
-    Args:
-        is_saved: takes physical offsets of frames, and returns a mask: whether each frame is saved.
     """
     found: list[LostSpan] = []
     log = CommitLog(layout)
@@ -416,9 +388,7 @@ def misnamed_messages(
 def lost_by_queue(
     spans: Iterable[LostSpan], gaps: Mapping[QueueKey, Sequence[Range]]
 ) -> LostOffsets:
-    """Return the queue offsets of all known lost messages: those in ``spans``, and those in
-    ``gaps``, which lie between saved messages.
-    """
+    """Return the queue offsets of all known lost messages: in ``spans`` and in ``gaps``."""
     found: dict[QueueKey, list[Range]] = {key: list(ranges) for key, ranges in gaps.items()}
     for span in spans:
         for key, ranges in span.messages.items():
@@ -446,9 +416,8 @@ def ranges_of(offsets: Int64) -> list[Range]:
 
 
 # ------------------------------------------------------------------------------------- store times
-# When RocketMQ searches a queue by time, it assumes that store times never decrease. This can be
-# wrong: no CRC covers STORETIMESTAMP, so damage can change it, and a broker's clock can be set
-# back.
+# RocketMQ searches a queue by time as if store times never decreased. But no CRC covers them, and a
+# clock can be set back.
 class StoreTimes:
     """Finds wrong store times, and their new values. Messages are added in the order of the new
     log.
@@ -459,8 +428,7 @@ class StoreTimes:
 
     Attributes:
         lowered: physical offset -> new store time, for each single message that was too late.
-        raised: number of messages that get a later store time, because they were earlier than the
-            previous message.
+        raised: number of messages that get the later time of the previous message.
     """
 
     def __init__(self) -> None:
@@ -492,8 +460,6 @@ class StoreTimes:
 
 
 def raised_from(last: int, times: Int64) -> Int64:
-    """Return the store times, raised so that none is earlier than the time before it. The time
-    before the first is ``last``.
-    """
+    """Raise each time that is before the previous one; ``last`` is the time before the first."""
     found: Int64 = np.maximum.accumulate(np.append(last, times))[1:]
     return found

@@ -6,7 +6,6 @@ frames of the same file get new places.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -31,19 +30,15 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import Queue
 from logquarry.read.store_sizes import with_sizes
 from logquarry.repair.audit.log import KnownBounds, LogAudit, find_bounds
-from logquarry.repair.recover.loss import replaced_files, replaced_frames, vouched_end
+from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.repair.salvage import losses
 from logquarry.units import Progress
 from logquarry.write.queue_writer import QueuePart, parts_of, parts_with_copies
 
-Pause = Callable[[], None]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive frames between two physical offsets of the old log. ``to`` is their physical
-    offset in the new log.
-    """
+    """Frames between two physical offsets of the old log; ``to`` is their new physical offset."""
 
     start: int
     stop: int
@@ -56,9 +51,7 @@ class StaleFrames:
 
     Attributes:
         spans: physical offsets (start, end) of each part that has only such frames.
-        included: whether the salvage copies these frames.
-        moved: number of these frames that get a new queue offset, because another message has their
-            old one.
+        moved: number of these frames that get a new queue offset: another message has the old one.
     """
 
     messages: int = 0
@@ -70,9 +63,7 @@ class StaleFrames:
 
 @dataclass(slots=True)
 class TopicCount:
-    """For one topic: the number of saved messages, their bytes, and the number of lost messages of
-    which a trace is known.
-    """
+    """One topic's saved messages, their bytes, and its known lost messages."""
 
     messages: int = 0
     bytes: int = 0
@@ -84,26 +75,19 @@ class SalvagePlan:
     """The plan of a salvage.
 
     Attributes:
-        store: path or URL of the store.
         config: settings of the new store, with all sizes.
         looked_at: the facts that show the log's end, as text.
         start: physical offset of the new log's first byte.
         lost_messages: number of lost messages to which entries of queues or index point.
         queues: queue -> the queue offsets of its saved messages.
-        queue_offsets: old physical offset -> new queue offset, for each frame whose queue offset
-            changes.
-        rotten_offsets: number of messages whose queue offset was changed by damage, and is
-            corrected.
-        raised_times: number of messages that get a later store time, because they were earlier than
-            the previous message.
-        lowered_times: old physical offset -> new store time, for each message that gets an earlier
-            store time.
+        queue_offsets: old physical offset -> new queue offset, for each frame that gets another.
+        rotten_offsets: number of messages whose harmed queue offset is corrected.
+        raised_times: number of messages that get the later store time of the previous message.
+        lowered_times: old physical offset -> new store time, for each that gets an earlier one.
         ends: number of COMMIT and ROLLBACK messages whose half message is lost.
         wrong_crcs: physical offsets of saved frames with a wrong property CRC.
-        has_heads: whether the old log is a DLedger log, in which each message has a head before its
-            frame.
-        unproved_start: why messages before the log's start may be lost too, as text. None if none
-            are.
+        has_heads: whether the old log is a DLedger log, with a head before each frame.
+        unproved_start: why messages before the log's start may be lost too, as text, or None.
     """
 
     store: str
@@ -160,23 +144,17 @@ def plan_salvage(
     *,
     include_stale: bool = False,
     progress: Progress | None = None,
-    pause: Pause = lambda: None,
 ) -> SalvagePlan:
-    """Return the plan of a salvage. Nothing is changed.
-
-    Raises:
-        CorruptStore: if queue offsets are invalid and cannot be corrected.
+    """Return the plan of a salvage. Raises CorruptStore if queue offsets are invalid and cannot be
+    corrected.
     """
-    return _Planner(layout, include_stale, progress, pause).plan()
+    return _Planner(layout, include_stale, progress).plan()
 
 
 class _Planner:
-    def __init__(
-        self, layout: StoreLayout, include_stale: bool, progress: Progress | None, pause: Pause
-    ) -> None:
+    def __init__(self, layout: StoreLayout, include_stale: bool, progress: Progress | None) -> None:
         self._layout = layout
         self._progress = progress
-        self._pause = pause
         self._config = settings_for(layout, layout.config)
         size = self._config.mapped_file_size_commit_log
         assert size is not None
@@ -187,8 +165,7 @@ class _Planner:
         self._framed: dict[QueueKey, losses.Pairs] = {}
         self._halves: list[Int64] = []
         self._pieces: list[Piece] = []
-        # _at is the physical offset of the next frame in the new log. _base is that of the old log
-        # file that is being read.
+        # Next physical offset in the new log, and start of the old log file that is read.
         self._start = self._log.start - self._log.start % size
         self._at = self._start
         self._base: int | None = None
@@ -213,18 +190,18 @@ class _Planner:
         plan.looked_at += log.words
         if self._log.files:
             self._stale(log.end)
-            vouched = vouched_end(
+            search = LossSearch(
                 self._layout,
                 end=log.end,
                 damage=log.damage,
                 last_timestamp=log.last_timestamp or None,
+                dropped={},
             )
-            self._known_end = max(self._known_end, vouched)
+            self._known_end = max(self._known_end, search.vouched_end())
         plan.lost = losses.lost_spans(self._layout, log.damage, log.end, self._known_end)
         tail = lost_tail(self._layout, log.latest_timestamp)
         if tail is not None and self._known_end <= log.end:
-            # Only the checkpoint shows a loss. It has no physical offset, so the size of the loss
-            # is unknown.
+            # Only the checkpoint shows the loss, so its size is unknown.
             plan.lost.append(losses.LostSpan("checkpoint_ahead", CHECKPOINT, log.end, 0, tail))
         missing = None if self._log.files or plan.lost else self._layout.missing_log
         if missing is not None:
@@ -240,7 +217,7 @@ class _Planner:
         return plan
 
     def _replaced(self, log: LogAudit) -> None:
-        frames = replaced_frames(self._layout, end=log.end, damage=log.damage)
+        frames = LossSearch(self._layout, end=log.end, damage=log.damage).replaced_frames()
         self._plan.lost_messages += int(frames[:, 2].sum())
         for file, places, reason in replaced_files(self._layout, frames):
             messages = losses.queued_at(self._layout, places)
@@ -248,7 +225,6 @@ class _Planner:
             self._plan.lost.append(lost)
 
     def _tell(self, position: int) -> None:
-        self._pause()
         if self._progress is not None:
             self._progress(position - self._log.start, self._log.end - self._log.start)
 
@@ -262,8 +238,7 @@ class _Planner:
             queued = max((queue.last_physical_end or 0 for queue in queues), default=None)
         # If a queue has an entry, its message was once in the log, even if the store crashed later.
         self._known_end = max(bounds.durable or 0, queued or 0)
-        # Without queues and durable offset, nothing shows the log's end, even after a clean
-        # shutdown.
+        # Without queues and durable offset, even a clean shutdown shows no log's end.
         is_closed = bounds.is_closed and (bounds.durable or queued) is not None
         return replace(bounds, queued=queued, is_closed=is_closed)
 
@@ -314,8 +289,7 @@ class _Planner:
             self._at += -(self._at - self._start) % self._size
         self._base = file.base
         if self._log.has_heads:
-            # The head of each DLedger entry is left out, so each frame moves further than the one
-            # before.
+            # Without the heads, each frame moves further than the one before.
             starts = run.rows[:, POSITION].astype(np.int64) + run.window.base
             stops = starts + run.rows[:, SIZE]
             for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -335,7 +309,6 @@ class _Planner:
     def _stale(self, end: int) -> None:
         stale = self._plan.stale
         for event in LogReader(self._layout).events(end, resync=True):
-            self._pause()
             if not isinstance(event, Run) or event.start < end:
                 continue
             stale.messages += len(event.rows)
@@ -359,8 +332,7 @@ class _Planner:
                     notes = self._notes.get(key)
                     offset = int(part.offsets[0])
                     if notes is not None and offset < notes.next:
-                        # Another message may have this queue offset: use the first free one at the
-                        # queue's end.
+                        # This offset may be in use: take the first free one.
                         offset = notes.next
                         self._plan.queue_offsets[one.start] = offset
                         self._plan.stale.moved += 1
@@ -410,9 +382,9 @@ class _Planner:
     def _shift(self) -> int:
         """Return the number of bytes by which all physical offsets of the new log are raised.
 
-        QUIRK: a filler has physical offset 0. If the log's first file begins at 0, RocketMQ's
-        getMessage treats that file as deleted, and skips the entries of the file's messages. So if
-        a consume queue has fillers, and the log begins at 0, the new log begins one file later.
+        QUIRK: a filler has physical offset 0. If the log begins at 0, RocketMQ's getMessage treats
+        the log's first file as deleted, and skips its messages. So with fillers, the log begins one
+        file later.
         """
         is_padded = any(
             story.is_padded and key[0] not in self._config.batch_topics

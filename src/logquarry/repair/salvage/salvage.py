@@ -10,49 +10,47 @@ wheel.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UnreadableFile, UsageError
-from logquarry.format import broker_json
+from logquarry.format import broker_json, timer
 from logquarry.format.broker_json import FOLDER_V2, FOLDERS_V1
 from logquarry.format.frame import ENTRY_HEAD, has_entry_head_reference
 from logquarry.log.filesystem import below
 from logquarry.log.layout import StoreLayout
+from logquarry.log.location import local_folder
 from logquarry.log.log_place import DLEDGER_FOLDER
 from logquarry.log.readable import UNREADABLE, none_lost
 from logquarry.log.rocksdb import tables_in_rocksdb
 from logquarry.log.store_files import COMPACTED, CONFIG, SIDECAR
 from logquarry.read import features as names
 from logquarry.read.batch_queue import all_queues
-from logquarry.read.features import Feature, find_features
+from logquarry.read.features import find_features
 from logquarry.read.fence import Action, require
 from logquarry.read.pops import KV_STORE
 from logquarry.read.store_sizes import require_log
 from logquarry.read.timers import CHECK as TIMER_CHECK
-from logquarry.read.timers import timers_of
+from logquarry.read.timers import QUEUE_ID, check_or_none, precision, timers_of
+from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 from logquarry.repair.recover.store_folders import check_file_size
-from logquarry.repair.salvage.plan import Pause, SalvagePlan, plan_salvage
-from logquarry.repair.salvage.target import (
-    LogWriter,
-    SalvageTarget,
-    carry,
-    check_target,
-    make_timer_files,
-)
+from logquarry.repair.salvage.losses import ranges_json
+from logquarry.repair.salvage.plan import SalvagePlan, plan_salvage
+from logquarry.repair.salvage.target import LogWriter, SalvageTarget, carry, check_target
 from logquarry.text import document, json_value
 from logquarry.units import Bars, now_ms
 from logquarry.write.queue_table import topics_of
 
 ORIGINALS: Final = "salvage"
-"""Folder below ``.logquarry/`` of the new store, with the unchanged originals of the files that
-salvage has changed.
-"""
+"""Folder below ``.logquarry/`` with the unchanged originals of changed files."""
 
 _LOST: Final = {
     names.ROCKSDB_QUEUES: "the queues become files of {} bytes, which each broker accepts only if "
@@ -71,30 +69,16 @@ _LOST: Final = {
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """Files of the old store that are not in the new store. ``feature`` is one of the names in
-    docs/rocketmq-5.md.
-    """
+    """Files that are not in the new store; ``feature`` is a name in docs/rocketmq-5.md."""
 
     feature: str
     paths: tuple[str, ...]
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class OtherFiles:
-    """Which files are copied, and which are left out. Does not list log, queues, index, and the
-    files directly in ``config/``.
-    """
-
-    carried: tuple[str, ...]
-    left: tuple[LeftBehind, ...]
-
-
 @dataclass(slots=True)
 class MovedProgress:
-    """A consumer offset that is after the queue's end in the new store. Salvage lowers it from
-    ``was`` to this end, ``now``.
-    """
+    """A consumer offset after the end of its queue; salvage lowers it to ``now``, the end."""
 
     topic: str
     queue_id: int
@@ -113,6 +97,9 @@ class Salvaged:
         files: paths of the copied configuration files.
         carried: other files and folders that were copied unchanged.
         timers: number of timer messages in the new store's timer wheel.
+        uncommitted: for a conversion, number of messages in a DLedger log that the group of brokers
+            had not committed, else None. They are copied, because a broker may have acknowledged
+            them.
     """
 
     plan: SalvagePlan
@@ -123,6 +110,7 @@ class Salvaged:
     left_behind: list[LeftBehind] = field(default_factory=list)
     timers: int = 0
     seconds: float = 0.0
+    uncommitted: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -130,10 +118,9 @@ class Salvaged:
         return self.plan.is_whole and not self.left_behind
 
     def to_json(self) -> dict[str, Any]:
-        """Return the result as ``salvage --json`` prints it (docs/json.md)."""
+        """Return the document of ``salvage --json`` or ``convert --json`` (docs/json.md)."""
         plan, stale = self.plan, self.plan.stale
-        # In a DLedger log, each message moves by another distance, so the list would have an item
-        # for each message: leave it out.
+        # In a DLedger log, each message moves by another distance: omit the list.
         moved = [p for p in plan.pieces if p.to != p.start and not plan.has_heads]
         return {
             "store": plan.store,
@@ -144,11 +131,7 @@ class Salvaged:
             ],
             **document(plan, ("lost",)),
             "lost_bytes": sum(span.length for span in plan.lost),
-            "gaps": [
-                {"topic": topic, "queue_id": queue_id, "queue_offset": start, "count": stop - start}
-                for (topic, queue_id), story in sorted(plan.queues.items())
-                for start, stop in story.gaps
-            ],
+            "gaps": ranges_json({key: story.gaps for key, story in plan.queues.items()}),
             "moved": [
                 {"offset": piece.start, "length": piece.stop - piece.start, "to": piece.to}
                 for piece in moved
@@ -167,27 +150,65 @@ class Salvaged:
             "config_files": self.files,
             **document(self, ("carried", "left_behind", "timers")),
             "seconds": round(self.seconds, 3),
+            **({} if self.uncommitted is None else document(self, ("uncommitted",))),
         }
 
 
 def salvage(
+    path: str | os.PathLike[str],
+    into: str | os.PathLike[str] | None = None,
+    *,
+    include_stale: bool = False,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    bars: Bars | None = None,
+) -> Salvaged:
+    """Copy all messages of a damaged store that can be read without errors into a new store.
+
+    The damaged store is not changed, but no other process may have it open. ``to_json()`` of the
+    result is the document that ``logquarry salvage --json`` prints (docs/json.md).
+
+    Args:
+        path: folder or URL of the damaged store.
+        into: the folder of the new store, empty or missing. If it is None, nothing is written, and
+            the result shows the messages that can be saved and those that are lost.
+        include_stale: whether to also save valid frames after the log's end, which an earlier
+            truncation left there. They become the last messages of the new log.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        bars: called with the name of each part of the work; returns a context manager that gives
+            the function to call with this part's progress.
+
+    Returns:
+        The result: ``plan`` has the saved messages and the losses, ``is_whole`` is true if nothing
+        is lost.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UnsupportedStore: if the new store cannot hold the store's queues.
+        StoreUnavailable: if a process has the store open, or the disk fails or is full.
+        CorruptStore: if queue offsets are invalid and cannot be corrected, if the store changes
+            during the call, or if a part of the log can no longer be read that could be read
+            before.
+        UsageError: if an argument is invalid, or the folder is not empty or lies within the store.
+    """
+    arguments.optional(arguments.path, into, "into")
+    target = None if into is None else local_folder(into)
+    arguments.flag(include_stale, "include_stale")
+    arguments.optional(arguments.function, bars, "bars")
+    layout = StoreLayout.open(path, config, storage_options)
+    return salvage_store(layout, target, include_stale=include_stale, bars=bars)
+
+
+def salvage_store(
     layout: StoreLayout,
     into: Path | None = None,
     *,
     include_stale: bool = False,
     disk: Disk | None = None,
     bars: Bars | None = None,
-    pause: Pause = lambda: None,
 ) -> Salvaged:
-    """Copy every undamaged message of a store into a new store. The old store is not changed.
-
-    :func:`logquarry.repair.calls.salvage` describes the errors and the other arguments.
-
-    Args:
-        disk: writes the new store; None for the default.
-        pause: called at points where the work can end safely. To cancel the salvage, raise an
-            exception in it.
-    """
+    """See :func:`salvage`."""
     began = time.monotonic()
     bars = bars or (lambda _: nullcontext())
     if layout.is_live():
@@ -200,13 +221,12 @@ def salvage(
     if into is not None:
         check_target(layout, into)
     with bars("reading") as progress:
-        plan = plan_salvage(layout, include_stale=include_stale, progress=progress, pause=pause)
+        plan = plan_salvage(layout, include_stale=include_stale, progress=progress)
     found = Salvaged(plan)
-    others = other_files(layout, plan.config.queue_file_size)
-    found.carried, found.left_behind = list(others.carried), list(others.left)
+    found.carried, found.left_behind = _other_files(layout, plan.config.queue_file_size)
     found.progress, documents = _config(layout, plan)
-    found.left_behind += unreadable_files(layout, ())
-    # Do not copy timercheck: make_timer_files writes a new one for the new timer wheel.
+    found.left_behind += _unreadable_files(layout, ())
+    # Do not copy timercheck: _make_timer_files writes a new one for the new timer wheel.
     documents.pop(TIMER_CHECK, None)
     found.files = sorted(path for path in documents if path.startswith(f"{CONFIG}/"))
     if into is None:
@@ -218,22 +238,18 @@ def salvage(
             with none_lost(layout.root):
                 target.begin()
                 with bars("copying") as progress:
-                    LogWriter(layout, plan, target.disk, target.work).write(progress, pause)
+                    LogWriter(layout, plan, target.disk, target.work).write(progress)
                 with bars("building queues and index") as progress:
                     target.build(plan, progress)
                 for path, data in documents.items():
-                    pause()
                     target.disk.replace(target.work / path, data)
-                for path in others.carried:
-                    pause()
+                for path in found.carried:
                     carry(layout, path, target.disk, target.work)
-                found.timers = make_timer_files(
-                    layout, plan.config, target.disk, target.work, now_ms()
-                )
+                found.timers = _make_timer_files(layout, plan.config, target.disk, target.work)
                 known = {one.paths for one in found.left_behind}
                 found.left_behind += [
                     one
-                    for one in unreadable_files(layout, others.carried)
+                    for one in _unreadable_files(layout, found.carried)
                     if one.paths not in known
                 ]
             found.seconds = time.monotonic() - began
@@ -248,10 +264,10 @@ def salvage(
 
 
 # ------------------------------------------------------------------------------------ other files
-def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
-    """Decide which files are copied, and which are left out. Log, queues, index, and the files
-    directly in ``config/`` are not decided here.
-    """
+def _other_files(
+    layout: StoreLayout, queue_file_size: int | None
+) -> tuple[list[str], list[LeftBehind]]:
+    """Return which files besides log, queues, index and ``config/*`` are copied or left out."""
     found = find_features(layout)
     is_read = tables_in_rocksdb(layout.filesystem) is not None
     carried: list[str] = []
@@ -266,11 +282,9 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
     ]
     if layout.filesystem.list(KV_STORE):
         carried.append(KV_STORE)
-    compacted: Feature | None = found.get(names.COMPACTION)
-    if compacted is not None and layout.filesystem.list(COMPACTED):
+    if found.get(names.COMPACTION) is not None and layout.filesystem.list(COMPACTED):
         carried.append(COMPACTED)
-    # Do not copy the RocksDB with tables that salvage writes as JSON files: a broker would read its
-    # tables instead of these files.
+    # A broker would read a RocksDB rather than the JSON files that salvage writes.
     in_json = {FOLDER_V2, *FOLDERS_V1.values()} if is_read else set()
     for entry in layout.filesystem.list(CONFIG):
         if entry.is_dir and entry.name not in in_json:
@@ -279,7 +293,7 @@ def other_files(layout: StoreLayout, queue_file_size: int | None) -> OtherFiles:
         LeftBehind(UNREADABLE, (path,), f"it {wrong}")
         for path, wrong in _wrong_entries(layout, carried)
     ]
-    return OtherFiles(tuple(carried), tuple(left))
+    return carried, left
 
 
 def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -296,10 +310,8 @@ def _wrong_entries(layout: StoreLayout, carried: Iterable[str]) -> Iterator[tupl
                 yield one.path, one.wrong
 
 
-def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
-    """Yield the files with unreadable bytes or an unreadable inode. Salvage leaves such a file out,
-    or replaces the unreadable bytes in the copy.
-    """
+def _unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[LeftBehind]:
+    """Yield the files that the disk cannot read, and what the salvage does with them."""
     for path, why in sorted((layout.filesystem.lost_names or {}).items()):
         yield LeftBehind(UNREADABLE, (path,), f"it cannot be read: {why}")
     known = tuple(copied)
@@ -311,6 +323,23 @@ def unreadable_files(layout: StoreLayout, copied: Iterable[str]) -> Iterator[Lef
         length = sum(one.length for one in ranges)
         reason = f"{length} bytes from {ranges[0].offset} on {ranges[0].reason}: {what}"
         yield LeftBehind(UNREADABLE, (path,), reason)
+
+
+def _make_timer_files(layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path) -> int:
+    """Write timer wheel, timer log and ``timercheck`` of the new store ``root``, which has its log
+    and queues. Return how many messages wait in the wheel.
+    """
+    new = StoreLayout.open(root, config)
+    if (timer.TOPIC, QUEUE_ID) not in new.queue_names:
+        return 0
+    check = check_or_none(layout)
+    found = timers_of(new, check)
+    write_timer_files(
+        *(disk, root, found, now_ms()),
+        file_size=timer_log_file_size(layout),
+        precision_ms=precision(layout, check.read_time),
+    )
+    return len(found.due())
 
 
 # ----------------------------------------------------------------------------------------- config
@@ -356,10 +385,8 @@ def _moved_progress(
     plan: SalvagePlan,
     offsets: dict[tuple[str, str], dict[int, int]],
 ) -> list[MovedProgress]:
-    """Return the consumer offsets that are after the end of their queue in the new store.
-
-    If an offset stayed after the end, a broker would deliver all messages of the queue again, or
-    skip new messages.
+    """Return the consumer offsets after the end of their queue in the new store. A broker would
+    deliver all messages of such a queue again, or skip new messages.
     """
     had = {queue.key: queue.max_offset for queue in all_queues(layout)}
     found: list[MovedProgress] = []
@@ -373,43 +400,18 @@ def _moved_progress(
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Converted:
-    """The result of a conversion.
-
-    Attributes:
-        uncommitted: number of messages in a DLedger log that the group of brokers had not
-            committed. The new store has these messages too, because one of the brokers may have
-            acknowledged them.
-    """
-
-    salvaged: Salvaged
-    uncommitted: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the document of ``convert --json``: that of ``salvage --json``, with
-        ``uncommitted`` added.
-        """
-        return self.salvaged.to_json() | {"uncommitted": self.uncommitted}
-
-
 def convert(
     layout: StoreLayout,
     into: Path | None = None,
     *,
-    disk: Disk | None = None,
     bars: Bars | None = None,
-    pause: Pause = lambda: None,
-) -> Converted:
+) -> Salvaged:
     """Make a store with its log in ``commitlog/`` from one with a DLedger log, or with a log in
     several folders.
 
-    A broker of RocketMQ 4.9 or 5 can serve the new store. In a DLedger log, each message has a head
-    before its frame. The heads are not copied, so the messages get new physical offsets. The queue
-    offsets do not change.
-
-    Args:
-        into: the folder of the new store, empty or missing; None to write nothing.
+    A broker of RocketMQ 4.9 or 5 can serve the new store. The head before each frame of a DLedger
+    log is not copied, so the messages get new physical offsets. The queue offsets do not change.
+    ``into`` must be empty or missing; None writes nothing.
 
     Raises:
         UsageError: if the log is in ``commitlog/``, or the folder is not empty or lies within the
@@ -424,13 +426,13 @@ def convert(
         )
     require_log(layout)
     uncommitted = _uncommitted(layout)
-    return Converted(salvage(layout, into, disk=disk, bars=bars, pause=pause), uncommitted)
+    found = salvage_store(layout, into, bars=bars)
+    found.uncommitted = uncommitted
+    return found
 
 
 def _uncommitted(layout: StoreLayout) -> int:
-    """Return how many messages a DLedger group of brokers had not committed; 0 if this
-    is unknown.
-    """
+    """Return how many messages a DLedger group had not committed; 0 if unknown."""
     folders = layout.log_folders
     if not folders.has_heads:
         return 0

@@ -7,6 +7,8 @@ STORETIMESTAMP, QUEUEOFFSET, and the property CRC, each if it is necessary.
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -15,11 +17,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from logquarry.config import StoreConfig
 from logquarry.disk.config_file import keep_settings
 from logquarry.disk.disk import Disk
-from logquarry.disk.folders import AbortFile, alone_in
-from logquarry.errors import CorruptStore, StoreUnavailable, UsageError
+from logquarry.disk.folders import AbortFile, alone_in, lock_folder
+from logquarry.errors import CorruptStore, StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import frame, message_id, property_crc, queue_entry, sys_flag, timer
 from logquarry.format.arrays import BODY_AT, POSITION, SIZE, Bytes, Int64
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE, QueueEntry
@@ -30,6 +31,8 @@ from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
     COMMIT_LOG,
+    COMPACTED,
+    CONFIG,
     CONSUME_QUEUE,
     INDEX,
     NAME_DIGITS,
@@ -37,19 +40,20 @@ from logquarry.log.store_files import (
     SIDECAR,
     quarantine,
 )
+from logquarry.log.store_names import absolute
 from logquarry.log.walk import LogReader, Run
-from logquarry.read import timers
 from logquarry.read.log_queues import QueueKey
+from logquarry.read.pops import KV_STORE
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.audit.timer_files import timer_log_file_size, write_timer_files
 from logquarry.repair.recover.apply import apply_safe, disk_json
 from logquarry.repair.recover.safe import plan_safe
 from logquarry.repair.salvage.losses import raised_from
-from logquarry.repair.salvage.plan import NewPlaces, Pause, Piece, SalvagePlan
-from logquarry.repair.salvage.unfinished import REPORT, undo_or_finish, why_not_empty
-from logquarry.systems import held
+from logquarry.repair.salvage.plan import NewPlaces, Piece, SalvagePlan
+from logquarry.systems import held, read_file
 from logquarry.units import Progress, now_ms
 
+REPORT: Final = "salvage.json"
+_MADE: Final = (COMMIT_LOG, CONSUME_QUEUE, BATCH_QUEUE, INDEX, CONFIG, SIDECAR, CHECKPOINT)
 _CHUNK: Final = 4 << 20
 _ALIGNED: Final = 4096
 
@@ -66,9 +70,7 @@ def check_target(layout: StoreLayout, into: Path) -> None:
 
 
 class SalvageTarget:
-    """The folder of the new store. In it, the store is made in the folder ``work`` until it is
-    complete.
-    """
+    """The new store's folder. The store is made in the folder ``work`` until it is complete."""
 
     def __init__(self, into: Path, disk: Disk) -> None:
         self.disk = disk
@@ -86,8 +88,7 @@ class SalvageTarget:
         self._has_begun = True
         others = sorted(path.name for path in self._into.iterdir() if path != self.work)
         if others:
-            # Another program has put the file there since the check, while the salvage read the old
-            # store.
+            # Another program has put it there since the check.
             self.work.rmdir()
             self._has_begun = False
             raise UsageError(
@@ -97,9 +98,7 @@ class SalvageTarget:
             self.disk.make_folders(self.work / name)
 
     def discard(self) -> None:
-        """Remove the files that this salvage has made, and no others. The first Ctrl-C does not
-        interrupt this.
-        """
+        """Remove the files that this salvage has made. Ctrl-C does not interrupt this once."""
         if not self._has_begun:
             return
         # If a file cannot be removed, the folder .salvage stays and marks the store as incomplete.
@@ -126,14 +125,13 @@ class SalvageTarget:
         shutil.rmtree(quarantine(self.work), ignore_errors=True)
 
     def _keep_queue_files(self, plan: SalvagePlan) -> None:
-        """Change the fillers at the ends of queue files, so that RocketMQ's clean-up does not
-        delete these files.
+        """Change the fillers at the ends of queue files, so that RocketMQ's clean-up keeps the
+        files.
 
-        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start,
-        and a filler has physical offset 0. So a filler at a file's end gets a physical offset in
-        the log: the start of the log file that has the queue's next message. A reader that jumps
-        from such a filler to the next file misses no message, because no entry follows the filler
-        in its file.
+        QUIRK: the clean-up deletes a queue file if its last entry points before the log's start, as
+        the 0 of a filler does. So such a filler gets the start of the log file that has the queue's
+        next message. A reader that jumps to the next file misses nothing: no entry follows the
+        filler.
         """
         size, log_size = plan.config.queue_file_size, plan.config.mapped_file_size_commit_log
         assert size is not None and log_size is not None
@@ -157,9 +155,7 @@ class SalvageTarget:
             self.disk.write_all(descriptor, queue_entry.encode(unit), place - base)
 
     def finish(self, report: Mapping[str, Any]) -> None:
-        """Write the report, and move the store's files out of ``.salvage``. The log is
-        moved last.
-        """
+        """Write the report, and move the files out of ``.salvage``, the log last."""
         disk_json(self.disk, self.work / SIDECAR / REPORT, report)
         names = [path.name for path in self.work.iterdir()]
         last = [CHECKPOINT, BATCH_QUEUE, CONSUME_QUEUE, COMMIT_LOG]
@@ -173,6 +169,139 @@ class SalvageTarget:
             self.disk.sync_names(self._into)
 
 
+# -------------------------------------------------------------------------- interrupted salvages
+# A salvage moves the files out of ``.salvage``: first the report's folder, last the log.
+def why_not_empty(into: Path) -> str | None:
+    """Explain why a folder cannot take a new store, and what to do; None if it is empty or missing.
+
+    Raises:
+        StoreNotFound: if the folder cannot be read.
+        StoreUnavailable: if a salvage into the folder is running.
+    """
+    work = into / SALVAGE
+    try:
+        names = sorted(path.name for path in into.iterdir()) if into.exists() else []
+        waiting = {path.name for path in work.iterdir()} if SALVAGE in names else set()
+    except OSError as error:
+        raise StoreNotFound(f"{into}: cannot be read: {error.strerror}") from error
+    if not names:
+        return None
+    store = _saved_store(into)
+    made = sorted({SALVAGE, *_MADE, *_carried_names(into)}.intersection(names) - waiting)
+    removed = ", ".join(str(into / name) for name in made)
+    if SALVAGE in names:
+        _unlock(lock_folder(into))
+        if store is not None and not waiting:
+            return (
+                f"{into}: it holds the complete store that a salvage of {store} made; the salvage "
+                f"was interrupted after its last step. Remove the empty folder {work}, and check "
+                f"the store: `logquarry verify {into}`"
+            )
+        if store is None and _saved_store(work) is None:
+            removed = str(work)
+        return (
+            f"{into}: a salvage into it was interrupted, and the new store is incomplete: remove "
+            f"{removed} to start again"
+        )
+    if store is not None and COMMIT_LOG in names:
+        return (
+            f"{into}: it holds the complete store that an earlier salvage of {store} made. Check "
+            f"that store: `logquarry verify {into}`. To salvage again, give another folder"
+        )
+    if store is not None:
+        return (
+            f"{into}: it holds only a part of the store that an interrupted salvage of {store} "
+            f"made: remove {removed} to start again"
+        )
+    return f"{into}: it holds {names[0]}: the new store needs an empty folder"
+
+
+def _saved_store(into: Path) -> str | None:
+    """Return which store a salvage copied into a folder; None if the folder has no report of it."""
+    try:
+        return str(json.loads(read_file(into / SIDECAR / REPORT))["store"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def settle(location: str, into: Path) -> bool:
+    """Finish or undo an interrupted salvage; return whether the new store is complete.
+
+    Raises:
+        StoreUnavailable: if the salvage is still running.
+        UsageError: if a salvage of another store wrote the folder, or if it has other files.
+    """
+    try:
+        held_by_us = lock_folder(into)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        return _settle(location, into)
+    finally:
+        _unlock(held_by_us)
+
+
+def _settle(location: str, into: Path) -> bool:
+    report = into / SIDECAR / REPORT
+    if not undo_or_finish(into) or not report.is_file():
+        return False
+    try:
+        saved = str(json.loads(read_file(report))["store"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{report}: not the report of a salvage: {error!r}") from error
+    if absolute(saved) != location:
+        raise UsageError(f"{into}: {saved} was saved there, not {location}: give another folder")
+    return True
+
+
+def undo_or_finish(into: Path) -> bool:
+    """Finish an interrupted salvage and return True, or remove the incomplete files."""
+    work = into / SALVAGE
+    if work.is_dir():
+        if any(work.iterdir()) or not (into / SIDECAR / REPORT).is_file():
+            _remove_unfinished(into)
+            return False
+        # The log came last: the store is complete, and a broker may use it.
+        work.rmdir()
+    return True
+
+
+def _carried_names(folder: Path) -> list[str]:
+    """Return the names that a salvage may have copied from the old store's main folder."""
+    return sorted(
+        path.name
+        for path in folder.iterdir()
+        if path.name in (KV_STORE, COMPACTED, timer.LOG) or path.name.startswith(timer.WHEEL)
+    )
+
+
+def _remove_unfinished(into: Path) -> None:
+    work = into / SALVAGE
+    report = Path(SIDECAR, REPORT)
+    # Without a report, no folder was moved to the target yet: the report is written first.
+    comes_out = (into / report).is_file() or (work / report).is_file()
+    there = [name for name in (*_MADE, *_carried_names(into)) if os.path.lexists(into / name)]
+    for name in there:
+        if not comes_out or (work / name).exists():
+            raise UsageError(
+                f"{into / name}: the interrupted salvage did not make it: nothing was removed; "
+                f"remove {work} to start again"
+            )
+    for name in there:
+        if (into / name).is_dir():
+            shutil.rmtree(into / name, ignore_errors=True)
+        else:
+            (into / name).unlink()
+    # Remove .salvage last: only this folder shows that a salvage has made the other files.
+    shutil.rmtree(work)
+
+
+def _unlock(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------------------------------- the log
 _LONG = np.arange(8)
 _QUEUE_OFFSET_AT = frame.HEAD.offsets["queue_offset"]
 _PHYSICAL_OFFSET_AT = frame.HEAD.offsets["physical_offset"]
@@ -201,15 +330,12 @@ class LogWriter:
         self._end = 0
         self._last_time = 0
 
-    def write(self, progress: Progress | None = None, pause: Pause = lambda: None) -> None:
-        """Write the whole log, and sync its files. Raises CorruptStore if the old store has
-        changed.
-        """
+    def write(self, progress: Progress | None = None) -> None:
+        """Write and sync the whole log. Raises CorruptStore if the old store has changed."""
         done, total = 0, self._plan.bytes
         try:
             for piece in self._plan.pieces:
                 for run in self._runs(piece):
-                    pause()
                     self._write_run(run, piece.to - piece.start)
                     done += run.end - run.start
                     if progress is not None:
@@ -262,8 +388,7 @@ class LogWriter:
         self._last_time = int(raised[-1])
         late = np.flatnonzero(raised != times)
         flags = fields["sys_flag"].astype(np.int64)
-        # In a frame, the hosts are followed by RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN
-        # and the body.
+        # RECONSUMETIMES, PREPAREDTRANSACTIONOFFSET, BODYLEN and the body follow the hosts.
         prepared_at = at + rows[:, BODY_AT] - _BODY_LENGTH_SIZE - len(_LONG)
         if len(late):
             v6 = (flags[late] & sys_flag.BORN_HOST_V6) != 0
@@ -318,10 +443,8 @@ def _replaced(places: Int64, values: Mapping[int, int]) -> tuple[Int64, Int64]:
 
 
 def _renew_crcs(data: Bytes, starts: Int64, sizes: Int64, wrong: list[int]) -> None:
-    """Compute the property CRC of each changed frame again, and write it into the frame.
-
-    A CRC that was wrong before stays wrong. A right CRC would hide the damage from verify and
-    brokers.
+    """Write the new property CRC of each changed frame. A CRC that was wrong before stays wrong: a
+    right one would hide the damage from verify and brokers.
     """
     carriers = property_crc.carriers(data, starts, sizes)
     for number in np.setdiff1d(carriers, np.array(wrong, np.int64)).tolist():
@@ -336,7 +459,7 @@ def carry(layout: StoreLayout, path: str, disk: Disk, root: Path) -> None:
     disk.make_folders(root / path)
     for one in below(layout.filesystem, path):
         if one.wrong is not None:
-            # Skip pipes and broken links: other_files() has reported them as left out.
+            # Skip pipes and broken links: the plan has reported them as left out.
             continue
         if one.is_dir:
             disk.make_folders(root / one.path)
@@ -362,29 +485,3 @@ def _copy(layout: StoreLayout, path: str, disk: Disk, target: Path) -> None:
             if any(data):
                 disk.write_all(descriptor, data, position)
             position += length
-
-
-def make_timer_files(
-    layout: StoreLayout, config: StoreConfig, disk: Disk, root: Path, now: int
-) -> int:
-    """Write the timer wheel, the timer log and ``timercheck`` of a new store.
-
-    Args:
-        layout: the damaged store.
-        root: folder of the new store, with complete log and queues.
-        now: the time in milliseconds.
-
-    Returns:
-        The number of timer messages in the new wheel, which are not delivered yet.
-    """
-    new = StoreLayout.open(root, config)
-    if (timer.TOPIC, timers.QUEUE_ID) not in new.queue_names:
-        return 0
-    check = timers.check_or_none(layout)
-    found = timers.timers_of(new, check)
-    write_timer_files(
-        *(disk, root, found, now),
-        file_size=timer_log_file_size(layout),
-        precision_ms=timers.precision(layout, check.read_time),
-    )
-    return len(found.due())

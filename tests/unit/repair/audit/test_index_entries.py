@@ -10,7 +10,7 @@ import logquarry as lq
 from logquarry.format.index import IndexHeader
 from logquarry.repair.audit import index_entries
 from logquarry.repair.audit.differences import names_ends
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import opened
 
 

@@ -11,7 +11,7 @@ from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.log import are_stale_bytes
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.store_maker import StoreMaker
 
 FILE_SIZE = 1 << 18

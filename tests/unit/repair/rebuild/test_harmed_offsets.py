@@ -11,8 +11,8 @@ import logquarry as lq
 from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.files import overwrite
 from tests.helpers.small_store import config, opened
 
@@ -96,7 +96,7 @@ def test_a_message_between_two_losses_stays_at_its_offset(tmp_path: Path) -> Non
     log = source / "commitlog" / f"{0:020d}"
     for first, stop in ((10, 40), (41, 70)):
         overwrite(log, places[first], bytes(places[stop] - places[first]))
-    salvage(StoreLayout.open(source, config()), target)
+    salvage_store(StoreLayout.open(source, config()), target)
     shutil.rmtree(target / "consumequeue")
     report = rebuild(target, apply=True, config=config())
     assert report.queues is not None

@@ -18,7 +18,7 @@ from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import finish_into
 from logquarry.repair.rebuild.queue_files import QueueFiles
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.write.queue_writer import QueuePart, units_of
 from tests.helpers.failing_disk import ENOSPC, FaultyDisk, StoppedDisk
 from tests.helpers.files import bytes_of

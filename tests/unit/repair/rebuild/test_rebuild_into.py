@@ -20,7 +20,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild import rebuild as rebuild_module
 from logquarry.repair.rebuild.build import Builder, BuildJob, Built, build_here, finish_into
 from logquarry.repair.rebuild.rebuild import rebuild
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.units import Progress
 from tests.helpers.store_maker import StoreMaker
 
@@ -55,7 +55,7 @@ def test_one_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(StoreUnavailable, match="at work"):
             finish_into(root, into, NAMES, note=tmp_path / "note.json")
         with pytest.raises((StoreUnavailable, UsageError)):
-            salvage(StoreLayout.open(root), into)
+            salvage_store(StoreLayout.open(root), into)
     finally:
         then.set()
         first.join()
@@ -69,7 +69,7 @@ def test_not_beside_a_salvage(tmp_path: Path) -> None:
     with alone_in(Disk(), into), pytest.raises(StoreUnavailable, match="at work"):
         rebuild(root, into=into)
     with alone_in(Disk(), into), pytest.raises(StoreUnavailable, match="at work"):
-        salvage(StoreLayout.open(root), into)
+        salvage_store(StoreLayout.open(root), into)
     assert not list(into.iterdir())
     (into / ".salvage").mkdir()
     with pytest.raises(UsageError, match="a salvage into it was interrupted"):

@@ -10,7 +10,7 @@ import pytest
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.audit.log import KnownBounds, LogAudit
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.testing.builder import StoreBuilder
 from logquarry.testing.clock import FakeClock
@@ -69,7 +69,7 @@ def test_synced_messages_before_stale_frames_are_damage(tmp_path: Path) -> None:
 
 def test_a_salvage_reports_synced_messages_before_stale_frames(tmp_path: Path) -> None:
     places = synced_before_stale_frames(tmp_path / "store")
-    found = salvage(StoreLayout.open(tmp_path / "store", config()))
+    found = salvage_store(StoreLayout.open(tmp_path / "store", config()))
     span = found.plan.lost[0]
     assert (span.offset, span.offset + span.length) == (places[2], places[3])
 

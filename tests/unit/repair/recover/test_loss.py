@@ -16,7 +16,7 @@ from logquarry.format.checkpoint import LAYOUT as CHECKPOINT_LAYOUT
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import NOW, config, forget_start, opened
 
 COUNT = 200

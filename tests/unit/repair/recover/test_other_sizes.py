@@ -15,7 +15,7 @@ from logquarry.log.filesystem import LocalFileSystem
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.open_check import _check_stated
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60
@@ -62,7 +62,7 @@ def test_rebuild_and_salvage_refuse_other_sizes_of_log_files(tmp_path: Path, siz
         with pytest.raises(UsageError, match=rf"mappedFileSizeCommitLog .* is {size}:"):
             rebuild(root, config=wrong, **argument)
     with pytest.raises(UsageError, match=rf"mappedFileSizeCommitLog .* is {size}:"):
-        salvage(StoreLayout.open(root, wrong), tmp_path / "into")
+        salvage_store(StoreLayout.open(root, wrong), tmp_path / "into")
     assert facts(root) == before
     assert not (tmp_path / "into").exists()
     assert rebuild(root, apply=True, config=config()).messages == COUNT

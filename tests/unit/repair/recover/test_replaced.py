@@ -10,12 +10,12 @@ import pytest
 import logquarry as lq
 from logquarry.config import RECOVERIES
 from logquarry.log.layout import StoreLayout
+from logquarry.repair.findings import next_step
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.loss import LossRefused
 from logquarry.repair.recover.plan import RecoveryMode
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify.findings import next_step
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import config, opened
 
 COUNT = 200
@@ -111,7 +111,7 @@ def test_verify_and_salvage_report_a_replaced_file(
     step = next_step(report)
     assert step is not None
     assert step.words == ("recover",)
-    found = salvage(StoreLayout.open(store))
+    found = salvage_store(StoreLayout.open(store))
     assert not found.is_whole
     assert [span.offset for span in found.plan.lost] == [lost[0]]
     ranges = [one for some in found.plan.lost[0].messages.values() for one in some]
@@ -122,7 +122,7 @@ def test_verify_and_salvage_report_a_replaced_file(
     assert (loss.messages, loss.bytes) == (len(lost), sum(had[place] for place in lost))
     lq.recover(store, apply=True, accept_loss=loss.bytes)
     assert not verify_store(StoreLayout.open(store)).counts["lost_messages"]
-    assert salvage(StoreLayout.open(store), tmp_path / "new").is_whole
+    assert salvage_store(StoreLayout.open(store), tmp_path / "new").is_whole
 
 
 @pytest.mark.parametrize("mode", RECOVERIES)
@@ -179,6 +179,6 @@ def test_lagging_queues_and_a_torn_tail_lose_nothing_within_the_log(
 
 def test_a_sound_store_has_no_message_without_a_frame(store: Path) -> None:
     layout = StoreLayout.open(store)
-    from logquarry.repair.recover.loss import find_loss
+    from logquarry.repair.recover.loss import LossSearch
 
-    assert find_loss(layout, end=layout.commit_log.end) is None
+    assert LossSearch(layout, end=layout.commit_log.end).loss() is None

@@ -11,7 +11,7 @@ import pytest
 
 import logquarry as lq
 from logquarry.errors import StoreUnavailable
-from logquarry.repair.verify.findings import Next, next_step
+from logquarry.repair.findings import Next, next_step
 from tests.helpers.small_store import bodies, config, facts, opened
 
 COUNT = 60

@@ -14,7 +14,7 @@ from logquarry.format.frame import HEAD
 from logquarry.log.layout import StoreLayout
 from logquarry.repair.salvage.losses import QueueNotes, merged, ranges_of
 from logquarry.repair.salvage.plan import plan_salvage
-from logquarry.repair.salvage.salvage import salvage
+from logquarry.repair.salvage.salvage import salvage_store
 from tests.helpers.files import flip, overwrite
 from tests.helpers.small_store import opened
 
@@ -108,7 +108,7 @@ def test_a_frame_that_names_another_queue_is_lost_in_its_own(
     at = HEAD.offsets["queue_id"] + 3 if isinstance(what, str) else frame.index(what)
     flip(two_queues / "commitlog" / f"{0:020d}", found.physical_offset + at, bits)
     assert lost_in(two_queues) == {("orders", 1): [(number, number + 1)]}
-    salvaged = salvage(StoreLayout.open(two_queues).by_content(), two_queues.parent / "new")
+    salvaged = salvage_store(StoreLayout.open(two_queues).by_content(), two_queues.parent / "new")
     assert not salvaged.is_whole and salvaged.plan.messages == 40
 
 
@@ -172,7 +172,7 @@ def test_a_harmed_offset_of_a_message_with_copies(tmp_path: Path, number: int, v
     assert data.count(b"INNER_MULTI_QUEUE_OFFSET\x014") == 1
     at = data.index(b"INNER_MULTI_QUEUE_OFFSET\x014")
     overwrite(log, at + 25, b"9")
-    salvage(StoreLayout.open(root), tmp_path / "new")
+    salvage_store(StoreLayout.open(root), tmp_path / "new")
     with lq.MessageStore.open(tmp_path / "new") as found:
         assert [message.queue_offset for message in found.scan()] == list(range(20))
         assert len(found.get("%LMQ%a", 0, 5).messages) == 8
@@ -188,7 +188,7 @@ def test_the_last_message_has_a_harmed_offset(tmp_path: Path, value: int, is_los
     overwrite(log, places[-1] + HEAD.offsets["queue_offset"], value.to_bytes(8, "big"))
     if is_lost:
         shutil.rmtree(root / "consumequeue")
-    salvage(StoreLayout.open(root), tmp_path / "new")
+    salvage_store(StoreLayout.open(root), tmp_path / "new")
     assert not lq.verify(tmp_path / "new").findings
     with lq.MessageStore.open(tmp_path / "new") as found:
         assert found.queue_offsets("t", 0) == (0, 20)

@@ -20,12 +20,12 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.format import broker_json
 from logquarry.format.queue_entry import FILLER_SIZE, UNIT_SIZE
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import Salvaged, salvage
+from logquarry.repair.salvage.salvage import Salvaged, salvage_store
 from logquarry.repair.salvage.target import SalvageTarget
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.damage import damaged
 from tests.helpers.files import bytes_of, flip, overwrite
-from tests.helpers.small_store import config, facts, opened
+from tests.helpers.small_store import at_each_step, config, facts, opened
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
 COMMIT, ROLLBACK, PREPARED = 8, 12, 4
@@ -37,7 +37,7 @@ def saved(root: Path, into: Path | None, *, include_stale: bool = False, **sizes
     """Salvage a store, and check that the source is unchanged and the new store sound."""
     before = facts(root)
     layout = StoreLayout.open(root, lq.StoreConfig(**sizes))
-    found = salvage(layout, into, include_stale=include_stale)
+    found = salvage_store(layout, into, include_stale=include_stale)
     assert facts(root) == before
     if into is not None:
         report = verify_store(StoreLayout.open(into, found.plan.config))
@@ -344,7 +344,7 @@ def test_topics_that_are_no_names_and_no_text_are_kept(tmp_path: Path) -> None:
     root = maker.write(tmp_path / "store")
     shutil.rmtree(root / "consumequeue")
     layout = StoreLayout.open(root)
-    found = salvage(layout, tmp_path / "new")
+    found = salvage_store(layout, tmp_path / "new")
     assert found.plan.messages == 2 and found.plan.is_whole
     assert [m.topic for m in messages(tmp_path / "new")] == ["orders", "../evil"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
@@ -392,7 +392,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
 
     before = facts(made.root)
     with pytest.raises(KeyboardInterrupt), patch.object(SalvageTarget, "discard"):
-        salvage(StoreLayout.open(made.root), tmp_path / "new", pause=pause)
+        salvage_store(StoreLayout.open(made.root), tmp_path / "new", bars=at_each_step(pause))
     assert facts(made.root) == before
     with pytest.raises(StoreNotFound, match="an unfinished salvage is here"):
         StoreLayout.open(tmp_path / "new")
@@ -404,7 +404,7 @@ def test_an_unfinished_salvage_opens_as_no_store(made: Made, tmp_path: Path) -> 
 
 def test_a_live_store_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path / "store"), pytest.raises(StoreUnavailable, match="has the store open"):
-        salvage(StoreLayout.open(tmp_path / "store", config()), tmp_path / "new")
+        salvage_store(StoreLayout.open(tmp_path / "store", config()), tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 

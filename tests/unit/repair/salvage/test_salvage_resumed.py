@@ -13,11 +13,10 @@ import pytest
 from logquarry.disk.disk import Disk
 from logquarry.errors import StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.salvage.target import SalvageTarget
-from logquarry.repair.salvage.unfinished import settle
-from logquarry.repair.verify import verify_store
-from tests.helpers.small_store import facts
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.salvage.target import SalvageTarget, settle
+from logquarry.repair.verification import verify_store
+from tests.helpers.small_store import at_each_step, facts
 from tests.helpers.store_maker import StoreMaker
 
 
@@ -55,7 +54,7 @@ def begun(store: Path, into: Path, renames: int = 0) -> bool:
     """Start a salvage that is killed after some renames; returns whether it was."""
     try:
         with patch.object(SalvageTarget, "discard"):
-            salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
+            salvage_store(StoreLayout.open(store), into, disk=DyingDisk(renames))
     except Killed:
         return True
     return False
@@ -77,7 +76,7 @@ def test_cut_off_at_each_rename(store: Path, tmp_path: Path) -> None:
 def refused(store: Path, into: Path) -> str:
     """Repeat a salvage into the same folder; return the error."""
     with pytest.raises(UsageError) as raised:
-        salvage(StoreLayout.open(store), into)
+        salvage_store(StoreLayout.open(store), into)
     return str(raised.value)
 
 
@@ -111,7 +110,7 @@ def test_a_repeated_salvage_keeps_what_others_made(store: Path, tmp_path: Path) 
 
 def test_a_repeated_salvage_finds_the_complete_store(store: Path, tmp_path: Path) -> None:
     into = tmp_path / "new"
-    salvage(StoreLayout.open(store), into)
+    salvage_store(StoreLayout.open(store), into)
     error = refused(store, into)
     assert f"the complete store that an earlier salvage of {store} made" in error
     assert f"`logquarry verify {into}`" in error
@@ -124,7 +123,7 @@ def test_a_repeated_salvage_finds_the_complete_store(store: Path, tmp_path: Path
 def test_a_repeated_salvage_finds_a_part_of_the_store(store: Path, tmp_path: Path) -> None:
     """As an earlier error told the user, only ``.salvage`` was removed."""
     into = tmp_path / "new"
-    salvage(StoreLayout.open(store), into)
+    salvage_store(StoreLayout.open(store), into)
     shutil.rmtree(into / "commitlog")
     error = refused(store, into)
     assert f"only a part of the store that an interrupted salvage of {store} made" in error
@@ -139,13 +138,13 @@ def test_an_interrupted_salvage_removes_what_it_made(store: Path, tmp_path: Path
     while True:
         into = tmp_path / "new"
         try:
-            salvage(StoreLayout.open(store), into, disk=DyingDisk(renames))
+            salvage_store(StoreLayout.open(store), into, disk=DyingDisk(renames))
         except Killed:
             assert not into.exists()
         else:
             break
         with pytest.raises(Killed):
-            salvage(StoreLayout.open(store), given, disk=DyingDisk(renames))
+            salvage_store(StoreLayout.open(store), given, disk=DyingDisk(renames))
         assert given.is_dir() and not list(given.iterdir())
         renames += 1
     assert renames > 4
@@ -162,13 +161,13 @@ def test_an_interrupted_salvage_keeps_what_others_made(store: Path, tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        salvage(StoreLayout.open(store), into, pause=pause)
+        salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     assert (into / "commitlog/00000000000000000000").read_bytes() == b"of the broker"
 
 
 def test_all_of_it_was_out(store: Path, tmp_path: Path) -> None:
     into = tmp_path / "new"
-    salvage(StoreLayout.open(store), into)
+    salvage_store(StoreLayout.open(store), into)
     # The salvage was killed before its last call, and then a broker began to write there.
     (into / ".salvage").mkdir()
     (into / "commitlog/00000000000000009999").write_bytes(b"of the broker")
@@ -196,13 +195,13 @@ def test_a_store_that_a_broker_begins_meanwhile(store: Path, tmp_path: Path) -> 
         (into / "commitlog").mkdir(parents=True, exist_ok=True)
 
     with pytest.raises(UsageError, match="holds commitlog"):
-        salvage(StoreLayout.open(store), into, pause=pause)
+        salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     assert [path.name for path in into.iterdir()] == ["commitlog"]
 
 
 def test_another_store_is_not_taken_for_this_one(store: Path, tmp_path: Path) -> None:
     into = tmp_path / "new"
-    salvage(StoreLayout.open(store), into)
+    salvage_store(StoreLayout.open(store), into)
     with pytest.raises(UsageError, match=f"{store} was saved there, not /rack2/store"):
         settle("/rack2/store", into)
     for text in ("", "[]", "{}", "[" * 100_000):
@@ -219,6 +218,6 @@ def test_one_that_is_at_work(store: Path, tmp_path: Path) -> None:
             with pytest.raises(StoreUnavailable, match="at work"):
                 settle(str(store), into)
 
-    salvage(StoreLayout.open(store), into, pause=pause)
+    salvage_store(StoreLayout.open(store), into, bars=at_each_step(pause))
     told = json.loads((into / ".logquarry/salvage.json").read_text())
     assert told["messages"] == 30

@@ -20,7 +20,7 @@ from logquarry.errors import StoreNotFound, StoreUnavailable, UsageError
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import INTENT, LOADS
 from logquarry.read.get_message import GetMessageStatus
-from logquarry.repair.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.load.ledger import Intent, Ledger, LoadId
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention.retain import RetentionService

@@ -17,7 +17,7 @@ from logquarry.dialect31.open_transactions import (
 from logquarry.errors import UsageError
 from logquarry.format.properties import SCHEDULE_TOPIC
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify.verify import verify_store
+from logquarry.repair.verification import verify_store
 from logquarry.store.message_store import StoreWriter
 from logquarry.store.retention.rules import DELAYED, OPEN
 from logquarry.store.transaction.half import HALF_TOPIC

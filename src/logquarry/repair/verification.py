@@ -7,9 +7,13 @@ all other files.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Final
+import os
+from collections.abc import Generator, Mapping
+from functools import partial
+from typing import Any, Final
 
+from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.log.follow import Follower, dispatch_requests
 from logquarry.log.frames import guided
 from logquarry.log.kept_settings import unproved_start
@@ -30,10 +34,11 @@ from logquarry.read.batch_queue import all_queues
 from logquarry.read.compaction import compaction_faults
 from logquarry.read.log_end import LostMessages, known_damage, log_bound, lost_messages
 from logquarry.read.store_sizes import require_own_settings, with_entry_rules
+from logquarry.repair import verify_files
 from logquarry.repair.audit.differences import FileFault, file_differences
 from logquarry.repair.audit.index import IndexAudit
 from logquarry.repair.audit.log import LogAudit, are_stale_bytes, find_bounds
-from logquarry.repair.audit.rocksdb_queues import StoreQueuesAudit
+from logquarry.repair.audit.other_queues import StoreQueuesAudit
 from logquarry.repair.audit.runs import (
     AuditedRun,
     FrameFacts,
@@ -43,9 +48,8 @@ from logquarry.repair.audit.runs import (
     runs_ahead,
 )
 from logquarry.repair.audit.timer_files import timer_faults
-from logquarry.repair.recover.loss import replaced_files, replaced_frames
-from logquarry.repair.verify import other_files
-from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.recover.loss import LossSearch, replaced_files
 from logquarry.text import plural
 from logquarry.units import Progress
 
@@ -64,14 +68,10 @@ _COMES_AND_GOES: Final = frozenset(
         "index_header",
     }
 )
-"""Kinds of findings that are only notes while a writer has the store open. The writer appends to
-the log first, and writes the queues later, so the queues can be incomplete for a moment.
-"""
+"""Only notes while a writer has the store open, which writes queues after the log."""
 
 _CUT_IN_MEMORY: Final = frozenset({"queue_ahead", "index_ahead", "checkpoint_ahead"})
-"""Kinds of findings that are only notes after a recovery by RocketMQ. RocketMQ cuts off such
-entries of queues and index only in memory, so the files still contain them.
-"""
+"""Only notes after a recovery by RocketMQ, which cuts queues and index only in memory."""
 _OF_LOST: Final = frozenset({"queue_in_damage", "queue_ahead", "index_ahead", MISSING_FILE})
 """Kinds of findings that show messages in queues or index which the log may have lost."""
 _OF_REPLACED: Final = frozenset({"queue_entry_dangling", "queue_entry_wrong"})
@@ -85,6 +85,35 @@ _FRAME_FAULTS: Final = {
 _Facts = AuditedRun[FrameFacts]
 
 
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> VerifyReport:
+    """Check all files of a store, and list their faults. Nothing is changed.
+
+    Another process may write to the store during the check. ``to_json()`` of the report is the
+    document that ``logquarry verify --json`` prints (docs/json.md).
+
+    Args:
+        path: the store's folder, or a URL.
+        config: settings of the store; missing sizes are inferred from the files.
+        storage_options: options of the file system, for a URL.
+        progress: called with two numbers of bytes: those checked so far, and all bytes to check.
+
+    Returns:
+        The report: ``findings`` lists the faults, ``has_damage`` is true if one of them is damage.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UsageError: if an argument is invalid.
+    """
+    arguments.optional(arguments.function, progress, "progress")
+    return verify_store(StoreLayout.open(path, config, storage_options), progress=progress)
+
+
 @rereads
 def verify_store(
     layout: StoreLayout,
@@ -93,16 +122,7 @@ def verify_store(
     stretch_bytes: int = STRETCH_BYTES,
     sound: SoundParts | None = None,
 ) -> VerifyReport:
-    """Check a store without changing it. Damage is reported as findings, and not as an error.
-
-    Args:
-        progress: called with two numbers of bytes: those checked so far, and all bytes of log,
-            queues and index.
-        sound: parts of the log in which Spark tasks have found no difference (default: none).
-
-    Raises:
-        UsageError: if files have other sizes than the configuration gives.
-    """
+    """See :func:`verify`. ``sound`` has what Spark tasks have found right."""
     layout = layout.by_content()
     require_own_settings(layout)
     return _Verification(layout, progress, stretch_bytes, sound).run()
@@ -128,6 +148,7 @@ class _Verification:
         self.damage: list[DamagedSpan] = []
         self.expired: list[ExpiredSpan] = []
         self.messages = self.bytes = self.blanks = self.blank_bytes = 0
+        self.facts = partial(FrameFacts, layout.config)
         self.last_keyed: int | None = None
         self.last_time = 0
         self.last_sound = 0
@@ -148,29 +169,29 @@ class _Verification:
         self._replaced_files(end)
         self._advance(self.log_bytes + self.queue_bytes)
         damaged = [f.file for f in self.report.findings if f.severity == "damage"]
-        for path, reason in other_files.misnamed_queue_files(self.layout, damaged):
+        for path, reason in verify_files.misnamed_queue_files(self.layout, damaged):
             self.report.add("misnamed_queue_file", path, 0, reason)
         self.report.add_all(self.index.finish(end, lost, self.last_keyed))
         if self.layout.has_state_table and not self.live:
-            other_files.check_transactions(self.layout, end, self.report)
-        other_files.check_checkpoint(
+            verify_files.check_transactions(self.layout, end, self.report)
+        verify_files.check_checkpoint(
             self.layout,
             self.report,
             messages=self.messages,
             last_time=self.last_time,
             is_live=self.live,
         )
-        other_files.check_names(self.layout, self.report)
-        other_files.check_config(self.layout, self.report)
+        verify_files.check_names(self.layout, self.report)
+        verify_files.check_config(self.layout, self.report)
         if not self.live:
             self.report.add_all(timer_faults(self.layout))
             for path, offset, size, reason in compaction_faults(self.layout):
                 self.report.add("compaction_wrong", path, offset, reason, size)
         self._state()
-        other_files.check_sidecar(
+        verify_files.check_sidecar(
             self.layout, self.report, is_live=self.live, last_sound=self.last_sound
         )
-        other_files.read_other_files(self.layout, self.report)
+        verify_files.read_other_files(self.layout, self.report)
         self._unreadable()
         self._advance(self.total_bytes)
         if self.live:
@@ -201,12 +222,10 @@ class _Verification:
             self.progress(min(done, self.total_bytes), self.total_bytes)
 
     def _replaced_files(self, end: int) -> None:
-        """Report log files that seem to be replaced by other files: at the physical offsets in the
-        queues, they contain other messages.
-        """
+        """Report log files that have other messages than the queues point to."""
         if self.live or not self.report.by_kind.keys() & _OF_REPLACED:
             return
-        frames = replaced_frames(self.layout, end=end, damage=self.damage)
+        frames = LossSearch(self.layout, end=end, damage=self.damage).replaced_frames()
         self.replaced = LostMessages(int(frames[:, 2].sum()), int(frames[:, 1].sum()))
         for path, places, reason in replaced_files(self.layout, frames):
             self.report.add(MISSING_FILE, path, int(places[0]), reason)
@@ -257,8 +276,7 @@ class _Verification:
             self._count_keys(bound)
         if bound is not None and log.files:
             self._beyond(end)
-            # An earlier recovery may have cut off the log, and left the entries of the removed
-            # messages in queues and index.
+            # An earlier recovery may have cut the log, but not queues and index.
             self.stale = end < bound or self.layout.cut_end is not None
         return end
 
@@ -268,10 +286,7 @@ class _Verification:
         if self.sound is not None:
             yield from self.sound.runs
         else:
-            yield from runs_ahead(self.layout, self.stretch_bytes, self._facts)
-
-    def _facts(self) -> FrameFacts:
-        return FrameFacts(self.layout.config)
+            yield from runs_ahead(self.layout, self.stretch_bytes, self.facts)
 
     def _accept(self, run: _Facts | SoundRun) -> bool:
         if isinstance(run, AuditedRun):
@@ -298,7 +313,7 @@ class _Verification:
 
     def _run(self, run: Run | _Facts | SoundRun) -> None:
         if isinstance(run, Run):
-            run = audited(self.follower, run, self._facts())
+            run = audited(self.follower, run, self.facts())
         self.messages += run.count
         self.bytes += run.end - run.start
         facts: SoundRun | FrameFacts
@@ -311,8 +326,7 @@ class _Verification:
             for followed, parts in facts.parts:
                 self.queues.add(followed, parts)
                 if not self.live:
-                    # While a broker runs, retention can delete index files during the check. The
-                    # keys in these files would seem to be missing.
+                    # Retention of a running broker can delete index files during the check.
                     self.index.add(followed)
         if facts.last_keyed is not None:
             self.last_keyed = facts.last_keyed
@@ -381,9 +395,7 @@ class _Verification:
             )
 
     def _stale_bytes(self, end: int, length: int, *, is_closed: bool) -> bool:
-        """If the log's end is followed by bytes of earlier messages from a broker's reused buffer,
-        report them. Return whether there are any.
-        """
+        """Report bytes of a broker's reused buffer, if any; return whether there are."""
         if not are_stale_bytes(self.layout, end, is_closed=is_closed):
             return False
         reason = "bytes of earlier messages, as a broker with writeWithoutMmap leaves them"
@@ -416,9 +428,7 @@ class _Verification:
 
 
 def _audit_around(layout: StoreLayout, place: int) -> LogAudit:
-    """Audit the log to its end. Start at the file that contains the byte before physical offset
-    ``place``.
-    """
+    """Audit the log from the file with the byte before ``place`` to its end."""
     file = layout.commit_log.at(place - 1)
     bounds = find_bounds(layout, all_queues(layout))
     log = LogAudit(layout, bounds, start=None if file is None else file.base, stop=layout.cut_end)

@@ -11,7 +11,8 @@ import pytest
 from logquarry.config import StoreConfig
 from logquarry.format import index, java, sys_flag
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import Finding, verify_store
+from logquarry.repair.findings import Finding
+from logquarry.repair.verification import verify_store
 from tests.helpers.store_maker import StoreMaker
 
 SHAPE = index.IndexShape(16, 50)

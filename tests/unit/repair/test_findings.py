@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logquarry.repair.verify.findings import (
+from logquarry.repair.findings import (
     KINDS,
     Action,
     Next,

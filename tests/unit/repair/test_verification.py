@@ -12,8 +12,8 @@ import pytest
 import logquarry as lq
 from logquarry.format import index, queue_entry
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.verify import VerifyReport, verify_store
-from logquarry.repair.verify.findings import KINDS, markdown
+from logquarry.repair.findings import KINDS, VerifyReport, markdown
+from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers import small_store
 from tests.helpers.files import overwrite

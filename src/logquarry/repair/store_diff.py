@@ -1,13 +1,17 @@
-"""Compares two stores: logs byte by byte, then queues, then the files of config/."""
+"""Compares two stores: logs byte by byte, then queues, then the files of ``config/``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
+from logquarry import arguments
+from logquarry.config import StoreConfig
 from logquarry.format import message_id
 from logquarry.format.arrays import Bytes
 from logquarry.format.frame import BLANK, Damage, Frame
@@ -19,29 +23,139 @@ from logquarry.log.walk import BlankSpan, DamagedSpan, LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.log_end import last_entries, lost_messages, missing_end
 from logquarry.read.store_sizes import require_log
-from logquarry.repair.diff.queue_diff import Common, StoreQueues, compare_queues
-from logquarry.repair.diff.store_diff import (
-    Divergence,
-    LogBounds,
-    LogPart,
-    Place,
-    QueueDiff,
-    Side,
-    StoreDiff,
-)
+from logquarry.repair.queue_diff import Common, LogBounds, QueueDiff, StoreQueues, compare_queues
+from logquarry.text import document, json_value
 from logquarry.units import Progress
 
 _STEP: Final = 8 << 20
 _WORD: Final = 8
 
+Side = Literal["a", "b"]
 
-class LogDiff:
-    """Compares two logs between two physical offsets.
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What one log has at a physical offset: a message, a blank, damage, or nothing.
 
     Attributes:
-        divergence: the first difference that a reader of the logs could notice, None if there is
-            none.
-        notes: differences in the padding of blanks, as text. They are no divergence.
+        what: ``message``, ``blank``, ``damage`` or ``nothing`` (no file, or only zeros).
+        offset: physical offset of the first byte.
+        topic: topic of the message. Only messages have this and the following attributes.
+        store_timestamp: store time in milliseconds.
+        message_id: upper-case hex.
+    """
+
+    what: str
+    file: str
+    offset: int
+    size: int
+    reason: str | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    store_timestamp: int | None = None
+    message_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """The physical offset of the first different byte, and what each log has there."""
+
+    offset: int
+    a: Place
+    b: Place
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """The result for one part of the logs, which lies within one file of each store.
+
+    Attributes:
+        offset: physical offset of the first byte.
+        different_bytes: number of bytes that differ. Padding counts only after the divergence.
+        first_difference: physical offset of the first difference, None if there is none.
+        missing_in: the store that lacks the file, None if both stores have the file.
+    """
+
+    file: str
+    offset: int
+    length: int
+    different_bytes: int
+    first_difference: int | None
+    missing_in: Side | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDiff:
+    """The result of the comparison of two stores.
+
+    Attributes:
+        start: physical offset of the common part's start.
+        end: physical offset of its end, not after ``start`` if there is no common part.
+        config: name of a file in config/ -> ``equal``, ``different``, ``only_a`` or ``only_b``.
+            Consumers change these files, so they do not affect the verdict.
+        notes: further facts about the comparison that are no divergence, as text.
+        lost: the stores whose last log files are missing.
+        unread: the stores whose queues in RocksDB could not be read, and were not compared.
+    """
+
+    a: str
+    b: str
+    log_a: LogBounds
+    log_b: LogBounds
+    start: int
+    end: int
+    parts: tuple[LogPart, ...]
+    divergence: Divergence | None
+    queues: tuple[QueueDiff, ...]
+    config: dict[str, str]
+    notes: tuple[str, ...]
+    lost: tuple[Side, ...] = ()
+    unread: tuple[Side, ...] = ()
+
+    @property
+    def is_disjoint(self) -> bool:
+        """Whether both logs have messages, but no physical offset is in both logs."""
+        return all(log.max_offset > log.min_offset for log in (self.log_a, self.log_b)) and (
+            self.start >= self.end
+        )
+
+    @property
+    def verdict(self) -> str:
+        """One of ``equal``, ``prefix`` (one log begins later or ends earlier), ``diverged``,
+        ``disjoint`` (no common part) and ``incomplete`` (equal, but not all queues were compared).
+        """
+        if self.divergence is not None or any(q.state == "differs" for q in self.queues):
+            return "diverged"
+        if self.is_disjoint:
+            return "disjoint"
+        if self.unread:
+            return "incomplete"
+        return "equal" if self.log_a == self.log_b else "prefix"
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether neither store can replace the other."""
+        return self.verdict in ("diverged", "disjoint")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document of ``diff --json`` (docs/json.md)."""
+        log = {
+            "a": self.log_a,
+            "b": self.log_b,
+            "compared": [self.start, self.end] if self.start < self.end else None,
+            "parts": self.parts,
+        }
+        return {
+            **document(self, ("a", "b", "verdict")),
+            "log": json_value(log),
+            **document(self, ("divergence", "queues", "config", "notes", "lost", "unread")),
+        }
+
+
+class LogDiff:
+    """Compares two logs between two physical offsets. ``divergence`` is the first difference that a
+    reader could notice, or None. ``notes`` are differences in padding, as text.
     """
 
     def __init__(self, a: StoreLayout, b: StoreLayout, start: int, end: int) -> None:
@@ -56,11 +170,7 @@ class LogDiff:
     def run(self, progress: Progress | None = None) -> LogDiff:
         """Compare the logs, and return this object with the result."""
         for start, stop in pairwise(self._bounds()):
-            missing = self._missing(start)
-            if missing is None:
-                self._compare(start, stop, progress)
-            else:
-                self._add_missing(start, stop, missing)
+            self._compare(start, stop, progress)
         return self
 
     def _bounds(self) -> list[int]:
@@ -74,61 +184,39 @@ class LogDiff:
                 found |= {at for at in ends if self._start < at < self._end}
         return sorted(found)
 
-    def _missing(self, offset: int) -> Side | None:
-        has_a, has_b = (self._file_name(layout, offset) for layout in (self._a, self._b))
-        if has_a is None and has_b is not None:
-            return "a"
-        # A file that both logs lack is no difference.
-        return "b" if has_a is not None and has_b is None else None
-
-    @staticmethod
-    def _file_name(layout: StoreLayout, offset: int) -> str | None:
-        file = layout.commit_log.at(offset)
-        return None if file is None or offset >= file.base + file.size else file.path
-
-    def _add_missing(self, start: int, stop: int, missing: Side) -> None:
-        layout = self._b if missing == "a" else self._a
-        name = self._file_name(layout, start) or ""
-        self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
-        if self.divergence is None:
-            self.divergence = self._divergence(start)
-
     def _compare(self, start: int, stop: int, progress: Progress | None) -> None:
-        name = self._file_name(self._a, start)
-        if name is None:
+        file_a, file_b = _file_at(self._a, start), _file_at(self._b, start)
+        if file_a is None or file_b is None:
+            missing: Side = "a" if file_a is None else "b"
+            # A file that both logs lack is no difference.
+            if name := file_a or file_b:
+                self.parts.append(LogPart(name, start, stop - start, stop - start, start, missing))
+                self.divergence = self.divergence or self._divergence(start)
             return
-        different, first = 0, None
-        skip_from = stop
+        different, first, done = 0, None, stop
         for at, left, right in self._chunks(start, stop):
-            if at >= skip_from:
-                break
             count = _different(left, right)
-            if count:
-                place = at + int(np.flatnonzero(left != right)[0])
-                if self.divergence is None and first is None:
-                    rest = self._blank_at(place)
-                    if rest is not None:
-                        self.notes.append(
-                            f"the blank at {rest.offset} has other padding, which no reader reads"
-                        )
-                        skip_from = rest.offset + rest.size
-                        break
-                    self.divergence = self._divergence(place)
-                if first is None:
-                    first = place
-                different += count
+            if count and first is None:
+                first = at + int(np.flatnonzero(left != right)[0])
+                blank = self._blank_at(first) if self.divergence is None else None
+                if blank is not None:
+                    self.notes.append(
+                        f"the blank at {blank.offset} has other padding, which no reader reads"
+                    )
+                    first, done = None, min(stop, blank.offset + blank.size)
+                    break
+                self.divergence = self.divergence or self._divergence(first)
+            different += count
             if progress is not None:
                 progress(at + len(left) - self._start, self._end - self._start)
-        done = min(skip_from, stop)
-        self.parts.append(LogPart(name, start, done - start, different, first, None))
-        if skip_from < stop:
-            self._compare(skip_from, stop, progress)
+        self.parts.append(LogPart(file_a, start, done - start, different, first, None))
+        if done < stop:
+            self._compare(done, stop, progress)
 
     def _chunks(self, start: int, stop: int) -> Iterator[tuple[int, Bytes, Bytes]]:
         at = start
         while at < stop:
-            # End each chunk at a multiple of _STEP. Then the words of 8 bytes that are compared are
-            # aligned if both files start at the same offset.
+            # If both files start at the same offset, the words that are compared are aligned.
             size = min(stop, at + _STEP - at % _STEP) - at
             yield at, self._bytes(self._a, at, size), self._bytes(self._b, at, size)
             at += size
@@ -142,17 +230,19 @@ class LogDiff:
 
     # ------------------------------------------------------------------------- the first difference
     def _blank_at(self, offset: int) -> Place | None:
-        """If ``offset`` lies in the padding of a blank that both logs have, return this blank, else
-        None.
-        """
+        """Return the blank that both logs have and in whose padding ``offset`` lies, else None."""
         left, right = place_at(self._a, offset), place_at(self._b, offset)
         same = (left.what, left.offset, left.size) == (right.what, right.offset, right.size)
-        if left.what != "blank" or not same or offset < left.offset + BLANK.size:
-            return None
-        return left
+        is_padding = left.what == "blank" and same and offset >= left.offset + BLANK.size
+        return left if is_padding else None
 
     def _divergence(self, offset: int) -> Divergence:
         return Divergence(offset, place_at(self._a, offset), place_at(self._b, offset))
+
+
+def _file_at(layout: StoreLayout, offset: int) -> str | None:
+    file = layout.commit_log.at(offset)
+    return None if file is None or offset >= file.base + file.size else file.path
 
 
 def _different(a: Bytes, b: Bytes) -> int:
@@ -165,9 +255,8 @@ def _different(a: Bytes, b: Bytes) -> int:
 
 def place_at(layout: StoreLayout, offset: int) -> Place:
     """Return the message, blank or damage that contains a physical offset of a log."""
-    path = layout.log_path(offset)
-    file = layout.commit_log.at(offset)
-    if file is None or offset >= file.base + file.size:
+    path, file = layout.log_path(offset), layout.commit_log.at(offset)
+    if file is None or _file_at(layout, offset) is None:
         return Place("nothing", path, offset, 0, "this part of the log has no file")
     for event in LogReader(layout).events(file.base, offset + 1):
         if isinstance(event, Run) and event.start <= offset < event.end:
@@ -208,30 +297,25 @@ def _place_of(path: str, offset: int, found: Frame, what: str, reason: str | Non
 
 # ------------------------------------------------------------------------------------- the stores
 class _Store:
-    """One of the two stores. Records the ends of log and queues at its opening, because a writer
-    may append during the comparison.
-    """
+    """One of the stores, with the ends of log and queues at its opening: a writer may append."""
 
     def __init__(self, layout: StoreLayout) -> None:
         require_log(layout)
         self.layout = layout
         self.is_live = layout.is_live()
         files = OpenFiles(layout)
-        self.queues = StoreQueues.of(layout, files)
+        self.queues = StoreQueues(layout, files)
         log = CommitLog(layout, files=files, last_entries=lambda: last_entries(layout))
         self.log = LogBounds(log.min_offset, log.max_offset)
-        # While a writer has the store open, queues may already point to a log file that is newer
-        # than the list of files. So only a closed store can show that its last files are missing.
+        # A writer may have added log files since the listing, to which queues point. So only a
+        # closed store can show that files are missing.
         ends = [] if self.is_live else last_entries(layout)
         self.missing = None if self.is_live else missing_end(layout, ends)
         self.reach = self.log.max_offset if self.is_live else self._reach()
 
     def _reach(self) -> int:
-        """Return the physical offset after the last frame, including frames after the log's end.
-        The comparison ends there.
-
-        Frames after the log's end are left by an earlier truncation, or follow damage in the last
-        file.
+        """Return the physical offset after the last frame. Frames after the log's end are from an
+        earlier truncation, or follow damage in the last file.
         """
         end = self.log.max_offset
         reader = LogReader(self.layout)
@@ -245,30 +329,59 @@ class _Store:
         return {name: files.read(f"{CONFIG}/{name}") for name in names if name.endswith(".json")}
 
 
+def diff(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    config: StoreConfig | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> StoreDiff:
+    """Compare two stores: the common part of their logs byte by byte, then their queues.
+
+    It is no divergence if one log begins later or ends earlier than the other. Nothing is changed.
+    Other processes may write to the stores during the comparison; it stops at the end that a log
+    had at the start of the call. ``to_json()`` of the result is the document that ``logquarry diff
+    --json`` prints (docs/json.md).
+
+    Args:
+        a: folder or URL of a store.
+        b: folder or URL of the other store.
+        config: settings of both stores; missing sizes are inferred from the files.
+        storage_options: options of the file system, for URLs.
+        progress: called with two numbers of bytes of the log: those compared so far, and all bytes
+            to compare.
+
+    Returns:
+        The differences: ``verdict`` summarizes them, ``has_diverged`` is true if neither store can
+        replace the other.
+
+    Raises:
+        StoreNotFound: if there is no store.
+        UnsupportedStore: if the log of a store is not found.
+        UsageError: if an argument is invalid.
+    """
+    arguments.optional(arguments.function, progress, "progress")
+    # Check both paths first, so that no store is opened if one of them is invalid.
+    arguments.path(a, "a"), arguments.path(b, "b")
+    layouts = [StoreLayout.open(path, config, storage_options) for path in (a, b)]
+    return compare_stores(*layouts, progress=progress)
+
+
 @rereads
 def compare_stores(
     a: StoreLayout, b: StoreLayout, *, progress: Progress | None = None
 ) -> StoreDiff:
-    """Compare two stores: logs byte by byte, then queues, then files of ``config/``.
-
-    Only the part of the log that both stores have is compared. It is no divergence if one log
-    begins later or ends earlier than the other. If a writer has a store open, the comparison stops
-    at the end that the store's log had at the start of the call.
-
-    Raises:
-        UnsupportedStore: if the log of a store is not found.
-    """
+    """See :func:`diff`."""
     left, right = _Store(a), _Store(b)
     start = max(left.log.min_offset, right.log.min_offset)
     end = min(left.reach, right.reach)
     log = LogDiff(a, b, start, end).run(progress)
-    # Compare the queues only up to the logs' first difference: after it, the queues must differ
-    # too.
+    # After the logs' first difference, the queues must differ too.
     diverged_at = end if log.divergence is None else log.divergence.offset
     is_live, kept_from = left.is_live or right.is_live, start
     if is_live:
-        # Since the log was listed, retention may have deleted log files and the queue files with
-        # their entries: do not compare these entries.
+        # Retention may have deleted files of log and queues since the listing.
         kept_from = max(start, a.present_start(), b.present_start())
     common = Common(kept_from, diverged_at, is_live)
     sides: tuple[tuple[Side, _Store], ...] = (("a", left), ("b", right))

@@ -8,8 +8,8 @@ both forms have. If both queues have the same form, all stored fields are compar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 
@@ -24,8 +24,7 @@ from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import UNIT_DTYPE, ConsumeQueue, Queue
 from logquarry.read.rocksdb_queue import QueueDb, RocksQueue, rocksdb_folders
 from logquarry.repair.audit.differences import TagsRule, same_entries
-from logquarry.repair.audit.rocksdb_queues import wrong_end
-from logquarry.repair.diff.store_diff import LogBounds, QueueDiff, UnitPair
+from logquarry.repair.audit.other_queues import wrong_end
 
 _STEP: Final = 1 << 14
 _MORE_FIELDS: Final = {
@@ -35,17 +34,54 @@ _MORE_FIELDS: Final = {
 }
 _ORDER: Final = ("equal", "behind", "differs")
 
-Forms = Mapping[type[Queue], Queue]
-"""One queue of a store, in each form in which the store has it (files, RocksDB)."""
 _Run = tuple[int, Records]
 
 
 @dataclass(frozen=True, slots=True)
-class Common:
-    """The part of the log that both stores have, between two physical offsets.
+class LogBounds:
+    """The first offset of a log (physical) or of a queue (queue offset), and one past the last."""
 
-    If ``is_live``, a writer has a store open. Its queues may then still lack the newest messages of
-    its log.
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitPair:
+    """The first different entries as (physical offset, size, tags code); None if it is missing."""
+
+    queue_offset: int
+    a: tuple[int, int, int] | None
+    b: tuple[int, int, int] | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entries as a JSON object (docs/json.md)."""
+        names = ("physical_offset", "size", "tags_code")
+        a, b = (unit and dict(zip(names, unit, strict=True)) for unit in (self.a, self.b))
+        return {"queue_offset": self.queue_offset, "a": a, "b": b}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDiff:
+    """One queue in both stores; ``a`` and ``b`` are None if the store lacks the queue.
+
+    Attributes:
+        state: ``equal``, ``behind`` (one queue ends earlier, because its store has fewer messages)
+            or ``differs``.
+    """
+
+    topic: str
+    queue_id: int
+    state: str
+    a: LogBounds | None
+    b: LogBounds | None
+    difference: UnitPair | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Common:
+    """The part of the log that both stores have, between two physical offsets. If ``is_live``, a
+    writer has a store open, and its queues may lack the newest messages.
     """
 
     start: int
@@ -63,80 +99,60 @@ class Common:
         return found
 
 
-@dataclass(slots=True)
 class StoreQueues:
-    """The queues of one store, as :meth:`of` has found them.
+    """The queues of one store.
 
     Attributes:
+        forms: queue -> the queue in each form that the store has (files, RocksDB).
         unread: folder of a RocksDB that could not be read -> the reason.
-        folder: (full path, path below the store's folder) of the folder of RocksDB; None if the
-            store has no RocksDB.
-        dispatched_end: after a crash, the physical offset up to which RocksDB has the entries of
-            all messages. None after a clean shutdown, or if the store has no RocksDB.
     """
 
-    forms: dict[QueueKey, dict[type[Queue], Queue]] = field(default_factory=dict)
-    unread: dict[str, str] = field(default_factory=dict)
-    folder: tuple[str, str] | None = None
-    dispatched_end: int | None = None
-    _database: QueueDb | None = None
-    _log_start: int = 0
-
-    @classmethod
-    def of(cls, layout: StoreLayout, files: OpenFiles) -> StoreQueues:
-        """List the queues of a store."""
-        found = cls()
-        found._add(*ConsumeQueue.all_of(layout, files), *BatchQueue.all_of(layout, files))
+    def __init__(self, layout: StoreLayout, files: OpenFiles) -> None:
+        self.unread: dict[str, str] = {}
+        self.forms: dict[QueueKey, dict[type[Queue], Queue]] = {}
+        self._layout = layout
+        self._has_abort = layout.has_abort
+        queues: list[Queue] = [*ConsumeQueue.all_of(layout, files)]
+        queues += BatchQueue.all_of(layout, files)
         databases = []
         for folder in rocksdb_folders(layout):
             if not is_installed():
-                found.unread[folder] = "install it with: pip install 'logquarry[rocksdb]'"
+                self.unread[folder] = "install it with: pip install 'logquarry[rocksdb]'"
                 continue
             try:
                 databases.append(QueueDb(layout, folder))
             except CorruptFile as error:
-                found.unread[folder] = error.reason
-        if databases:
-            # Compare the RocksDB from which readers of the store read.
-            newest = max(databases, key=lambda one: one.dispatched_end)
-            start = layout.commit_log.start
-            found._add(*(RocksQueue(newest, key, start, None) for key in newest.bounds))
-            found._database, found._log_start = newest, start
-            found.folder = layout.filesystem.full_path(newest.folder), newest.folder
-            if layout.has_abort:
-                found.dispatched_end = newest.dispatched_end
-        return found
-
-    def _add(self, *queues: Queue) -> None:
+                self.unread[folder] = error.reason
+        # Compare the RocksDB from which readers of the store read.
+        self._db = db = max(databases, key=lambda one: one.dispatched_end, default=None)
+        if db is not None:
+            queues += (RocksQueue(db, key, layout.commit_log.start, None) for key in db.bounds)
         for queue in queues:
             self.forms.setdefault(queue.key, {})[type(queue)] = queue
 
     def could_not_read(self, error: CorruptFile) -> bool:
         """If the damaged RocksDB is that of this store, record the damage. Return whether it is."""
-        if self.folder is None or self.folder[0] != error.path:
+        db = self._db
+        if db is None or self._layout.filesystem.full_path(db.folder) != error.path:
             return False
-        self.unread[self.folder[1]] = error.reason
+        self.unread[db.folder] = error.reason
         return True
 
     def wrong_end(self, key: QueueKey) -> str | None:
         """Return why the end of a queue in RocksDB is wrong, or None."""
-        if self._database is None:
-            return None
-        return wrong_end(self._database, key, self._log_start)
+        return None if self._db is None else wrong_end(self._db, key, self._layout.commit_log.start)
 
     def lags_at(self, queue: Queue | None, place: int) -> bool:
-        """Whether a crash explains that a queue lacks the entry of the message at physical offset
-        ``place``.
-        """
+        """Whether a crash explains that a queue lacks the entry of a message at ``place``."""
         is_in_files = queue is not None and not isinstance(queue, RocksQueue)
-        return self.dispatched_end is not None and not is_in_files and place >= self.dispatched_end
+        if self._db is None or is_in_files:
+            return False
+        return self._has_abort and place >= self._db.dispatched_end
 
 
 def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[QueueDiff]:
-    """Compare all queues of two stores, by name.
-
-    Queues that cannot be read are left out. If one store has unreadable queues, its list of queues
-    may be incomplete. So queues that only the other store seems to have are left out too.
+    """Compare all queues of two stores, by name. Queues that cannot be read are left out, and so
+    are those that only one store has, if the other store has unreadable queues.
     """
     for key in sorted(a.forms.keys() | b.forms.keys()):
         left, right = a.forms.get(key, {}), b.forms.get(key, {})
@@ -156,14 +172,12 @@ def compare_queues(a: StoreQueues, b: StoreQueues, common: Common) -> Iterator[Q
             yield max(found, key=lambda one: _ORDER.index(one.state))
 
 
-def _any(forms: Forms) -> Queue | None:
+def _any(forms: Mapping[type[Queue], Queue]) -> Queue | None:
     return next(iter(forms.values()), None)
 
 
 class _Pair:
-    """Compares one queue of two stores. Entries whose message is in only one of the two logs are
-    ignored.
-    """
+    """Compares one queue of two stores, for the messages that both logs have."""
 
     def __init__(
         self,
@@ -254,9 +268,7 @@ def _bounds(queue: Queue | None) -> LogBounds | None:
 
 
 def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
-    """Copy runs of entries into arrays of ``_STEP`` queue offsets each, so that two queues can be
-    compared array by array. An array in which no entry was copied is left out.
-    """
+    """Copy entries into arrays of ``_STEP`` queue offsets. Arrays without an entry are left out."""
     start, rows = -1, np.empty(0, UNIT_DTYPE)
     for offset, found in runs:
         at = 0
@@ -276,9 +288,7 @@ def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
 def _merged(
     a: Iterator[_Run], b: Iterator[_Run]
 ) -> Iterator[tuple[int, Records | None, Records | None]]:
-    """Yield (queue offset, array of ``a``, array of ``b``) in ascending order. An array is None if
-    its side has no array that starts at this queue offset.
-    """
+    """Yield (queue offset, array of ``a``, array of ``b``), in order; None for a missing array."""
     left, right = next(a, None), next(b, None)
     while left is not None or right is not None:
         start = min(one[0] for one in (left, right) if one is not None)

@@ -12,10 +12,10 @@ from logquarry.log.layout import StoreLayout
 from logquarry.read.log_queues import QueueKey
 from logquarry.read.queue import ConsumeQueue, Queue
 from logquarry.repair.audit.queues import QueuesAudit
+from logquarry.repair.findings import Finding, VerifyReport, next_step
 from logquarry.repair.rebuild.rebuild import rebuild
 from logquarry.repair.recover.recover import recover
-from logquarry.repair.verify import Finding, VerifyReport, verify_store
-from logquarry.repair.verify.findings import next_step
+from logquarry.repair.verification import verify_store
 from logquarry.testing.builder import StoreBuilder
 from tests.helpers.files import overwrite
 from tests.helpers.store_maker import StoreMaker

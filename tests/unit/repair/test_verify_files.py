@@ -8,8 +8,8 @@ import pytest
 
 import logquarry as lq
 from logquarry.log.layout import StoreLayout
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import config, opened
 
 COUNT = 100
@@ -46,7 +46,7 @@ def test_two_files_of_a_queue(store: Path) -> None:
     found = notes(store)
     assert set(found) == {f"consumequeue/t/0/{path.name}" for path in (first, second)}
     assert all("look swapped" in reason and "recover" in reason for reason in found.values())
-    assert salvage(StoreLayout.open(store)).plan.messages == COUNT
+    assert salvage_store(StoreLayout.open(store)).plan.messages == COUNT
     lq.recover(store, apply=True, config=config())
     assert not verify_store(StoreLayout.open(store)).has_damage
 

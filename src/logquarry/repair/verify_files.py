@@ -43,8 +43,8 @@ from logquarry.log.walk import LogReader, Run
 from logquarry.read.commit_log import CommitLog
 from logquarry.read.index import ROCKSDB_STORE
 from logquarry.read.log_end import lost_tail
+from logquarry.repair.findings import VerifyReport
 from logquarry.repair.recover.store_folders import WrongEntry, check_entries
-from logquarry.repair.verify.findings import VerifyReport
 
 _PIECE: Final = 16 << 20
 _LEFTOVERS: Final = (f"{SIDECAR}/rebuild",)
@@ -55,9 +55,7 @@ _MARK: Final = properties.INNER_MULTI_DISPATCH.encode()
 
 
 def check_names(layout: StoreLayout, report: VerifyReport) -> None:
-    """Report the first folder, pipe or broken link that has the name of a file of the store. A
-    writer cannot open such a store.
-    """
+    """Report the first path of a store file that has a folder, a pipe or a broken link."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     root = Path(layout.root)
@@ -89,8 +87,7 @@ def check_checkpoint(
     elif max(found) > last_time:
         lost = None if is_live else lost_tail(layout, last_time)
         reason = f"its time is {max(found)}, but the last message was stored at {last_time}"
-        # Messages can be dispatched before they are synced. If a power cut then loses them, the
-        # checkpoint is later than the log.
+        # A power cut can lose messages that were dispatched, but not synced.
         is_crash = layout.has_abort and found.physic_timestamp <= last_time
         if lost is not None or messages:
             is_explained = lost is None or is_crash
@@ -98,15 +95,12 @@ def check_checkpoint(
 
 
 def read_other_files(layout: StoreLayout, report: VerifyReport) -> None:
-    """Read all files that no other check reads, because reading is the only way to find unreadable
-    blocks.
-    """
+    """Read all files that no other check reads, to find unreadable blocks."""
     if not isinstance(layout.filesystem, LocalFileSystem):
         return
     for folder in (CONFIG, COMPACTED, ROCKSDB_STORE):
         for path, is_dir, wrong in below(layout.filesystem, folder):
-            # Skip hidden names: editors leave hidden links and pipes behind, and the store does not
-            # use them.
+            # Skip hidden names: editors leave links and pipes, which the store does not use.
             if wrong is not None and not PurePosixPath(path).name.startswith("."):
                 report.add("wrong_entry", path, 0, f"it {wrong}: {_REMEDY}")
             if is_dir or wrong is not None:
@@ -156,9 +150,7 @@ def check_config(layout: StoreLayout, report: VerifyReport) -> None:
 def check_sidecar(
     layout: StoreLayout, report: VerifyReport, *, is_live: bool, last_sound: int
 ) -> None:
-    """Check logquarry's own files: settings, durable offset, and files that an interrupted rebuild
-    has left.
-    """
+    """Check logquarry's own files: settings, durable offset, and leftovers."""
     files = layout.filesystem
     try:
         kept_settings.decode(files.read(SETTINGS))
@@ -223,9 +215,7 @@ def check_transactions(layout: StoreLayout, end: int, report: VerifyReport) -> N
 
 
 def misnamed_queue_files(layout: StoreLayout, files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield each queue file with a wrong name, and the reason. Checks all files of the queues to
-    which ``files`` belong.
-    """
+    """Yield each misnamed file of the queues to which ``files`` belong, with the reason."""
     log = CommitLog(layout)
     keys = {tuple(path.split("/")[1:3]) for path in files if path.startswith(f"{CONSUME_QUEUE}/")}
     found: dict[str, str] = {}
@@ -263,8 +253,7 @@ def _places(layout: StoreLayout, log: CommitLog, file: StoreFile) -> Iterator[st
         if entry.is_filler:
             continue
         found = log.outcome_at(entry.physical_offset, check_crc=False)
-        # The fields of such a frame do not show the queue of a multi-dispatch copy, so skip the
-        # entry.
+        # The fields do not show the queue of a multi-dispatch copy: skip it.
         if not isinstance(found, Frame) or _MARK in found.properties:
             continue
         base = found.queue_offset * UNIT_SIZE - position

@@ -1,4 +1,4 @@
-"""Where a batch queue first differs from its log (``audit.batch_queues``)."""
+"""Where a batch queue first differs from its log (``audit.first_difference``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from logquarry.log.layout import StoreLayout
 from logquarry.log.walk import DamagedSpan
 from logquarry.read.batch_queue import BATCH_DTYPE, BatchEntries, BatchQueue
 from logquarry.read.log_end import DamageMap
-from logquarry.repair.audit.batch_queues import BatchQueueAudit
+from logquarry.repair.audit.first_difference import BatchQueueAudit
 from logquarry.repair.recover.plan import QueueAction, QueuePlan, plan_queue
 
 SIZE = 100

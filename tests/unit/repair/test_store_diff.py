@@ -1,4 +1,4 @@
-"""``logquarry.repair.diff``: stores that diverge, and stores that only lag."""
+"""``logquarry.repair.store_diff``: stores that diverge, and stores that only lag."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import logquarry as lq
 from logquarry.format import frame
 from logquarry.log.layout import StoreLayout
 from logquarry.read.queue import ConsumeQueue
-from logquarry.repair.diff.diff import LogDiff, compare_stores
-from logquarry.repair.diff.store_diff import StoreDiff
+from logquarry.repair.store_diff import LogDiff, StoreDiff, compare_stores
 from tests.helpers.small_store import NOW, config, forget_start, opened
 
 SIZE = 16_384

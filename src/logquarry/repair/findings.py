@@ -431,8 +431,7 @@ def _index_step(report: VerifyReport, kinds: set[str]) -> Next | None:
 
 def _action(finding: Finding) -> Action:
     action = KINDS[finding.kind].action
-    # Recovery and rebuild repair no file of ``config/`` except ``timercheck``, which both can write
-    # again.
+    # Recovery and rebuild repair no file of ``config/`` except ``timercheck``.
     if finding.file.startswith(f"{CONFIG}/") and action is not Action.QUEUES:
         return Action.RESTORE
     return action

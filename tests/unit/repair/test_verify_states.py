@@ -18,9 +18,9 @@ from logquarry.format.checkpoint import Checkpoint
 from logquarry.format.checkpoint import encode as encode_checkpoint
 from logquarry.log.layout import StoreLayout
 from logquarry.log.store_files import DAMAGE, DURABLE, INTENT, LOADS
-from logquarry.repair.salvage.salvage import salvage
-from logquarry.repair.verify import verify_store
-from logquarry.repair.verify.findings import VerifyReport
+from logquarry.repair.findings import VerifyReport
+from logquarry.repair.salvage.salvage import salvage_store
+from logquarry.repair.verification import verify_store
 from tests.helpers.small_store import config, opened
 from tests.helpers.store_maker import FIRST_TIME, StoreMaker
 
@@ -150,7 +150,7 @@ def test_units_for_lost_messages_are_a_note(tmp_path: Path) -> None:
         ("note", "abort_file"),
     ]
     assert report.findings[1].offset == 2 * 20
-    found = salvage(StoreLayout.open(root), tmp_path / "new")
+    found = salvage_store(StoreLayout.open(root), tmp_path / "new")
     report = verify_store(StoreLayout.open(tmp_path / "new", found.plan.config))
     assert told(report) == [("note", "queue_filler")]
     assert (report.findings[0].offset, report.findings[0].length) == (2 * 20, 20)
