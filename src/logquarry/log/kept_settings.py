@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from typing import Any, Final, NamedTuple, Protocol
@@ -175,7 +175,7 @@ class Schedule(Protocol):
         """The settings that are recorded in the store."""
 
     @property
-    def queue_names(self) -> tuple[tuple[str, int], ...]:
+    def queue_names(self) -> Collection[tuple[str, int]]:
         """(topic, queue id) of each consume queue."""
 
     @property

@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 import os
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, KeysView, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -92,7 +92,7 @@ class StoreLayout:
         self.filesystem = filesystem
         self.config = config or StoreConfig()
         self.writer_end: int | None = None
-        self.left_out: Container[tuple[str, int]] = ()
+        self.left_out: Collection[tuple[str, int]] = ()
         self._goes_by_names = self._shows_lost_head = True
         self._folders = StoreFolders(filesystem, by_names=True)
         self._names = filesystem.list("")
@@ -136,9 +136,8 @@ class StoreLayout:
             raise StoreNotFound(f"{os.fsdecode(location)}: cannot be read: {error}") from error
 
     def with_config(self, config: StoreConfig) -> StoreLayout:
-        """Make a layout of the same files with another configuration.
-
-        The new layout keeps the cached lists that do not depend on the configuration.
+        """Make a layout of the same files with another configuration. It keeps the cached lists
+        that do not depend on the configuration.
         """
         other = copy.copy(self)
         other.config = config
@@ -328,22 +327,28 @@ class StoreLayout:
             raise names.error(self.filesystem, path)
 
     @property
-    def queue_names(self) -> tuple[tuple[str, int], ...]:
+    def queue_names(self) -> KeysView[tuple[str, int]]:
         """(topic, queue id) of each consume queue, sorted."""
-        return tuple(name for name in self._queue_names if name not in self.left_out)
+        return self._without_left_out(self._queue_names)
 
     @property
-    def batch_queue_names(self) -> tuple[tuple[str, int], ...]:
+    def batch_queue_names(self) -> KeysView[tuple[str, int]]:
         """(topic, queue id) of each batch queue of RocketMQ 5, sorted."""
-        return tuple(name for name in self._batch_queue_names if name not in self.left_out)
+        return self._without_left_out(self._batch_queue_names)
+
+    def _without_left_out(self, names: KeysView[tuple[str, int]]) -> KeysView[tuple[str, int]]:
+        if not self.left_out:
+            return names
+        return dict.fromkeys(name for name in names if name not in self.left_out).keys()
+
+    # A store can have 100,000 queues: the keys of a dict are sorted, and found without a search.
+    @_listed
+    def _queue_names(self) -> KeysView[tuple[str, int]]:
+        return dict.fromkeys(self._folders.queue_names()).keys()
 
     @_listed
-    def _queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._folders.queue_names()
-
-    @_listed
-    def _batch_queue_names(self) -> tuple[tuple[str, int], ...]:
-        return self._folders.queue_names(store_files.BATCH_QUEUE)
+    def _batch_queue_names(self) -> KeysView[tuple[str, int]]:
+        return dict.fromkeys(self._folders.queue_names(store_files.BATCH_QUEUE)).keys()
 
     def queue_files(self) -> list[FileSequence]:
         """Return the files of each consume queue."""

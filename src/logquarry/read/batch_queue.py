@@ -9,7 +9,7 @@ written, or if one of its queue offsets is also in an earlier entry.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, KeysView, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,7 +149,7 @@ class BatchQueue(FileQueue):
     is_batch = True
 
     @staticmethod
-    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+    def names(layout: StoreLayout) -> KeysView[tuple[str, int]]:
         """See :attr:`StoreLayout.batch_queue_names`."""
         return layout.batch_queue_names
 

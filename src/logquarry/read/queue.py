@@ -7,7 +7,7 @@ more memory than the files have bytes, even if a damaged queue has a huge gap.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, KeysView
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -293,7 +293,7 @@ class FileQueue(Queue):
 
     @staticmethod
     @abstractmethod
-    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+    def names(layout: StoreLayout) -> KeysView[tuple[str, int]]:
         """Return the sorted (topic, queue id) of each queue of this kind."""
 
     @classmethod
@@ -374,7 +374,7 @@ class ConsumeQueue(FileQueue):
     entry_size = UNIT_SIZE
 
     @staticmethod
-    def names(layout: StoreLayout) -> tuple[tuple[str, int], ...]:
+    def names(layout: StoreLayout) -> KeysView[tuple[str, int]]:
         """See :attr:`StoreLayout.queue_names`."""
         return layout.queue_names
 

@@ -222,11 +222,7 @@ class _Pair:
     ) -> QueueDiff | None:
         if left is not None and right is not None and left.tobytes() == right.tobytes():
             return None
-        if left is None or right is None:
-            some = left if left is not None else right
-            assert some is not None
-            none = np.zeros(len(some), some.dtype)
-            left, right = (none if side is None else side for side in (left, right))
+        left, right = _filled_up(left, right)
         differs = ~same_entries(left, right, TagsRule())
         more = [name for name in _MORE_FIELDS if name in (left.dtype.names or ())]
         for name in more:
@@ -268,21 +264,34 @@ def _bounds(queue: Queue | None) -> LogBounds | None:
 
 
 def _steps(runs: Iterator[_Run]) -> Iterator[_Run]:
-    """Copy entries into arrays of ``_STEP`` queue offsets. Arrays without an entry are left out."""
-    start, rows = -1, np.empty(0, UNIT_DTYPE)
+    """Copy entries into arrays for ``_STEP`` queue offsets each. An array ends after its last
+    entry. Arrays without an entry are left out.
+    """
+    start, stop, rows = -1, 0, np.empty(0, UNIT_DTYPE)
     for offset, found in runs:
         at = 0
         while at < len(found):
             begin = (offset + at) % _STEP
             if offset + at - begin != start:
                 if start >= 0:
-                    yield start, rows
+                    yield start, rows[:stop]
                 start, rows = offset + at - begin, np.zeros(_STEP, found.dtype)
             count = min(len(found) - at, _STEP - begin)
-            rows[begin : begin + count] = found[at : at + count]
+            stop = begin + count
+            rows[begin:stop] = found[at : at + count]
             at += count
     if start >= 0:
-        yield start, rows
+        yield start, rows[:stop]
+
+
+def _filled_up(left: Records | None, right: Records | None) -> tuple[Records, Records]:
+    """Fill up two arrays with zeros to the same length; at most one of them is None."""
+    known = left if left is not None else right
+    assert known is not None
+    sides = [known[:0] if side is None else side for side in (left, right)]
+    size = max(map(len, sides))
+    a, b = (np.append(side, np.zeros(size - len(side), side.dtype)) for side in sides)
+    return a, b
 
 
 def _merged(

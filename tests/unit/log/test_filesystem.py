@@ -189,7 +189,7 @@ def assert_read_through_places(
 
 @pytest.mark.parametrize("least", RANGES)
 def test_a_read_through_the_queues(files: FileSystem, store: Path, least: int) -> None:
-    topic = StoreLayout(files).queue_names[0][0]
+    [(topic, _), *_] = StoreLayout(files).queue_names
     wanted = MessageFilter(topics=frozenset({topic}))
     assert_read_through_places(files, store, least, wanted)
 

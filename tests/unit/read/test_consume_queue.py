@@ -151,7 +151,7 @@ def test_a_negative_queue_id(tmp_path: Path) -> None:
     path = write(tmp_path, 0, [unit(0)])
     shutil.move(path.parent, path.parent.parent / "-3")
     layout = StoreLayout.open(tmp_path)
-    assert layout.queue_names == (("orders", -3),)
+    assert list(layout.queue_names) == [("orders", -3)]
     assert queue(tmp_path, queue_id=-3).max_offset == 1
 
 
