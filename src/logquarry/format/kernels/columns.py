@@ -27,6 +27,7 @@ from logquarry.format.kernels.bytes import (
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
     BORN_V6,
+    CRC_MASK,
     HEAD_SIZE,
     HOST_EXTRA,
     HOST_V4,
@@ -38,9 +39,9 @@ from logquarry.format.kernels.bytes import (
     copy_bytes,
     copy_short,
     crc32,
-    hash_bytes,
     is_ascii,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_raw64,
@@ -48,6 +49,7 @@ from logquarry.format.kernels.bytes import (
     same_bytes,
     store_i32,
     store_i64,
+    store_time_at,
 )
 
 _H = frame.HEAD.offsets
@@ -60,13 +62,7 @@ _ITEM_SIZE, _ITEM_FLAG = _ITEM["size"], _ITEM["flag"]
 _ITEM_BODY_LENGTH = _ITEM["body_length"]
 _ITEM_HEAD, _ITEM_FIXED = batch.HEAD.size, batch.FIXED_SIZE
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
-_CRC_MASK = np.uint32(java.INT_MAX)
 _LONG_MAX = java.LONG_MAX
-
-
-@kernel
-def _load_i16(address: int) -> int:
-    return (np.int64(np.int8(load_u8(address))) << 8) | np.int64(load_u8(address + 1))
 
 
 @kernel
@@ -84,7 +80,7 @@ def _items(body: int, length: int) -> tuple[int, int]:
         body_length = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
         if body_length < 0 or body_length > length - at - _ITEM_FIXED:
             return np.int64(-1), room
-        props_length = _load_i16(item + _ITEM_HEAD + body_length)
+        props_length = np.int64(load_i16(item + _ITEM_HEAD + body_length))
         size = _ITEM_FIXED + body_length + props_length
         if props_length < 0 or size > length - at or np.int64(load_i32(item + _ITEM_SIZE)) != size:
             return np.int64(-1), room
@@ -176,7 +172,7 @@ def unwrap_frames(
         for number in range(numbers[i]):
             own = np.int64(load_i32(item + _ITEM_BODY_LENGTH))
             source = item + _ITEM_HEAD
-            props_length = _load_i16(source + own)
+            props_length = np.int64(load_i16(source + own))
             whole = head + own + topic_size + _LENGTH_SIZE + props_length
             start = target + to
             copy_bytes(start, at, head)
@@ -186,7 +182,7 @@ def unwrap_frames(
             # at once.
             copy_short(start + head + own + topic_size, source + own, _LENGTH_SIZE + props_length)
             store_i32(start + _AT_SIZE, whole)
-            store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & _CRC_MASK))
+            store_i32(start + AT_CRC, np.int32(crc32(crc_function, start + head, own) & CRC_MASK))
             store_i32(start + _AT_FLAG, load_i32(item + _ITEM_FLAG))
             store_i32(start + AT_SYS_FLAG, flags)
             store_i64(start + _AT_QUEUE_OFFSET, queue_offset + number)
@@ -271,7 +267,7 @@ HOST_TEXT_SIZE = 56
 def host_texts(
     address: int, rows: Array, count: int, store_host: bool, offsets: Array, out: Array
 ) -> int:
-    """Write hosts in the form of ``message_id.host_text``, and return the number of bytes written.
+    """Write hosts in the form of ``frame.host_text``, and return the number of bytes written.
 
     ``out`` has room for HOST_TEXT_SIZE bytes per frame.
     """
@@ -359,9 +355,7 @@ def gather(
     """
     for i in range(count):
         place = address + rows[i, POSITION]
-        store_time = place + HEAD_SIZE + HOST_V4
-        if load_i32(place + AT_SYS_FLAG) & BORN_V6:
-            store_time += HOST_EXTRA
+        store_time = place + store_time_at(load_i32(place + AT_SYS_FLAG))
         body = place + rows[i, BODY_AT]
         for f in range(from32.shape[0]):
             start = place
@@ -431,40 +425,3 @@ def copy_spans(address: int, starts: Array, count: int, offsets: Array, target: 
     """Copy the bytes of spans to ``target``, without gaps between them."""
     for i in range(count):
         copy_short(target + offsets[i], address + starts[i], offsets[i + 1] - offsets[i])
-
-
-@kernel
-def intern_topics(
-    address: int, rows: Array, count: int, table: Array, found: Array, ids: Array
-) -> int:
-    """Give each distinct topic a number, in order of first appearance, and return the count of
-    distinct topics.
-
-    ``table`` (int32) is the hash table. Its length must be a power of two, and it must be filled
-    with -1. ``found`` (int32, (n, 2)) holds start and length of each topic; ``ids`` holds the
-    number of each frame's topic. If there are more than n topics, the result is -1.
-    """
-    mask = table.shape[0] - 1
-    known = 0
-    for i in range(count):
-        start = rows[i, POSITION] + rows[i, TOPIC_AT]
-        length = rows[i, TOPIC_LENGTH]
-        slot = np.int64(hash_bytes(address + start, length) & np.uint64(mask))
-        while True:
-            number = table[slot]
-            if number < 0:
-                if known == found.shape[0]:
-                    return -1
-                table[slot] = known
-                found[known, 0] = start
-                found[known, 1] = length
-                ids[i] = known
-                known += 1
-                break
-            if found[number, 1] == length and same_bytes(
-                address + found[number, 0], address + start, length
-            ):
-                ids[i] = number
-                break
-            slot = (slot + 1) & mask
-    return known

@@ -14,9 +14,8 @@ from logquarry.format.kernels.bytes import (
     AT_CRC,
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
-    BORN_V6,
+    CRC_MASK,
     FIXED_V1,
-    HOST_EXTRA,
     TAIL_SIZE,
     TRANSACTION_MASK,
     Array,
@@ -27,6 +26,7 @@ from logquarry.format.kernels.bytes import (
     hash_number,
     java_hash,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_u8,
@@ -34,6 +34,7 @@ from logquarry.format.kernels.bytes import (
     store_i16,
     store_i32,
     store_i64,
+    store_time_at,
     store_u8,
 )
 from logquarry.format.put_frames import (
@@ -71,7 +72,6 @@ _AT_RECONSUME_TIMES = frame.TAIL.offsets["reconsume_times"]
 _AT_PREPARED_OFFSET = frame.TAIL.offsets["prepared_transaction_offset"]
 _LENGTH_SIZE = frame.PROPERTIES_LENGTH.size
 _BLANK = frame.BLANK.size
-CRC_MASK = np.uint32(java.INT_MAX)
 
 
 @kernel
@@ -327,7 +327,7 @@ def batch_frames(
             return -1, size, bodies
         body = item + _ITEM_HEAD
         length_at = body + body_length
-        own_size = (np.int64(np.int8(load_u8(length_at))) << 8) | np.int64(load_u8(length_at + 1))
+        own_size = np.int64(load_i16(length_at))
         own = length_at + _LENGTH_SIZE
         if own_size < 0 or own + own_size > source + end:
             return -1, size, bodies
@@ -369,7 +369,6 @@ def batch_frames(
     return count, size, bodies
 
 
-_TIME_AT_V4 = frame.HEAD.size + frame.HOST_SIZE_V4
 _TIME_SIZE = frame.STORE_TIME.size
 _AFTER_OFFSETS = AT_PHYSICAL_OFFSET + 8
 _SPACE = 32
@@ -433,10 +432,7 @@ def place_staged(
             next_offsets[queue] = queue_offset + 1
         store_i64(to + AT_QUEUE_OFFSET, queue_offset)
         store_i64(to + AT_PHYSICAL_OFFSET, base + position)
-        time_at = _TIME_AT_V4
-        if flags & BORN_V6:
-            time_at += HOST_EXTRA
-        store_i64(to + time_at, now)
+        store_i64(to + store_time_at(flags), now)
         placed[0, queue] += 1
         placed[1, queue] += size
         start += size
@@ -461,9 +457,7 @@ def same_staged(
         size = np.int64(load_i32(at))
         if size < FIXED_V1 or size > stop - start or size > end - position:
             break
-        time_at = _TIME_AT_V4
-        if load_i32(at + AT_SYS_FLAG) & BORN_V6:
-            time_at += HOST_EXTRA
+        time_at = store_time_at(load_i32(at + AT_SYS_FLAG))
         rest = time_at + _TIME_SIZE
         if not same_bytes(at, to, AT_QUEUE_OFFSET):
             break

@@ -46,10 +46,6 @@ from logquarry.format.arrays import (
 from logquarry.format.kernels.bytes import (
     AT_PHYSICAL_OFFSET,
     AT_SYS_FLAG,
-    BORN_V6,
-    HEAD_SIZE,
-    HOST_EXTRA,
-    HOST_V4,
     copy_bytes,
     is_ascii,
     is_utf8,
@@ -62,6 +58,7 @@ from logquarry.format.kernels.bytes import (
     same_bytes,
     store_raw32,
     store_raw64,
+    store_time_at,
 )
 from logquarry.format.kernels.encode import AT_QUEUE_OFFSET
 from logquarry.format.kernels.properties import name_table, next_separator, which_name
@@ -234,8 +231,6 @@ def get_frames(
 def frame_rows(frames: int, count: int, out: int) -> None:
     """Write one row (:mod:`logquarry.format.arrays`) for each frame that a get returned. ``frames``
     is the address of ``count`` frames, and ``out`` is the address of the table.
-
-    Args: the address of ``count`` frames; the address of the table.
     """
     row = np.empty(ROW_WIDTH, np.int64)
     at = last_tags = last_length = 0
@@ -245,9 +240,7 @@ def frame_rows(frames: int, count: int, out: int) -> None:
         place = load_i64(frame + AT_PHYSICAL_OFFSET)
         # The frame was already checked. This call only finds the positions of its parts.
         check_frame(frame, 0, size, size, place, 0, False, row)
-        store_time = frame + HEAD_SIZE + HOST_V4
-        if load_i32(frame + AT_SYS_FLAG) & BORN_V6:
-            store_time += HOST_EXTRA
+        store_time = frame + store_time_at(load_i32(frame + AT_SYS_FLAG))
         body_at = at + row[BODY_AT]
         store_raw64(out, load_i64(frame + AT_QUEUE_OFFSET))
         store_raw64(out + 8, load_i64(store_time))

@@ -30,6 +30,7 @@ from logquarry.format.kernels.bytes import (
     BLANK_SIZE,
     BODY_AT_V4,
     BORN_V6,
+    CRC_MASK,
     FIXED_V1,
     HEAD_SIZE,
     HOST_EXTRA,
@@ -42,6 +43,7 @@ from logquarry.format.kernels.bytes import (
     Array,
     crc32,
     kernel,
+    load_i16,
     load_i32,
     load_i64,
     load_raw64,
@@ -131,19 +133,18 @@ def check_frame(
     length_at = body_at + body_length
     topic_length = np.int64(np.int8(load_u8(at + length_at)))
     if topic_length_size == 2:
-        topic_length = (topic_length << 8) | np.int64(load_u8(at + length_at + 1))
+        topic_length = np.int64(load_i16(at + length_at))
     if topic_length < 0 or topic_length > room - body_length:
         return _BAD_TOPIC_LENGTH
     topic_at = length_at + topic_length_size
     length_at = topic_at + topic_length
-    props_length = np.int64(np.int8(load_u8(at + length_at))) << 8
-    props_length |= np.int64(load_u8(at + length_at + 1))
+    props_length = np.int64(load_i16(at + length_at))
     if props_length < 0:
         return _BAD_PROPERTIES_LENGTH
     if body_length + topic_length + props_length != room:
         return _BAD_LENGTH_SUM
     if check_crc and body_length > 0:
-        crc = crc32(crc_function, at + body_at, body_length) & np.uint32(0x7FFFFFFF)
+        crc = crc32(crc_function, at + body_at, body_length) & CRC_MASK
         if np.int64(crc) != np.int64(load_i32(at + AT_CRC)):
             return _BAD_BODY_CRC
     row[POSITION] = position

@@ -15,6 +15,7 @@ from typing import Final
 from logquarry.disk.folders import lock_folder
 from logquarry.errors import StoreNotFound, UsageError
 from logquarry.format import timer
+from logquarry.log.location import absolute
 from logquarry.log.store_files import (
     BATCH_QUEUE,
     CHECKPOINT,
@@ -26,7 +27,6 @@ from logquarry.log.store_files import (
     SALVAGE,
     SIDECAR,
 )
-from logquarry.log.store_names import absolute
 from logquarry.read.pops import KV_STORE
 from logquarry.systems import read_file
 
