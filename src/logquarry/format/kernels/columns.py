@@ -8,19 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from logquarry.format import arrays as r
 from logquarry.format import batch, frame, java, sys_flag
-from logquarry.format.arrays import (
-    BODY_AT,
-    BODY_LENGTH,
-    FROM_BODY,
-    FROM_STORE_TIME,
-    POSITION,
-    PROPS_AT,
-    PROPS_LENGTH,
-    SIZE,
-    TOPIC_AT,
-    TOPIC_LENGTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_BODY_LENGTH,
     AT_CRC,
@@ -104,7 +93,7 @@ def measure_inner(
     """
     any_inner = False
     for i in range(count):
-        flags = load_i32(address + np.int64(rows[i, POSITION]) + AT_SYS_FLAG)
+        flags = load_i32(address + np.int64(rows[i, r.POSITION]) + AT_SYS_FLAG)
         if flags & _INNER == _INNER:
             any_inner = True
             break
@@ -113,16 +102,16 @@ def measure_inner(
         return found, frames, size
     for i in range(count):
         numbers[i] = 0
-        at = address + np.int64(rows[i, POSITION])
+        at = address + np.int64(rows[i, r.POSITION])
         flags = load_i32(at + AT_SYS_FLAG)
-        whole = np.int64(rows[i, SIZE])
+        whole = np.int64(rows[i, r.SIZE])
         if flags & _INNER == _INNER:
             if flags & _COMPRESSED:
                 return np.int64(-1), frames, size
             found += 1
-            length = np.int64(rows[i, BODY_LENGTH])
-            items, room = _items(at + np.int64(rows[i, BODY_AT]), length)
-            fixed = whole - length - np.int64(rows[i, PROPS_LENGTH])
+            length = np.int64(rows[i, r.BODY_LENGTH])
+            items, room = _items(at + np.int64(rows[i, r.BODY_AT]), length)
+            fixed = whole - length - np.int64(rows[i, r.PROPS_LENGTH])
             room += items * fixed
             fits = room <= limit and load_i64(at + _AT_QUEUE_OFFSET) <= _LONG_MAX - items
             if items > 0 and fits:
@@ -151,21 +140,21 @@ def unwrap_frames(
     to = np.int64(0)
     made = 0
     for i in range(rows.shape[0]):
-        at = address + np.int64(rows[i, POSITION])
-        size = np.int64(rows[i, SIZE])
+        at = address + np.int64(rows[i, r.POSITION])
+        size = np.int64(rows[i, r.SIZE])
         if numbers[i] == 0:
             copy_bytes(target + to, at, size)
             for column in range(rows.shape[1]):
                 out_rows[made, column] = rows[i, column]
-            out_rows[made, POSITION] = to
+            out_rows[made, r.POSITION] = to
             made += 1
             to += size
             continue
-        head = np.int64(rows[i, BODY_AT])
-        body_length = np.int64(rows[i, BODY_LENGTH])
-        topic_length = np.int64(rows[i, TOPIC_LENGTH])
+        head = np.int64(rows[i, r.BODY_AT])
+        body_length = np.int64(rows[i, r.BODY_LENGTH])
+        topic_length = np.int64(rows[i, r.TOPIC_LENGTH])
         topic_start = head + body_length
-        topic_size = np.int64(rows[i, TOPIC_AT]) - topic_start + topic_length
+        topic_size = np.int64(rows[i, r.TOPIC_AT]) - topic_start + topic_length
         flags = load_i32(at + AT_SYS_FLAG) & _KEPT_FLAGS
         queue_offset = load_i64(at + _AT_QUEUE_OFFSET)
         item = at + head
@@ -187,14 +176,14 @@ def unwrap_frames(
             store_i32(start + AT_SYS_FLAG, flags)
             store_i64(start + _AT_QUEUE_OFFSET, queue_offset + number)
             store_i32(start + head - TAIL_SIZE + AT_BODY_LENGTH, own)
-            out_rows[made, POSITION] = to
-            out_rows[made, SIZE] = whole
-            out_rows[made, BODY_AT] = head
-            out_rows[made, BODY_LENGTH] = own
-            out_rows[made, TOPIC_AT] = head + own + topic_size - topic_length
-            out_rows[made, TOPIC_LENGTH] = topic_length
-            out_rows[made, PROPS_AT] = head + own + topic_size + _LENGTH_SIZE
-            out_rows[made, PROPS_LENGTH] = props_length
+            out_rows[made, r.POSITION] = to
+            out_rows[made, r.SIZE] = whole
+            out_rows[made, r.BODY_AT] = head
+            out_rows[made, r.BODY_LENGTH] = own
+            out_rows[made, r.TOPIC_AT] = head + own + topic_size - topic_length
+            out_rows[made, r.TOPIC_LENGTH] = topic_length
+            out_rows[made, r.PROPS_AT] = head + own + topic_size + _LENGTH_SIZE
+            out_rows[made, r.PROPS_LENGTH] = props_length
             made += 1
             to += whole
             item = source + own + _LENGTH_SIZE + props_length
@@ -217,7 +206,7 @@ def message_ids(address: int, rows: Array, count: int, offsets: Array, out: Arra
     target = out.ctypes.data
     pairs = _HEX_PAIRS.ctypes.data
     for i in range(count):
-        place = address + rows[i, POSITION]
+        place = address + rows[i, r.POSITION]
         flags = load_i32(place + AT_SYS_FLAG)
         born = HOST_V4 + (HOST_EXTRA if flags & BORN_V6 else 0)
         store = HOST_V4 + (HOST_EXTRA if flags & STORE_V6 else 0)
@@ -276,7 +265,7 @@ def host_texts(
     last_host = address
     last_size = 0
     for i in range(count):
-        place = address + rows[i, POSITION]
+        place = address + rows[i, r.POSITION]
         flags = load_i32(place + AT_SYS_FLAG)
         host = place + HEAD_SIZE
         wide = flags & BORN_V6 != 0
@@ -354,19 +343,19 @@ def gather(
     One call reads all fields, so that each frame's head is fetched from memory only once.
     """
     for i in range(count):
-        place = address + rows[i, POSITION]
+        place = address + rows[i, r.POSITION]
         store_time = place + store_time_at(load_i32(place + AT_SYS_FLAG))
-        body = place + rows[i, BODY_AT]
+        body = place + rows[i, r.BODY_AT]
         for f in range(from32.shape[0]):
             start = place
-            if from32[f] == FROM_BODY:
+            if from32[f] == r.FROM_BODY:
                 start = body
             out32[f, i] = load_i32(start + at32[f])
         for f in range(from64.shape[0]):
             start = place
-            if from64[f] == FROM_BODY:
+            if from64[f] == r.FROM_BODY:
                 start = body
-            elif from64[f] == FROM_STORE_TIME:
+            elif from64[f] == r.FROM_STORE_TIME:
                 start = store_time
             out64[f, i] = load_i64(start + at64[f]) * factors[f]
 
@@ -379,7 +368,7 @@ def spans_of(
     of the frame.
     """
     for i in range(count):
-        starts[i] = rows[i, POSITION] + rows[i, at_column]
+        starts[i] = rows[i, r.POSITION] + rows[i, at_column]
         lengths[i] = rows[i, length_column]
 
 
@@ -388,8 +377,8 @@ def topic_spans(address: int, rows: Array, count: int, starts: Array, lengths: A
     """Write start (in the window) and length of each topic. Return whether all topics are ASCII."""
     ascii_only = True
     for i in range(count):
-        start = rows[i, POSITION] + rows[i, TOPIC_AT]
-        length = rows[i, TOPIC_LENGTH]
+        start = rows[i, r.POSITION] + rows[i, r.TOPIC_AT]
+        length = rows[i, r.TOPIC_LENGTH]
         starts[i] = start
         lengths[i] = length
         ascii_only &= is_ascii(address + start, length)

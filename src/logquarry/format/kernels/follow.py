@@ -12,28 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from logquarry.format import arrays as r
 from logquarry.format import index, java, queue_entry, sys_flag
 from logquarry.format import properties as props
-from logquarry.format.arrays import (
-    ASK_JAVA,
-    FRAME_SIZE,
-    HAS_KEY,
-    PHYSICAL_OFFSET,
-    PROPS_AT,
-    PROPS_LENGTH,
-    QUEUE,
-    QUEUE_ID,
-    QUEUE_OFFSET,
-    REACHED_STOP,
-    SIZE,
-    STORE_TIMESTAMP,
-    SYS_FLAG,
-    TABLE_FULL,
-    TAGS_CODE,
-    TOPIC_AT,
-    TOPIC_ID,
-    TOPIC_LENGTH,
-)
 from logquarry.format.kernels.bytes import (
     AT_MAGIC,
     AT_PHYSICAL_OFFSET,
@@ -189,7 +170,7 @@ def follow(
     tag_code = np.int64(0)
     while position < stop:
         if count == rows.shape[0]:
-            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+            return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
         ahead = min(position + PREFETCH_AHEAD, window)
         asked = max(asked, position)
         while asked < ahead:
@@ -203,17 +184,17 @@ def follow(
                 position = place
                 break
         code = check_frame(address, place, window, end, base, crc_function, check_crc, row)
-        if code != REACHED_STOP:
+        if code != r.REACHED_STOP:
             return count, position, code, topic_count, queue_count, key_count, odd
         at = address + place
         if as_java and load_i32(at + AT_MAGIC) != MAGIC_V1:
-            return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
-        props, props_length = at + row[PROPS_AT], row[PROPS_LENGTH]
+            return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
+        props, props_length = at + row[r.PROPS_AT], row[r.PROPS_LENGTH]
         # A frame has at most this many keys, because each key has at least one byte and a
         # separator.
         if key_count + (props_length >> 1) + 2 > hashes.shape[0]:
-            return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
-        topic_at, topic_length = at + row[TOPIC_AT], row[TOPIC_LENGTH]
+            return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
+        topic_at, topic_length = at + row[r.TOPIC_AT], row[r.TOPIC_LENGTH]
         is_text = True
         topic = last_topic
         if (
@@ -224,7 +205,7 @@ def follow(
             if is_utf8(topic_at, topic_length):
                 topic = _topic_number(topic_at, topic_length, topic_table, topics, topic_count)
                 if topic < 0:
-                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                    return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 topic_count = max(topic_count, topic + 1)
             else:
                 odd += 1
@@ -240,7 +221,7 @@ def follow(
             if queue < 0 or queues[queue, 0] != topic or queues[queue, 1] != queue_id:
                 queue = _queue_number(topic, queue_id, queue_table, queues, queue_count)
                 if queue < 0:
-                    return count, position, TABLE_FULL, topic_count, queue_count, key_count, odd
+                    return count, position, r.TABLE_FULL, topic_count, queue_count, key_count, odd
                 queue_count = max(queue_count, queue + 1)
             last_queue = queue
         # A topic that is not valid UTF-8 gets the index 0. The next frame must not be compared with
@@ -281,7 +262,7 @@ def follow(
             level = min(plain_number(delay_at, digits), levels.shape[0])
             if level < 0:
                 if as_java:
-                    return count, position, ASK_JAVA, topic_count, queue_count, key_count, odd
+                    return count, position, r.ASK_JAVA, topic_count, queue_count, key_count, odd
                 odd += 1
             elif level > 0:
                 tags_code = store_time + levels[level - 1]
@@ -291,19 +272,19 @@ def follow(
             key_count = hash_keys(
                 prefix, uniq_at, uniq, keys_at, keys, False, count, hashes, numbers, key_count
             )
-        requests[TOPIC_ID, count] = topic
-        requests[QUEUE_ID, count] = queue_id
-        requests[QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
-        requests[PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
-        requests[FRAME_SIZE, count] = row[SIZE]
-        requests[SYS_FLAG, count] = flags
-        requests[STORE_TIMESTAMP, count] = store_time
-        requests[TAGS_CODE, count] = tags_code
-        requests[HAS_KEY, count] = 1 if has_key else 0
-        requests[QUEUE, count] = queue
-        position = place + row[SIZE]
+        requests[r.TOPIC_ID, count] = topic
+        requests[r.QUEUE_ID, count] = queue_id
+        requests[r.QUEUE_OFFSET, count] = load_i64(at + AT_QUEUE_OFFSET)
+        requests[r.PHYSICAL_OFFSET, count] = load_i64(at + AT_PHYSICAL_OFFSET)
+        requests[r.FRAME_SIZE, count] = row[r.SIZE]
+        requests[r.SYS_FLAG, count] = flags
+        requests[r.STORE_TIMESTAMP, count] = store_time
+        requests[r.TAGS_CODE, count] = tags_code
+        requests[r.HAS_KEY, count] = 1 if has_key else 0
+        requests[r.QUEUE, count] = queue
+        position = place + row[r.SIZE]
         count += 1
-    return count, position, REACHED_STOP, topic_count, queue_count, key_count, odd
+    return count, position, r.REACHED_STOP, topic_count, queue_count, key_count, odd
 
 
 # --------------------------------------------------------------------------------------------------
@@ -376,7 +357,7 @@ def group_units(
     for queue in range(queue_count + 1):
         ends[queue] = 0
     for i in range(count):
-        queue = requests[QUEUE, i]
+        queue = requests[r.QUEUE, i]
         if queue >= 0:
             ends[queue + 1] += 1
     # Replace the number of each queue's entries by the start of its part. The next loop advances
@@ -388,17 +369,17 @@ def group_units(
         total += size
     out = units.ctypes.data
     for i in range(count):
-        queue = requests[QUEUE, i]
+        queue = requests[r.QUEUE, i]
         if queue < 0:
             continue
         at = ends[queue + 1]
         ends[queue + 1] = at + 1
         which[at] = i
-        offsets[at] = requests[QUEUE_OFFSET, i]
+        offsets[at] = requests[r.QUEUE_OFFSET, i]
         unit = out + at * _UNIT_SIZE
-        store_i64(unit + _UNIT_PHYSICAL_OFFSET, requests[PHYSICAL_OFFSET, i])
-        store_i32(unit + _UNIT_FRAME_SIZE, requests[FRAME_SIZE, i])
-        store_i64(unit + _UNIT_TAGS_CODE, requests[TAGS_CODE, i])
+        store_i64(unit + _UNIT_PHYSICAL_OFFSET, requests[r.PHYSICAL_OFFSET, i])
+        store_i32(unit + _UNIT_FRAME_SIZE, requests[r.FRAME_SIZE, i])
+        store_i64(unit + _UNIT_TAGS_CODE, requests[r.TAGS_CODE, i])
 
 
 @kernel
